@@ -27,7 +27,7 @@ bool removeDeadQuestions(Graph& graph) {
 
 // Compiled regions do not, nor do plans; other modules do what is in their graphs.
 bool callMayWrite(const Node* call) {
-  const auto type = call->input(0)->type()->cast<c10::ClassType>();
+  const auto type = objectOf(call)->type()->cast<c10::ClassType>();
   if (!type || isCompiledRegion(type) ||
       type->annotation_str() == "__torch__.torch.classes.jit_passes.Plan") {
     return !type;

@@ -192,7 +192,7 @@ void AliasClasses::addByName(Node* node, c10::Symbol kind) {
 
 void AliasClasses::addAttribute(Node* node) {
   // Modules may be shared and weights tied: all attributes of a name count as one, if not all of them.
-  const Value* value = node->kind() == prim::SetAttr ? node->input(1) : node->output();
+  const Value* value = node->kind() == prim::SetAttr ? assignedBy(node) : node->output();
   const size_t own = classOf(value);
   classes_[own].outside = true;
   if (attribute_rule_ == Attributes::Any) {
@@ -249,11 +249,11 @@ void AliasClasses::add(Node* node) {
     }
   } else if (takesApart(node)) {
     for (const Value* output : node->outputs()) {
-      unite(classOf(output), classOf(node->input(0)));
+      unite(classOf(output), classOf(mainOperand(node)));
     }
-    const auto contents = classes_[classOf(node->input(0))].contents; // a copy: uniting moves classes
+    const auto contents = classes_[classOf(mainOperand(node))].contents; // a copy: uniting moves classes
     for (const size_t content : contents) {
-      unite(classOf(node->input(0)), content);
+      unite(classOf(mainOperand(node)), content);
     }
   } else if (isNormalization(kind) && node->inputs().size() > kTraining) {
     if (mayWrite(node, kind)) {

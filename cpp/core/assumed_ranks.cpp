@@ -34,10 +34,10 @@ std::optional<int64_t> AssumedRanks::findRank(const Value* tensor) {
   const auto weighted = weightedOperator(node);
   const bool layer = weighted && weighted->spatial_dims == 0 && shapes_.weightRank(node) == 2;
   if (keepsShape(node) || node->kind() == aten::transpose || layer) {
-    return rank(node->input(0));
+    return rank(mainOperand(node));
   }
   if (node->kind() == aten::unsqueeze) {
-    const auto own = rank(node->input(0));
+    const auto own = rank(inputOf(node, "self"));
     return own ? std::optional(*own + 1) : std::nullopt;
   }
   return node->kind() == prim::If ? ofBranch(tensor, [&](const Value* side) { return rank(side); })

@@ -8,9 +8,9 @@ namespace {
 // Whether the value is a matrix for every input. A batch norm after linear normalizes axis 1,
 // which is the feature axis only then.
 bool isMatrix(const Value* value) {
-  for (const Node* node = value->node(); node->kind() != prim::Param; node = node->input(0)->node()) {
+  for (const Node* node = value->node(); node->kind() != prim::Param; node = mainOperand(node)->node()) {
     if (node->kind() == aten::flatten) {
-      return constantNumber(node->input(1)) == 1.0 && constantNumber(node->input(2)) == -1.0;
+      return constantNumber(node, "start_dim") == 1.0 && constantNumber(node, "end_dim") == -1.0;
     }
     if (node->kind() == aten::view || node->kind() == aten::reshape) {
       const Node* shape = node->input(1)->node();
@@ -31,16 +31,16 @@ std::optional<int64_t> groupsOf(const Node* node, const WeightedOperator& op) {
   if (op.spatial_dims == 0) {
     return 1;
   }
-  const auto groups = constantNumber(node->input(6)); // both orders of operands have it there
+  const auto groups = constantNumber(node, "groups");
   return groups ? std::optional<int64_t>(*groups) : std::nullopt;
 }
 
 // Whether it makes rows of the features of a tensor, whatever other axes that has.
 bool joinsRows(const Node* node, const Shapes& shapes) {
-  if (node->kind() != aten::flatten || constantNumber(node->input(1)) != 0.0) {
+  if (node->kind() != aten::flatten || constantNumber(node, "start_dim") != 0.0) {
     return false;
   }
-  const auto rank = shapes.rank(node->input(0)), last = wholeNumber(node->input(2));
+  const auto rank = shapes.rank(inputOf(node, "self")), last = wholeNumber(inputOf(node, "end_dim"));
   return rank && last && *rank == *last + (*last < 0 ? *rank : 0) + 2;
 }
 
@@ -113,14 +113,14 @@ NormalizedRanks normalizedRanks(const PassContext& context) {
   const Shapes certain(context, /*batched=*/false);
   NormalizedRanks ranks;
   for (const Node* norm : nodesWhere(*context.graph(), isBatchNorm)) {
-    ranks[norm] = certain.rank(norm->input(0));
+    ranks[norm] = certain.rank(inputOf(norm, "input"));
   }
   return ranks;
 }
 
 std::optional<NormalizedOperator> normalizedOperator(
     const Node* norm, const NormalizedRanks& ranks, const Shapes* shapes) {
-  Node* producer = const_cast<Node*>(norm)->input(0)->node();
+  Node* producer = inputOf(norm, "input")->node();
   const Node* reader = norm;
   const bool joined = shapes != nullptr && joinsRows(producer, *shapes);
   if (joined) {
@@ -128,7 +128,7 @@ std::optional<NormalizedOperator> normalizedOperator(
       return std::nullopt;
     }
     reader = producer;
-    producer = producer->input(0)->node();
+    producer = inputOf(producer, "self")->node();
   }
   const auto op = weightedOperator(producer);
   if (!op || !alone(reader, producer->output()) || producer->owningBlock() != norm->owningBlock()) {

@@ -19,7 +19,7 @@ void bindInputs(const Node* fork, BoundModules& bound) {
 size_t countInterfaceCalls(Graph& graph) {
   size_t count = 0;
   forEachNodeAnywhere(graph, [&](const Node* node) {
-    count += node->kind() == prim::CallMethod && isInterface(node->input(0));
+    count += node->kind() == prim::CallMethod && isInterface(objectOf(node));
   });
   return count;
 }
@@ -65,7 +65,7 @@ BoundModules bindModules(Graph& graph, const Module& root) {
 bool exchangesModules(Graph& graph) {
   bool exchanges = false;
   forEachNodeAnywhere(graph, [&](const Node* node) {
-    exchanges |= node->kind() == prim::SetAttr && isModule(node->input(1));
+    exchanges |= node->kind() == prim::SetAttr && isModule(assignedBy(node));
   });
   return exchanges;
 }

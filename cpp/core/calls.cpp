@@ -54,7 +54,7 @@ GraphFunction* calledFunction(const Node* node) {
     const auto type = node->input(0)->type()->cast<c10::FunctionType>();
     function = type ? type->function() : nullptr;
   } else if (node->kind() == prim::CallMethod) {
-    const auto type = node->input(0)->type()->cast<c10::ClassType>();
+    const auto type = objectOf(node)->type()->cast<c10::ClassType>();
     function = type && !isOpaque(type) ? type->findMethod(node->s(attr::name)) : nullptr;
   }
   return function == nullptr ? nullptr : torch::jit::tryToGraphFunction(*function);
@@ -78,7 +78,7 @@ bool inlineFork(Node* fork) {
 // A method in C++, of a class that a library has registered: an operator by another name.
 bool callsBuiltin(const Node* node) {
   const auto type =
-      node->kind() == prim::CallMethod ? node->input(0)->type()->cast<c10::ClassType>() : nullptr;
+      node->kind() == prim::CallMethod ? objectOf(node)->type()->cast<c10::ClassType>() : nullptr;
   torch::jit::Function* method = type ? type->findMethod(node->s(attr::name)) : nullptr;
   return method != nullptr && torch::jit::tryToGraphFunction(*method) == nullptr;
 }
@@ -174,9 +174,9 @@ class Inliner {
     const size_t first = call->kind() == prim::CallFunction ? 1 : 0;
     const std::string self_of_caller = frames_.empty() ? "" : frames_.back().self;
     Frame frame{lasting(function.name()), call->sourceRange(), "", self_of_caller};
-    if (const auto self = paths_.find(call->input(0));
-        first == 0 && self != paths_.end() && !isRegion(call->input(0)->type())) {
-      const auto type = call->input(0)->type()->expect<c10::ClassType>();
+    if (const auto self = paths_.find(objectOf(call));
+        first == 0 && self != paths_.end() && !isRegion(objectOf(call)->type())) {
+      const auto type = objectOf(call)->type()->expect<c10::ClassType>();
       frame.name = seenFromCaller(self->second) + "(" + type->name()->name() + ")";
       frame.self = self->second;
     }
@@ -323,7 +323,7 @@ bool hasReport(const c10::TypePtr& type) {
 bool isOpaque(const c10::TypePtr& type) { return isCompiledRegion(type) || hasReport(type); }
 
 bool callsOpaque(const Node* node) {
-  return node->kind() == prim::CallMethod && isOpaque(node->input(0)->type());
+  return node->kind() == prim::CallMethod && isOpaque(objectOf(node)->type());
 }
 
 void inlineCalls(Graph& graph) { Inliner().inlineCalls(graph); }

@@ -28,20 +28,20 @@ bool multiply(Product& product, const Value* size) {
     return *number > 0;
   }
   if (isConversion(node)) {
-    return multiply(product, node->input(0));
+    return multiply(product, node->input());
   }
   if (isQuotient(node)) {
     const auto divisor = wholeNumber(node->input(1)).value_or(0);
     product.under *= static_cast<double>(divisor);
-    return divisor > 0 && multiply(product, node->input(0));
+    return divisor > 0 && multiply(product, mainOperand(node));
   }
   if (node->kind() == aten::mul) {
     return multiply(product, node->input(0)) && multiply(product, node->input(1));
   }
-  const auto axis =
-      node->kind() == aten::size && node->inputs().size() == 2 ? wholeNumber(node->input(1)) : std::nullopt;
+  const bool asks = node->kind() == aten::size && node->inputs().size() == 2;
+  const auto axis = asks ? wholeNumber(inputOf(node, "dim")) : std::nullopt;
   if (axis && *axis >= 0) {
-    product.axes.emplace_back(node->input(0), *axis);
+    product.axes.emplace_back(inputOf(node, "self"), *axis);
   }
   return axis && *axis >= 0;
 }
@@ -56,22 +56,22 @@ std::optional<std::pair<const Value*, int64_t>> packedIn(const Value* value) {
     for (size_t i = 0; same && i < numbers.size(); ++i) {
       same = constantNumber(node->input(i + 1)) == numbers.begin()[i];
     }
-    return same ? node->input(0) : nullptr;
+    return same ? mainOperand(node) : nullptr;
   };
   value = behind(value, squeeze, {-2});
   value = value ? behind(value, aten::transpose, {0, -2}) : nullptr;
   value = value ? behind(value, aten::unsqueeze, {0}) : nullptr;
   const Node* split = value ? value->node() : nullptr;
-  if (split == nullptr || split->kind() != aten::unflatten || constantNumber(split->input(1)) != -1.0) {
+  if (split == nullptr || split->kind() != aten::unflatten || constantNumber(split, "dim") != -1.0) {
     return std::nullopt;
   }
-  const Node* list = split->input(2)->node();
-  const auto numbers = constantInts(split->input(2));
+  const Node* list = inputOf(split, "sizes")->node();
+  const auto numbers = constantInts(split, "sizes");
   const bool made = list->kind() == prim::ListConstruct && list->inputs().size() == 2;
   const auto parts = numbers && numbers->size() == 2 ? std::optional(numbers->front())
                      : made                          ? wholeNumber(list->input(0))
                                                      : std::nullopt;
-  return parts && *parts > 0 ? std::optional(std::pair(split->input(0), *parts)) : std::nullopt;
+  return parts && *parts > 0 ? std::optional(std::pair(inputOf(split, "self"), *parts)) : std::nullopt;
 }
 
 bool isDivided(const Node* node) {
@@ -82,8 +82,8 @@ bool isDivided(const Node* node) {
 } // namespace
 
 const Value* Shapes::source(const Value* tensor) const {
-  while (keepsShape(tensor->node()) && !isWritten(tensor) && !isWritten(tensor->node()->input(0))) {
-    tensor = tensor->node()->input(0);
+  while (keepsShape(tensor->node()) && !isWritten(tensor) && !isWritten(mainOperand(tensor->node()))) {
+    tensor = mainOperand(tensor->node());
   }
   return tensor;
 }
@@ -96,18 +96,18 @@ std::optional<Shapes::Layered> Shapes::layered(const Value* tensor) const {
   }
   const auto weighted = weightedOperator(node);
   if (weighted && weighted->spatial_dims == 0) {
-    const auto weight = known_.tensor(node->input(1));
-    return weight && weight->dim() == 2 ? std::optional(Layered{source(node->input(0)), weight->size(0)})
-                                        : std::nullopt;
+    const auto weight = known_.tensor(inputOf(node, "weight"));
+    const bool matrix = weight && weight->dim() == 2;
+    return matrix ? std::optional(Layered{source(inputOf(node, "input")), weight->size(0)}) : std::nullopt;
   }
   const Value* whole = nullptr;
   int64_t parts = 1;
   if (node->kind() == aten::select && constantNumber(node->input(1)) == 0.0) {
-    if (const auto packed = packedIn(source(node->input(0)))) {
+    if (const auto packed = packedIn(source(mainOperand(node)))) {
       std::tie(whole, parts) = *packed;
     }
-  } else if (node->kind() == prim::ListUnpack && tensor->offset() == 0 && isDivided(node->input(0)->node())) {
-    whole = node->input(0)->node()->input(0); // the first part is not the smallest
+  } else if (node->kind() == prim::ListUnpack && tensor->offset() == 0 && isDivided(node->input()->node())) {
+    whole = mainOperand(node->input()->node()); // the first part is not the smallest
     parts = static_cast<int64_t>(node->outputs().size());
   }
   auto found = whole ? layered(whole) : std::nullopt;
@@ -132,10 +132,10 @@ std::optional<int64_t> Shapes::rankCounted(const Value* tensor) const {
 
 // The tensor that a reshape asks for sizes, and its rank.
 std::optional<std::pair<const Value*, int64_t>> Shapes::countedIn(const Node* reshape) const {
-  const Node* list = reshape->input(1)->node();
-  const auto from = layered(reshape->input(0));
+  const Node* list = inputOf(reshape, "shape")->node();
+  const auto from = layered(inputOf(reshape, "self"));
   Product product;
-  if (!from || from->features <= 1 || list->kind() != prim::ListConstruct || isWritten(reshape->input(1)) ||
+  if (!from || from->features <= 1 || list->kind() != prim::ListConstruct || isWritten(list->output()) ||
       !std::ranges::all_of(list->inputs(), [&](const Value* size) { return multiply(product, size); }) ||
       product.over > product.under || product.axes.empty()) {
     return std::nullopt;
@@ -148,7 +148,7 @@ std::optional<std::pair<const Value*, int64_t>> Shapes::countedIn(const Node* re
     }
   }
   const bool whole = *axes.rbegin() + 1 == int64_t(axes.size()) &&
-                     (asked == from->from || asked == source(reshape->input(0))) &&
+                     (asked == from->from || asked == source(inputOf(reshape, "self"))) &&
                      reshape->owningBlock() == asked->node()->owningBlock();
   return whole ? std::optional(std::pair(asked, int64_t(axes.size()))) : std::nullopt;
 }

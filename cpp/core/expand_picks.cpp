@@ -18,8 +18,8 @@ class PickedCall {
  public:
   explicit PickedCall(Node* call)
       : call_(call),
-        container_(call->input(0)->node()->input(0)),
-        index_(call->input(0)->node()->input(1)),
+        container_(mainOperand(objectOf(call)->node())),
+        index_(objectOf(call)->node()->input(1)),
         type_(container_->type()->expect<c10::ClassType>()) {}
 
   void expand() {
@@ -34,7 +34,7 @@ class PickedCall {
     for (size_t i = 0; i < results.size(); ++i) {
       call_->output(i)->replaceAllUsesWith(results[i]);
     }
-    Node* picked = call_->input(0)->node();
+    Node* picked = objectOf(call_)->node();
     call_->destroy();
     if (!picked->hasUses()) {
       picked->destroy();
@@ -97,8 +97,8 @@ class PickedCall {
 
 bool expandPicks(Graph& graph) {
   const auto calls = nodesWhere(graph, [](const Node* node) {
-    return node->kind() == prim::CallMethod && node->input(0)->node()->kind() == pick &&
-           node->input(0)->node()->input(0)->type()->cast<c10::ClassType>() != nullptr;
+    return node->kind() == prim::CallMethod && objectOf(node)->node()->kind() == pick &&
+           mainOperand(objectOf(node)->node())->type()->cast<c10::ClassType>() != nullptr;
   });
   for (Node* call : calls) {
     PickedCall(call).expand();

@@ -1,7 +1,6 @@
 #include "float_values.h"
 
 #include "operators.h"
-#include "places.h"
 #include "shape_facts.h"
 
 namespace jit_passes {
@@ -18,8 +17,8 @@ bool castsToFloat(const Node* node, const std::string& device) {
     return false;
   }
   const auto asksForOther = [&](const char* name, const c10::IValue& wanted) {
-    const bool has = schema->argumentIndexWithName(name) && !isNone(node->namedInput(name));
-    const auto said = has ? constantOf(node->namedInput(name)) : std::nullopt;
+    const bool has = schema->argumentIndexWithName(name) && !isNone(node, name);
+    const auto said = has ? constantOf(node, name) : std::nullopt;
     return has && (device.empty() || !said || *said != wanted);
   };
   if (asksForOther("device", device.empty() ? c10::IValue() : c10::Device(device)) ||
@@ -27,13 +26,14 @@ bool castsToFloat(const Node* node, const std::string& device) {
       asksForOther("memory_format", {})) {
     return false;
   }
-  return schema->argumentIndexWithName("copy") && constantNumber(node->namedInput("copy")) == 0.0;
+  return schema->argumentIndexWithName("copy") && constantNumber(node, "copy") == 0.0;
 }
 
 } // namespace
 
 bool FloatValues::casts(const Node* node) const {
-  const bool placed = devices_.size() == 1 && node->kind() == aten::to && placed_.count(node->input(0)) > 0;
+  const bool placed =
+      devices_.size() == 1 && node->kind() == aten::to && placed_.count(inputOf(node, "self"));
   return castsToFloat(node, placed ? *devices_.begin() : std::string());
 }
 
@@ -56,8 +56,8 @@ void FloatValues::add(const Node* node) {
     placed_.insert(node->outputs().begin(), node->outputs().end());
   }
   const bool always = node->owningBlock() == node->owningGraph()->block();
-  if (always && weightedOperator(node) && has(node->input(1))) {
-    addRead(node->input(0));
+  if (always && weightedOperator(node) && has(inputOf(node, "weight"))) {
+    addRead(inputOf(node, "input"));
   }
   if (node->kind() == prim::If) {
     for (size_t i = 0; i < node->outputs().size(); ++i) {
@@ -67,7 +67,7 @@ void FloatValues::add(const Node* node) {
     }
   } else if (node->kind() == prim::ListUnpack) {
     const Node* parts = node->input()->node();
-    if (movesData(parts) && has(parts->input(0))) {
+    if (movesData(parts) && has(mainOperand(parts))) {
       found_.insert(node->outputs().begin(), node->outputs().end());
     }
   } else if (node->outputs().size() == 1 && isTensor(node->output()) && givesFloat(node)) {
@@ -81,17 +81,17 @@ void FloatValues::addRead(const Value* value) {
   const bool keeps = movesData(node) || node->kind() == aten::layer_norm || isDropout(node);
   placed_.insert(value);
   if (isTensor(value) && found_.insert(value).second && keeps) {
-    addRead(node->input(0));
+    addRead(mainOperand(node));
   }
 }
 
 // Whether the results are on the device of a weight. Operands of an operator are on one device, but for numbers.
 bool FloatValues::isPlaced(const Node* node) const {
   if (weightedOperator(node)) {
-    return has(node->input(1));
+    return has(inputOf(node, "weight"));
   }
   if (node->kind() == aten::embedding) {
-    return has(node->input(0));
+    return has(inputOf(node, "weight"));
   }
   const bool lists = node->kind() == prim::ListUnpack || node->kind() == prim::ListConstruct;
   const Value* device = lists || node->maybeSchema() == nullptr ? nullptr : operandOf(node, "device");
@@ -109,31 +109,31 @@ bool FloatValues::givesFloat(const Node* node) const {
     return true;
   }
   if (node->kind() == aten::type_as) {
-    return has(node->input(1));
+    return has(inputOf(node, "other"));
   }
   const Value* dtype = node->maybeSchema() == nullptr ? nullptr : operandOf(node, "dtype");
   if (dtype != nullptr && constantNumber(dtype) == kFloat) {
     return true;
   }
   if (weightedOperator(node)) {
-    return has(node->input(1));
+    return has(inputOf(node, "weight"));
   }
   // Whatever the indices, the mask and the number are.
   if (node->kind() == aten::embedding || node->kind() == aten::masked_fill) {
-    return has(node->input(0));
+    return has(mainOperand(node));
   }
   if (products.count(node->kind()) > 0) {
     return has(node->input(0)) && has(node->input(1));
   }
   if (node->kind() == aten::cat || node->kind() == aten::stack) {
-    const Node* list = node->input(0)->node();
+    const Node* list = inputOf(node, "tensors")->node();
     return list->kind() == prim::ListConstruct && !list->inputs().empty() &&
            std::ranges::all_of(list->inputs(), [&](const Value* element) { return has(element); });
   }
   const auto row = operatorTable().find(node->kind().toQualString());
   const bool keeps = row != operatorTable().end() && !row->second.gives &&
                      (row->second.elementwise > 0 || row->second.within || row->second.dropout);
-  if (!(keeps || movesData(node) || same.count(node->kind()) > 0) || !has(node->input(0))) {
+  if (!(keeps || movesData(node) || same.count(node->kind()) > 0) || !has(mainOperand(node))) {
     return false;
   }
   // Other tensors may have another dtype, and an operand may say that the result has one.
@@ -145,7 +145,7 @@ bool FloatValues::givesFloat(const Node* node) const {
     const bool widens =
         kind == c10::TypeKind::ComplexType || kind == c10::TypeKind::NumberType || mayBeTensor(operand);
     return (!isTensor(operand) && !widens) || has(operand) || node->kind() == aten::batch_norm ||
-           isBesideAxes(operand, node->input(0));
+           isBesideAxes(operand, mainOperand(node));
   });
 }
 

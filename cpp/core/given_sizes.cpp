@@ -13,7 +13,7 @@ namespace {
 bool listsSizes(const Value* list) {
   static const auto copies = symbol("aten::list");
   while (list->node()->kind() == aten::slice || list->node()->kind() == copies) {
-    list = list->node()->input(0);
+    list = mainOperand(list->node());
   }
   return isSizes(list);
 }
@@ -65,9 +65,9 @@ bool Shapes::findNotNegative(const Value* number) const {
     });
   }
   if (node->kind() == prim::ListUnpack || node->kind() == aten::__getitem__) {
-    return listsSizes(node->input(0)) && !isWritten(node->input(0));
+    return listsSizes(mainOperand(node)) && !isWritten(mainOperand(node));
   }
-  return keepsSign(node) && isNumeric(node->input(0)) &&
+  return keepsSign(node) && isNumeric(mainOperand(node)) &&
          std::ranges::all_of(node->inputs(), [&](const Value* operand) { // of div, a text says how it rounds
            return isNumeric(operand) ? isNotNegative(operand) : isConstant(operand);
          });
@@ -120,14 +120,14 @@ std::optional<Extent> Shapes::ofGiven(const Value* tensor, int64_t axis) const {
   if (splits) {
     return ofOpen(node, *sizes).value_or(itself);
   }
-  const auto own = node->kind() == aten::expand ? rank(node->input(0)) : std::nullopt;
+  const auto own = node->kind() == aten::expand ? rank(inputOf(node, "self")) : std::nullopt;
   const int64_t more = int64_t(sizes->size()) - own.value_or(0);
-  return own && axis >= more ? ofAxis(node->input(0), axis - more) : itself;
+  return own && axis >= more ? ofAxis(inputOf(node, "self"), axis - more) : itself;
 }
 
 // The open size of an axis that is split, its size divided by the others; nothing where a size is not known.
 std::optional<Extent> Shapes::ofOpen(const Node* unflatten, const std::vector<Extent>& sizes) const {
-  const Extent whole = ofAxis(unflatten->input(0), split(unflatten)->axis);
+  const Extent whole = ofAxis(inputOf(unflatten, "self"), split(unflatten)->axis);
   int64_t others = 1;
   for (const Extent& size : sizes) {
     others *= size.isOpen() ? 1 : size.number().value_or(0);
@@ -142,7 +142,7 @@ std::optional<Extent> Shapes::ofOpen(const Node* unflatten, const std::vector<Ex
 std::optional<Extent> Shapes::ofRest(const Extent& whole, int64_t others) const {
   const auto* joined = whole.axis();
   const Node* flatten = joined != nullptr ? joined->tensor->node() : nullptr;
-  const bool counted = flatten != nullptr && flatten->kind() == aten::flatten && rank(flatten->input(0));
+  const bool counted = flatten && flatten->kind() == aten::flatten && rank(inputOf(flatten, "self"));
   const auto change = counted ? split(flatten) : std::nullopt;
   if (!change || change->axis != joined->axis) {
     return std::nullopt;
@@ -150,7 +150,7 @@ std::optional<Extent> Shapes::ofRest(const Extent& whole, int64_t others) const 
   std::optional<Extent> unknown;
   int64_t product = 1;
   for (int64_t axis = change->axis; axis < change->axis + change->first; ++axis) {
-    const Extent own = ofAxis(flatten->input(0), axis);
+    const Extent own = ofAxis(inputOf(flatten, "self"), axis);
     if (!own.isNumber() && unknown) {
       return std::nullopt;
     }

@@ -60,8 +60,8 @@ void collect(Block* block, const std::function<bool(const Node*)>& test, std::ve
 bool makesTensor(const Node* node) { return std::ranges::any_of(node->outputs(), isTensor); }
 
 std::string operatorName(const Node* node) {
-  if (node->kind() == prim::CallMethod && node->input(0)->node()->kind() == prim::GetAttr) {
-    return node->input(0)->node()->s(attr::name);
+  if (node->kind() == prim::CallMethod && objectOf(node)->node()->kind() == prim::GetAttr) {
+    return objectOf(node)->node()->s(attr::name);
   }
   std::string name = node->kind().toUnqualString();
   if (name.rfind("deferred_", 0) == 0) {
@@ -262,6 +262,21 @@ void hoist(Value* value, Node* before) {
     hoist(operand, before);
   }
   node->moveBefore(before);
+}
+
+Value* inputOf(const Node* node, std::string_view name) {
+  Value* operand = node->maybeSchema() != nullptr ? operandOf(node, name) : nullptr;
+  TORCH_CHECK(operand != nullptr, describe(node), " has no operand '", name, "'");
+  return operand;
+}
+
+Value* operandOf(const Node* node, std::string_view name) {
+  const auto index = node->schema().argumentIndexWithName(name);
+  return index ? const_cast<Node*>(node)->input(*index) : nullptr;
+}
+
+void setOperand(Node* node, std::string_view name, Value* value) {
+  node->replaceInput(*node->schema().argumentIndexWithName(name), value);
 }
 
 bool isTranspose(const Node* node) {

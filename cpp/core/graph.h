@@ -69,6 +69,16 @@ std::pair<std::string, std::string> moduleOf(const Node* node);
 // the model alone, whether it was scripted, traced or frozen.
 NodeNames nodeNames(Graph& graph);
 
+// The operand of that name in the operator's schema. An error where there is none; operandOf gives null there.
+Value* inputOf(const Node* node, std::string_view name);
+Value* operandOf(const Node* node, std::string_view name);
+void setOperand(Node* node, std::string_view name, Value* value);
+// The first operand, whatever its name: for code that operators of many kinds share.
+inline Value* mainOperand(const Node* node) { return const_cast<Node*>(node)->input(0); }
+// The module or object of prim::GetAttr, prim::SetAttr and prim::CallMethod; and what prim::SetAttr assigns.
+inline Value* objectOf(const Node* node) { return const_cast<Node*>(node)->input(0); }
+inline Value* assignedBy(const Node* set) { return const_cast<Node*>(set)->input(1); }
+
 // The content of a constant; nothing for other values.
 inline std::optional<c10::IValue> constantOf(const Value* value) { return torch::jit::toIValue(value); }
 std::optional<at::Tensor> constantTensor(const Value* value);
@@ -77,6 +87,12 @@ std::optional<std::vector<int64_t>> constantInts(const Value* value);
 bool isTensor(const Value* value);
 bool isConstant(const Value* value);
 bool isNone(const Value* value);
+// The same of the operand of that name.
+inline auto constantOf(const Node* n, std::string_view name) { return constantOf(inputOf(n, name)); }
+inline auto constantTensor(const Node* n, std::string_view name) { return constantTensor(inputOf(n, name)); }
+inline auto constantNumber(const Node* n, std::string_view name) { return constantNumber(inputOf(n, name)); }
+inline auto constantInts(const Node* n, std::string_view name) { return constantInts(inputOf(n, name)); }
+inline bool isNone(const Node* n, std::string_view name) { return isNone(inputOf(n, name)); }
 // Whether the block always ends in an error.
 bool alwaysRaises(const Block* block);
 

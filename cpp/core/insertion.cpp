@@ -42,7 +42,7 @@ void checkNames(const Insertion& insertion) {
 Node* deferWeight(Value* weight, Node* norm, const c10::IValue& axis, Node* before) {
   static const auto fold_factor = symbol("jit_passes::fold_factor");
   static const auto deferred_weight = symbol("jit_passes::deferred_weight");
-  const auto statistics = {norm->input(1), norm->input(kRunningVar), norm->input(kEps)};
+  const auto statistics = {inputOf(norm, "weight"), inputOf(norm, "running_var"), inputOf(norm, "eps")};
   Value* factor = insertValue(before, fold_factor, statistics, norm);
   const auto operands = {weight, factor, insertConstant(before, axis), insertConstant(before, false)};
   Node* node = insertNode(before, deferred_weight, operands, norm, /*outputs=*/2);

@@ -49,10 +49,10 @@ std::optional<c10::IValue> KnownValues::attribute(const Value* value) const {
 std::optional<c10::IValue> KnownValues::parameter(const Value* value) const {
   const Node* node = value->node();
   if (node->kind() == aten::_unwrap_optional || node->kind() == prim::unchecked_cast) {
-    return parameter(node->input(0));
+    return parameter(node->input());
   }
   if (isTranspose(node)) {
-    const auto matrix = parameter(node->input(0));
+    const auto matrix = parameter(mainOperand(node));
     const bool known = matrix && matrix->isTensor() && matrix->toTensor().dim() == 2;
     return known ? std::optional<c10::IValue>(matrix->toTensor().detach().t()) : std::nullopt;
   }
@@ -93,8 +93,8 @@ void KnownValues::computeFixed() const {
 // Nothing for operators of the dialect, which stand for what conversion makes of them. Dropout that follows the mode
 // is nothing in use.
 std::optional<std::vector<c10::IValue>> KnownValues::resultsOf(const Node* node) const {
-  if (isDropout(node) && !isConstant(node->input(2)) && !isWritten(node->output())) {
-    const auto whole = fixed(node->input(0));
+  if (isDropout(node) && !isConstant(inputOf(node, "train")) && !isWritten(node->output())) {
+    const auto whole = fixed(mainOperand(node));
     return whole ? std::optional(std::vector{*whole}) : std::nullopt;
   }
   std::unordered_map<const Value*, c10::IValue> operands;

@@ -25,7 +25,7 @@ int64_t holding(const Node* node, std::initializer_list<size_t> operands) {
 
 // The same of those that it reduces.
 int64_t holdingReduced(const Node* node) {
-  const auto axes = constantInts(operandOf(node, "dim"));
+  const auto axes = constantInts(node, "dim");
   int64_t least = 0;
   for (const int64_t axis : axes.value_or(std::vector<int64_t>())) {
     least = std::max(least, holding(axis));
@@ -88,7 +88,7 @@ int64_t Shapes::leastKnown(const Value* tensor) const {
 // Whether it is a linear layer that gives as many axes as it reads.
 bool Shapes::isLayer(const Node* node) const {
   const auto weighted = weightedOperator(node);
-  return weighted && weighted->spatial_dims == 0 && known_.rank(node->input(1)) == 2;
+  return weighted && weighted->spatial_dims == 0 && known_.rank(inputOf(node, "weight")) == 2;
 }
 
 // Of a result, by the operands.

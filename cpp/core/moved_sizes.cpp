@@ -23,50 +23,50 @@ std::optional<Extent> Shapes::ofMoved(const Value* tensor, int64_t axis) const {
   const Node* node = tensor->node();
   const auto own = rank(tensor);
   if (node->kind() == aten::transpose) {
-    const auto a = axisIn(node->input(1), own), b = axisIn(node->input(2), own);
+    const auto a = axisIn(inputOf(node, "dim0"), own), b = axisIn(inputOf(node, "dim1"), own);
     return a && b ? std::optional(ofAxis(
-                        node->input(0), axis == *a   ? *b
-                                        : axis == *b ? *a
-                                                     : axis))
+                        inputOf(node, "self"), axis == *a   ? *b
+                                               : axis == *b ? *a
+                                                            : axis))
                   : std::nullopt;
   }
   if (node->kind() == aten::permute) {
-    const auto axes = constantInts(node->input(1));
-    return axes && axis < int64_t(axes->size()) ? std::optional(ofAxis(node->input(0), (*axes)[axis]))
+    const auto axes = constantInts(node, "dims");
+    return axes && axis < int64_t(axes->size()) ? std::optional(ofAxis(inputOf(node, "self"), (*axes)[axis]))
                                                 : std::nullopt;
   }
   if (node->kind() == aten::unsqueeze) {
-    const auto made = axisIn(node->input(1), own);
+    const auto made = axisIn(inputOf(node, "dim"), own);
     return !made           ? std::nullopt
            : axis == *made ? std::optional(Extent::ofNumber(1))
-                           : std::optional(ofAxis(node->input(0), axis - (axis > *made)));
+                           : std::optional(ofAxis(inputOf(node, "self"), axis - (axis > *made)));
   }
   if (const auto gone = squeezed(node)) {
-    return ofAxis(node->input(0), axis + (axis >= *gone));
+    return ofAxis(inputOf(node, "self"), axis + (axis >= *gone));
   }
   if (node->kind() == aten::cat) {
-    return ofConcatenated(node, axis, axisIn(node->input(1), own));
+    return ofConcatenated(node, axis, axisIn(inputOf(node, "dim"), own));
   }
   if (node->kind() == aten::slice && isTensor(tensor)) {
     return ofSlice(node, axis, own);
   }
   if (node->kind() == aten::select || isUnbound(node)) {
-    const Node* taken = node->kind() == aten::select ? node : node->input(0)->node();
+    const Node* taken = node->kind() == aten::select ? node : node->input()->node();
     const auto gone = axisIn(taken->input(1), own ? std::optional(*own + 1) : own);
-    return gone ? std::optional(ofAxis(taken->input(0), axis + (axis >= *gone))) : std::nullopt;
+    return gone ? std::optional(ofAxis(mainOperand(taken), axis + (axis >= *gone))) : std::nullopt;
   }
   return node->kind() == prim::ListUnpack ? ofPart(node, axis, own) : std::nullopt;
 }
 
 // Of what chunk, split and the like give.
 std::optional<Extent> Shapes::ofPart(const Node* unpacked, int64_t axis, std::optional<int64_t> own) const {
-  const Node* list = unpacked->input(0)->node();
+  const Node* list = unpacked->input()->node();
   const bool cuts = list->inputs().size() == 3 && movesData(list);
-  const auto along = cuts ? axisIn(list->input(2), own) : std::nullopt;
+  const auto along = cuts ? axisIn(inputOf(list, "dim"), own) : std::nullopt;
   if (!along) {
     return std::nullopt;
   }
-  const Extent extent = ofAxis(list->input(0), axis);
+  const Extent extent = ofAxis(inputOf(list, "self"), axis);
   const auto whole = extent.number();
   if (axis != *along || !whole) {
     return axis != *along ? std::optional(extent) : std::nullopt;
@@ -80,8 +80,8 @@ std::optional<Extent> Shapes::ofPart(const Node* unpacked, int64_t axis, std::op
 // Traces have such a constant for a cache that is empty at first.
 std::optional<Extent> Shapes::ofConcatenated(
     const Node* cat, int64_t axis, std::optional<int64_t> along) const {
-  const Node* list = cat->input(0)->node();
-  if (!along || list->kind() != prim::ListConstruct || isWritten(cat->input(0))) {
+  const Node* list = inputOf(cat, "tensors")->node();
+  if (!along || list->kind() != prim::ListConstruct || isWritten(inputOf(cat, "tensors"))) {
     return std::nullopt;
   }
   std::vector<Extent> sizes;
@@ -115,14 +115,14 @@ std::optional<Extent> Shapes::ofSlice(const Node* slice, int64_t axis, std::opti
   const auto numberOf = [&](const Value* value, int64_t unless) -> std::optional<int64_t> {
     return isNone(value) ? unless : ofNumber(value).number();
   };
-  const auto given = numberOf(slice->input(1), 0);
+  const auto given = numberOf(inputOf(slice, "dim"), 0);
   const auto along = given && *given < 0 && own ? std::optional(*given + *own) : given;
   if (!along || *along < 0) {
     return std::nullopt;
   }
-  const Extent extent = ofAxis(slice->input(0), axis);
-  const auto start = numberOf(slice->input(2), 0), end = numberOf(slice->input(3), kFar);
-  const auto step = numberOf(slice->input(4), 1);
+  const Extent extent = ofAxis(inputOf(slice, "self"), axis);
+  const auto start = numberOf(inputOf(slice, "start"), 0), end = numberOf(inputOf(slice, "end"), kFar);
+  const auto step = numberOf(inputOf(slice, "step"), 1);
   if (axis != *along || (start == 0 && end == kFar && step == 1)) {
     return extent;
   }

@@ -1,7 +1,5 @@
 #include "operators.h"
 
-#include "places.h"
-
 namespace jit_passes {
 namespace {
 
@@ -14,10 +12,10 @@ std::string stringConstant(const Value* value) {
 
 bool padsWithZeros(const Node* node) {
   if (node->kind() == aten::constant_pad_nd) {
-    return constantNumber(node->input(2)) == 0.0;
+    return constantNumber(node, "value") == 0.0;
   }
-  const bool constant_mode = stringConstant(node->input(2)) == "constant";
-  return constant_mode && (isNone(node->input(3)) || constantNumber(node->input(3)) == 0.0);
+  const bool constant_mode = stringConstant(inputOf(node, "mode")) == "constant";
+  return constant_mode && (isNone(node, "value") || constantNumber(node, "value") == 0.0);
 }
 
 // Fills the table. Names have spaces between them; those without namespace are aten's.

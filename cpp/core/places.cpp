@@ -32,13 +32,4 @@ int64_t placeIdOf(const Node* node) {
   return std::stoll(text->toStringRef().substr(start.size()));
 }
 
-Value* operandOf(const Node* node, const std::string& name) {
-  const auto index = node->schema().argumentIndexWithName(name);
-  return index ? const_cast<Node*>(node)->input(*index) : nullptr;
-}
-
-void setOperand(Node* node, const std::string& name, Value* value) {
-  node->replaceInput(*node->schema().argumentIndexWithName(name), value);
-}
-
 } // namespace jit_passes

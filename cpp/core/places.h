@@ -30,8 +30,4 @@ void handOverPlace(const Node* from, Node* to);
 // Takes the place from a node of a model that was quantized before: its number is none of this one's.
 void forgetPlace(Node* node);
 
-// The operand of that name in the operator's schema, or null.
-Value* operandOf(const Node* node, const std::string& name);
-void setOperand(Node* node, const std::string& name, Value* value);
-
 } // namespace jit_passes JIT_PASSES_API

@@ -49,7 +49,7 @@ std::optional<int64_t> Shapes::findRank(const Value* tensor) const {
   if (const auto known = known_.rank(tensor)) {
     return known;
   }
-  if (const auto sizes = node->kind() == aten::reshape ? ofList(node->input(1)) : std::nullopt) {
+  if (const auto sizes = node->kind() == aten::reshape ? ofList(inputOf(node, "shape")) : std::nullopt) {
     return sizes->size();
   }
   if (const auto own = rankReadBehind(tensor)) {
@@ -118,12 +118,12 @@ std::optional<int64_t> Shapes::rankReadBehind(const Value* tensor) const {
       }
       const auto weighted = weightedOperator(node);
       const bool keeps = keepsShape(node) || (weighted && weighted->spatial_dims > 0) || spatialOf(node) > 0;
-      if (keeps && node->owningBlock() == node->input(0)->node()->owningBlock()) {
+      if (keeps && node->owningBlock() == mainOperand(node)->node()->owningBlock()) {
         const auto behind = read_->find(node->output());
         const auto own =
             behind != read_->end() ? std::optional(behind->second) : rankReadDirectly(node->output());
         if (own) {
-          read_->emplace(node->input(0), *own);
+          read_->emplace(mainOperand(node), *own);
         }
       }
     }
@@ -137,17 +137,17 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   const Node* node = tensor->node();
   const auto weighted = weightedOperator(node);
   if (const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node)) {
-    const auto own = batched_ ? std::optional(spatial + 2) : rank(node->input(0));
+    const auto own = batched_ ? std::optional(spatial + 2) : rank(mainOperand(node));
     return own || leastRank(tensor) <= spatial + 1 ? own : std::optional(spatial + 2);
   }
   if (weighted) {
-    const auto own = rank(node->input(0));
+    const auto own = rank(inputOf(node, "input"));
     return own ? std::optional(*own - (weightRank(node) == 1)) : std::nullopt;
   }
   static const auto pad = symbol("aten::pad");
   if (keepsShape(node) || node->kind() == aten::transpose || node->kind() == aten::slice ||
       node->kind() == aten::glu || node->kind() == pad) {
-    return rank(node->input(0));
+    return rank(mainOperand(node));
   }
   if (isAttention(node)) {
     std::optional<int64_t> most = 0;
@@ -158,18 +158,18 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
     return most;
   }
   if (node->kind() == aten::permute) {
-    const auto axes = constantInts(node->input(1));
-    return axes ? std::optional<int64_t>(axes->size()) : rank(node->input(0));
+    const auto axes = constantInts(node, "dims");
+    return axes ? std::optional<int64_t>(axes->size()) : rank(inputOf(node, "self"));
   }
   if (node->kind() == aten::embedding) {
-    const auto own = rank(node->input(1));
+    const auto own = rank(inputOf(node, "indices"));
     return own ? std::optional(*own + 1) : std::nullopt;
   }
   if (takesShape(node)) {
-    return rank(node->input(1));
+    return rank(inputOf(node, "other"));
   }
   if (const auto fewer = reducedAxes(node)) {
-    const auto own = rank(node->input(0));
+    const auto own = rank(mainOperand(node));
     return own ? std::optional(*own - *fewer) : std::nullopt;
   }
   if (isCount(node)) {
@@ -189,18 +189,18 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
     return labels->result.size();
   }
   if (node->kind() == aten::unsqueeze) {
-    const auto own = rank(node->input(0));
+    const auto own = rank(inputOf(node, "self"));
     return own ? std::optional(*own + 1) : std::nullopt;
   }
   if (const auto axis = squeezed(node)) {
-    return *rank(node->input(0)) - 1;
+    return *rank(inputOf(node, "self")) - 1;
   }
   if (node->kind() == aten::expand) {
-    const auto sizes = ofList(node->input(1));
+    const auto sizes = ofList(inputOf(node, "size"));
     return sizes ? std::optional<int64_t>(sizes->size()) : std::nullopt;
   }
   if (node->kind() == aten::select || isUnbound(node)) {
-    const auto own = rank(node->kind() == aten::select ? node->input(0) : node->input(0)->node()->input(0));
+    const auto own = rank(mainOperand(isUnbound(node) ? node->input()->node() : node));
     return own ? std::optional(*own - 1) : std::nullopt;
   }
   if (node->kind() == aten::matmul || broadcasts(node)) {
@@ -209,7 +209,7 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
     return whole ? std::optional(std::max(*a, *b)) : std::nullopt;
   }
   if (node->kind() == aten::cat || node->kind() == prim::ListUnpack) {
-    const Node* list = node->input(0)->node();
+    const Node* list = mainOperand(node)->node();
     const bool made = node->kind() == aten::cat ? list->kind() == prim::ListConstruct : movesData(list);
     for (const Value* element : made ? list->inputs() : at::ArrayRef<const Value*>()) {
       const auto own = isTensor(element) ? rank(element) : std::nullopt;
@@ -220,8 +220,8 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
   }
   if (node->kind() == aten::flatten || node->kind() == aten::unflatten) {
     const auto change = split(node);
-    const auto own = change ? rank(node->input(0)) : std::nullopt;
-    if (change && !own && node->kind() == aten::flatten && constantOf(node->input(2))->toInt() == -1) {
+    const auto own = change ? rank(inputOf(node, "self")) : std::nullopt;
+    if (change && !own && node->kind() == aten::flatten && constantOf(node, "end_dim")->toInt() == -1) {
       return change->axis + 1;
     }
     return own ? std::optional(*own + change->second - change->first) : std::nullopt;
@@ -233,19 +233,19 @@ std::optional<int64_t> Shapes::rankMade(const Value* tensor) const {
 std::optional<int64_t> Shapes::squeezed(const Node* node) const {
   static const auto squeeze = symbol("aten::squeeze");
   const bool takes_one = node->kind() == squeeze && node->inputs().size() == 2;
-  const int64_t own = takes_one ? rank(node->input(0)).value_or(0) : 0;
-  const auto given = own > 0 ? constantOf(node->input(1)) : std::nullopt;
+  const int64_t own = takes_one ? rank(inputOf(node, "self")).value_or(0) : 0;
+  const auto given = own > 0 ? constantOf(node, "dim") : std::nullopt;
   if (!given || !given->isInt()) {
     return std::nullopt;
   }
   const int64_t axis = given->toInt() + (given->toInt() < 0 ? own : 0);
-  const bool is_one = axis >= 0 && axis < own && ofAxis(node->input(0), axis) == Extent::ofNumber(1);
+  const bool is_one = axis >= 0 && axis < own && ofAxis(inputOf(node, "self"), axis) == Extent::ofNumber(1);
   return is_one ? std::optional(axis) : std::nullopt;
 }
 
 std::optional<int64_t> Shapes::weightRank(const Node* linear) const {
-  const auto weight = known_.tensor(linear->input(1));
-  return weight ? std::optional(weight->dim()) : rank(linear->input(1));
+  const auto weight = known_.tensor(inputOf(linear, "weight"));
+  return weight ? std::optional(weight->dim()) : rank(inputOf(linear, "weight"));
 }
 
 // The rank that a reader takes.
@@ -254,7 +254,7 @@ std::optional<int64_t> Shapes::rankRead(const Use& use) const {
   if (use.offset != 0 || (reader->kind() != aten::permute && reader->kind() != aten::unflatten)) {
     return std::nullopt;
   }
-  if (reader->owningBlock() != reader->input(0)->node()->owningBlock()) {
+  if (reader->owningBlock() != inputOf(reader, "self")->node()->owningBlock()) {
     return std::nullopt; // it need not run whenever the tensor is there
   }
   const auto numbers = constantInts(reader->inputs().back());
@@ -267,11 +267,11 @@ std::optional<int64_t> Shapes::rankRead(const Use& use) const {
 
 std::optional<Shapes::Split> Shapes::split(const Node* node) const {
   const auto one = constantOf(node->input(1)), two = constantOf(node->input(2));
-  const auto parts = node->kind() == aten::unflatten ? ofList(node->input(2)) : std::nullopt;
+  const auto parts = node->kind() == aten::unflatten ? ofList(inputOf(node, "sizes")) : std::nullopt;
   if (!one || !one->isInt() || (!parts && (!two || !two->isInt()))) {
     return std::nullopt;
   }
-  const auto own = rank(node->input(0));
+  const auto own = rank(inputOf(node, "self"));
   if (own == 0) { // flatten makes an axis of none
     return std::nullopt;
   }

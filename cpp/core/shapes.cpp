@@ -1,7 +1,6 @@
 #include "shapes.h"
 
 #include "operators.h"
-#include "places.h"
 #include "shape_facts.h"
 
 namespace jit_passes {
@@ -91,18 +90,15 @@ bool takesShape(const Node* node) {
 }
 
 const Value* sizesMade(const Node* node) {
-  static const auto alone = symbols({"aten::zeros", "aten::ones", "aten::full", "aten::empty"});
-  static const auto like =
-      symbols({"aten::new_zeros", "aten::new_ones", "aten::new_full", "aten::new_empty"});
-  return alone.count(node->kind()) > 0  ? node->input(0)
-         : like.count(node->kind()) > 0 ? node->input(1)
-                                        : nullptr;
+  static const auto kinds = symbols(
+      {"aten::zeros", "aten::ones", "aten::full", "aten::empty", "aten::new_zeros", "aten::new_ones",
+       "aten::new_full", "aten::new_empty"});
+  return kinds.count(node->kind()) > 0 ? inputOf(node, "size") : nullptr;
 }
 
 bool isCount(const Node* node) {
   return node->kind() == aten::arange &&
-         (node->inputs().size() == 5 ||
-          (node->inputs().size() == 6 && constantNumber(node->input(0)) == 0.0));
+         (node->inputs().size() == 5 || (node->inputs().size() == 6 && constantNumber(node, "start") == 0.0));
 }
 
 bool keepsShape(const Node* node) {
@@ -112,18 +108,18 @@ bool keepsShape(const Node* node) {
        "aten::rms_norm", "aten::roll", "jit_passes::quantize", "jit_passes::dequantize"});
   const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), hasAxes);
   return kinds.count(node->kind()) || isDropout(node) ||
-         (isElementwise(node) && tensors == 1 && hasAxes(node->input(0)) &&
+         (isElementwise(node) && tensors == 1 && hasAxes(mainOperand(node)) &&
           std::ranges::none_of(node->inputs(), mayBeTensor));
 }
 
 bool isUnbound(const Node* node) {
-  return node->kind() == prim::ListUnpack && node->input(0)->node()->kind() == aten::unbind;
+  return node->kind() == prim::ListUnpack && node->input()->node()->kind() == aten::unbind;
 }
 
 bool isToFloat(const Node* node) {
   const auto* schema = node->kind() == to_kind ? node->maybeSchema() : nullptr;
   return schema != nullptr && schema->overload_name() == "dtype" &&
-         constantNumber(node->input(1)) == static_cast<double>(at::kFloat);
+         constantNumber(node, "dtype") == static_cast<double>(at::kFloat);
 }
 
 Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
@@ -134,7 +130,7 @@ Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
     const auto own = rank(tensor);
     const auto linear = weightedOperator(tensor->node());
     if (!own && axis == -1 && linear && linear->spatial_dims == 0) {
-      const auto weight = known_.tensor(tensor->node()->input(1));
+      const auto weight = known_.tensor(inputOf(tensor->node(), "weight"));
       return weight && weight->dim() == 2 ? Extent::ofNumber(weight->size(0)) : opaque;
     }
     if (!own || axis + *own < 0) {
@@ -163,7 +159,7 @@ Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
 Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
   const Node* node = tensor->node();
   const Extent itself = Extent::ofAxis(tensor, axis);
-  const Value* from = node->inputs().empty() ? nullptr : node->input(0);
+  const Value* from = node->inputs().empty() ? nullptr : mainOperand(node);
   if (const auto constant = known_.tensor(tensor); constant && axis < constant->dim()) {
     return Extent::ofNumber(constant->size(axis));
   }
@@ -203,7 +199,7 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
     return *moved;
   } else if (const auto own = rank(tensor)) {
     const auto weighted = weightedOperator(node);
-    const auto weight = weighted ? known_.tensor(node->input(1)) : std::nullopt;
+    const auto weight = weighted ? known_.tensor(inputOf(node, "weight")) : std::nullopt;
     const bool is_vector = weight && weight->dim() == 1; // of a linear layer, and the result has no channels
     const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node),
                   channels = *own - 1 - spatial;
@@ -215,7 +211,8 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
     }
     if (node->kind() == aten::embedding) {
       const auto rows = known_.tensor(from);
-      return axis < *own - 1 ? ofAxis(node->input(1), axis) : rows ? Extent::ofNumber(rows->size(1)) : itself;
+      const Value* indices = inputOf(node, "indices");
+      return axis < *own - 1 ? ofAxis(indices, axis) : rows ? Extent::ofNumber(rows->size(1)) : itself;
     }
     if (node->kind() == aten::matmul || isAttention(node) || broadcasts(node)) {
       return ofProduct(tensor, axis, *own);
@@ -253,14 +250,14 @@ bool Shapes::isReducedOf(const Value* tensor, const Value* whole) const {
     if (reducedAxes(tensor->node()) != 0 || isWritten(tensor)) {
       return false;
     }
-    tensor = tensor->node()->input(0);
+    tensor = mainOperand(tensor->node());
   }
   return true;
 }
 
 // Of an axis of an einsum, which broadcasts.
 Extent Shapes::ofLabel(const Value* tensor, int64_t axis, const EinsumLabels& labels) const {
-  const auto operands = tensor->node()->input(1)->node()->inputs();
+  const auto operands = inputOf(tensor->node(), "tensors")->node()->inputs();
   const auto sizeIn = [&](size_t operand) {
     const size_t own = (operand == 0 ? labels.a : labels.b).find(labels.result[axis]);
     return own == std::string::npos ? Extent::ofNumber(1) : ofAxis(operands[operand], int64_t(own));
@@ -311,7 +308,7 @@ std::optional<int64_t> Shapes::featuresRead(const Value* tensor) const {
     }
     const auto weighted = weightedOperator(use.user);
     if (weighted && weighted->spatial_dims == 0) {
-      if (const auto weight = known_.tensor(use.user->input(1)); weight && weight->dim() == 2) {
+      if (const auto weight = known_.tensor(inputOf(use.user, "weight")); weight && weight->dim() == 2) {
         return weight->size(1);
       }
     }

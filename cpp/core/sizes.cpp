@@ -11,8 +11,8 @@ constexpr int64_t kMostNumber = int64_t{1} << 30; // whose products fit
 
 bool isQuotient(const Node* node) {
   const bool floors = node->kind() == aten::floordiv || node->kind() == aten::floor_divide;
-  const auto rounding =
-      node->kind() == aten::div && node->inputs().size() == 3 ? constantOf(node->input(2)) : std::nullopt;
+  const bool rounds = node->kind() == aten::div && node->inputs().size() == 3;
+  const auto rounding = rounds ? constantOf(node, "rounding_mode") : std::nullopt;
   return floors || (rounding && rounding->isString());
 }
 
@@ -30,7 +30,7 @@ bool computesSizes(const Node* node) {
     return true;
   }
   if (node->kind() == aten::__getitem__ || node->kind() == prim::ListUnpack) {
-    return node->input(0)->node()->kind() == aten::size;
+    return mainOperand(node)->node()->kind() == aten::size;
   }
   return arithmetic.count(node->kind()) > 0 && isWhole(node->output()) &&
          std::ranges::all_of(node->inputs(), isWhole);
@@ -114,7 +114,7 @@ const Node* movedConstant(const Node* node) {
     if (!std::ranges::all_of(node->inputs().slice(1), followsFromSizes)) {
       return nullptr;
     }
-    node = node->input(0)->node();
+    node = mainOperand(node)->node();
   }
   const bool constant = node->kind() == prim::Constant || node->kind() == prim::GetAttr;
   return moved && constant && isTensor(node->output()) ? node : nullptr;
@@ -154,38 +154,38 @@ Extent Shapes::findNumber(const Value* value) const {
     return Extent::ofNumber(constant->toInt());
   }
   if (isConversion(node)) {
-    return ofNumber(node->input(0));
+    return ofNumber(node->input());
   }
   if (const auto number = ofArithmetic(node)) {
     return Extent::ofNumber(*number);
   }
   const Extent held = Extent::ofInteger(value);
   if (node->kind() == aten::size && node->inputs().size() == 2) {
-    const auto axis = constantOf(node->input(1));
-    return axis && axis->isInt() && !known_.isWritten(value) ? ofAxis(node->input(0), axis->toInt(), held)
-                                                             : held;
+    const auto axis = constantOf(node, "dim");
+    const bool known = axis && axis->isInt() && !known_.isWritten(value);
+    return known ? ofAxis(inputOf(node, "self"), axis->toInt(), held) : held;
   }
   if (node->kind() == prim::ListUnpack) {
-    return ofElement(node->input(0), value->offset(), held);
+    return ofElement(node->input(), value->offset(), held);
   }
   const auto index = node->kind() == aten::__getitem__ ? constantOf(node->input(1)) : std::nullopt;
-  return index && index->isInt() ? ofElement(node->input(0), index->toInt(), held) : held;
+  return index && index->isInt() ? ofElement(mainOperand(node), index->toInt(), held) : held;
 }
 
 // Of a list that holds sizes of a tensor, or some of these from the first on; it has such an element.
 Extent Shapes::ofElement(const Value* list, int64_t index, const Extent& otherwise) const {
   for (const Node* node = list->node(); !known_.isWritten(list); node = list->node()) {
     if (node->kind() == aten::size && node->inputs().size() == 1) {
-      return ofAxis(node->input(0), index, otherwise);
+      return ofAxis(inputOf(node, "self"), index, otherwise);
     }
     if (node->kind() != aten::slice || index < 0) {
       return otherwise;
     }
-    const auto start = isNone(node->input(1)) ? std::optional<int64_t>(0) : integer(node->input(1));
-    if (!start || *start < 0 || integer(node->input(3)) != 1) {
+    const auto start = isNone(node, "start") ? std::optional<int64_t>(0) : integer(inputOf(node, "start"));
+    if (!start || *start < 0 || integer(inputOf(node, "step")) != 1) {
       return otherwise;
     }
-    index += *start, list = node->input(0);
+    index += *start, list = mainOperand(node);
   }
   return otherwise;
 }
@@ -196,7 +196,7 @@ std::optional<std::pair<Extent, int64_t>> Shapes::asQuotient(const Extent& exten
     return std::nullopt;
   }
   const auto divisor = wholeNumber(node->input(1));
-  return divisor && *divisor > 0 ? std::optional(std::pair(ofNumber(node->input(0)), *divisor))
+  return divisor && *divisor > 0 ? std::optional(std::pair(ofNumber(mainOperand(node)), *divisor))
                                  : std::nullopt;
 }
 
@@ -205,7 +205,7 @@ std::optional<int64_t> Shapes::ofArithmetic(const Node* node) const {
   static const auto sums = symbols({"aten::add", "aten::sub"});
   const bool divides = isQuotient(node), is_sum = sums.count(node->kind()) > 0;
   if ((!divides && !is_sum && node->kind() != aten::mul) || node->inputs().size() < 2 ||
-      (is_sum && node->inputs().size() == 3 && integer(node->input(2)) != 1)) {
+      (is_sum && node->inputs().size() == 3 && integer(inputOf(node, "alpha")) != 1)) {
     return std::nullopt;
   }
   const auto numberOf = [&](const Value* value) -> std::optional<int64_t> {
@@ -243,17 +243,17 @@ std::optional<std::vector<Extent>> Shapes::ofList(const Value* list) const {
   }
   static const auto copies = symbol("aten::list");
   if (node->kind() == copies) {
-    return ofList(node->input(0));
+    return ofList(node->input());
   }
   if (node->kind() == aten::size && node->inputs().size() == 1) {
-    const auto own = rank(node->input(0));
+    const auto own = rank(inputOf(node, "self"));
     for (int64_t axis = 0; axis < own.value_or(0); ++axis) {
-      sizes.push_back(ofAxis(node->input(0), axis));
+      sizes.push_back(ofAxis(inputOf(node, "self"), axis));
     }
     return own ? std::optional(sizes) : std::nullopt;
   }
   const auto first =
-      node->kind() == aten::add || node->kind() == aten::slice ? ofList(node->input(0)) : std::nullopt;
+      node->kind() == aten::add || node->kind() == aten::slice ? ofList(mainOperand(node)) : std::nullopt;
   if (!first) {
     return std::nullopt;
   }
@@ -266,14 +266,14 @@ std::optional<std::vector<Extent>> Shapes::ofList(const Value* list) const {
     return second ? std::optional(sizes) : std::nullopt;
   }
   const int64_t count = first->size();
-  const auto end = [&](size_t operand, int64_t otherwise) -> std::optional<int64_t> {
-    const auto number =
-        isNone(node->input(operand)) ? std::optional(otherwise) : integer(node->input(operand));
+  const auto end = [&](const char* name, int64_t otherwise) -> std::optional<int64_t> {
+    const Value* given = inputOf(node, name);
+    const auto number = isNone(given) ? std::optional(otherwise) : integer(given);
     return number ? std::optional(std::clamp<int64_t>(*number < 0 ? *number + count : *number, 0, count))
                   : number;
   };
-  const auto from = end(1, 0), to = end(2, count);
-  return from && to && integer(node->input(3)) == 1
+  const auto from = end("start", 0), to = end("end", count);
+  return from && to && integer(inputOf(node, "step")) == 1
              ? std::optional(
                    std::vector<Extent>(first->begin() + *from, first->begin() + std::max(*from, *to)))
              : std::nullopt;

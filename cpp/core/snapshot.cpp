@@ -231,7 +231,7 @@ std::vector<QuantizedValue> quantizedValues(Graph& graph) {
       if (name == names.end() || !dequantizes(operand->node())) {
         continue;
       }
-      const auto read = codes.find(operand->node()->input(0));
+      const auto read = codes.find(mainOperand(operand->node()));
       if (read != codes.end() && found[read->second].reader.empty()) {
         found[read->second].reader = name->second;
       }
@@ -240,9 +240,9 @@ std::vector<QuantizedValue> quantizedValues(Graph& graph) {
     if (!place) {
       continue;
     }
-    const Value* value = node->input(0);
+    const Value* value = mainOperand(node);
     while (quantizes(value->node()) || dequantizes(value->node())) {
-      value = value->node()->input(0);
+      value = mainOperand(value->node());
     }
     codes.emplace(node->output(), found.size());
     found.push_back({*place, nameOf(value, names), ""});

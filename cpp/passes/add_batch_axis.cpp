@@ -29,13 +29,13 @@ Value* sizes(Value* value, const c10::IValue& begin, const c10::IValue& end, Nod
 }
 
 bool addTo(Node* place) {
-  Value* result = place->input(0);
+  Value* result = mainOperand(place);
   Node* convolution = convolutionBehind(result);
   if (convolution == nullptr) {
     return false;
   }
   const int64_t own = weightedOperator(convolution)->spatial_dims + 1; // axes of one sample
-  Value* x = convolution->input(0);
+  Value* x = inputOf(convolution, "input");
   const auto number = [&](int64_t value) { return insertConstant(convolution, value); };
   Value* one_more = insertValue(convolution, aten::unsqueeze, {x, number(0)}, convolution);
   const std::vector<Value*> joined{one_more, number(0), number(-own - 1)};

@@ -190,10 +190,11 @@ std::optional<std::string> unlikeFormula(const Node* fused) {
   if (fused->kind() == fused_layer) {
     return std::nullopt;
   }
-  if (fused->input(1) != fused->input(0) || fused->input(2) != fused->input(0)) {
+  const Value* query = inputOf(fused, "query");
+  if (inputOf(fused, "key") != query || inputOf(fused, "value") != query) {
     return "attention of a query to other keys or values than itself";
   }
-  if (fused->output(1)->hasUses() && constantNumber(fused->input(10)) != 1.0) {
+  if (fused->output(1)->hasUses() && constantNumber(fused, "need_weights") != 1.0) {
     return "attention weights that are read, and not asked for";
   }
   return std::nullopt;
@@ -221,11 +222,11 @@ bool writeOut(PassContext& context, Node* fused) {
 // A nested tensor, from where a mask makes it to where it becomes a padded one.
 class NestedRegion {
  public:
-  explicit NestedRegion(Node* pad) : pad_(pad) { collect(pad->input(0)); }
+  explicit NestedRegion(Node* pad) : pad_(pad) { collect(inputOf(pad, "self")); }
 
   // Computes on the padded tensor. Returns why it cannot.
   std::optional<std::string> computePadded() {
-    if (made_.size() != 1 || constantNumber(pad_->input(1)) != 0.0) {
+    if (made_.size() != 1 || constantNumber(pad_, "padding") != 0.0) {
       return "its values come from more than one place, or padding is not 0";
     }
     Node* nested = *made_.begin();
@@ -235,7 +236,7 @@ class NestedRegion {
           return "not only transformer layers without masks compute on it: " + describe(node);
         }
       }
-      Value* hidden = insertValue(nested, aten::logical_not, {nested->input(1)}, nested);
+      Value* hidden = insertValue(nested, aten::logical_not, {inputOf(nested, "mask")}, nested);
       for (Node* node : between_) {
         const size_t mask = maskOperand(node);
         node->replaceInput(mask, hidden);
@@ -250,7 +251,7 @@ class NestedRegion {
       Value* known = insertValue(pad_, aten::_unwrap_optional, {mask}, pad_);
       replacePad(insertValue(pad_, aten::ne, {known, insertConstant(pad_, int64_t{0})}, pad_));
     }
-    replaceNode(nested, nested->input(0));
+    replaceNode(nested, inputOf(nested, "t"));
     return std::nullopt;
   }
 
@@ -316,8 +317,8 @@ class NestedRegion {
     Value* last = insertConstant(pad_, int64_t{-1});
     Value* column = insertValue(pad_, aten::unsqueeze, {hidden, last}, pad_);
     replaceNode(
-        pad_,
-        insertValue(pad_, aten::masked_fill, {pad_->input(0), column, insertConstant(pad_, 0.0)}, pad_));
+        pad_, insertValue(
+                  pad_, aten::masked_fill, {inputOf(pad_, "self"), column, insertConstant(pad_, 0.0)}, pad_));
   }
 
   Node* pad_;

@@ -34,9 +34,9 @@ std::pair<Value*, std::vector<Node*>> movesOf(const Value* output, size_t side) 
   Value* value = const_cast<Block*>(block)->outputs()[output->offset()];
   std::vector<Node*> moves;
   while (value->node()->owningBlock() == block && value->node()->kind() != prim::Param &&
-         !value->node()->inputs().empty() && isTensor(value->node()->input(0))) {
+         !value->node()->inputs().empty() && isTensor(mainOperand(value->node()))) {
     moves.insert(moves.begin(), value->node());
-    value = value->node()->input(0);
+    value = mainOperand(value->node());
   }
   return {value, moves};
 }
@@ -130,7 +130,7 @@ Value* BatchForms::rootOf(Value* value) const {
     if (node->owningBlock() != graph_->block() || (!keepsShape(node) && !layer)) {
       return value;
     }
-    value = node->input(0);
+    value = mainOperand(node);
   }
 }
 
@@ -299,7 +299,7 @@ std::optional<Form> BatchForms::formOf(const Node* node) const {
   if (broadcasts(node)) {
     return formOfBoth(node->input(0), node->input(1));
   }
-  const Form* form = node->inputs().empty() ? nullptr : lacking(node->input(0));
+  const Form* form = node->inputs().empty() ? nullptr : lacking(mainOperand(node));
   if (form == nullptr || form->axis == kBatched - 1) {
     return std::nullopt;
   }
@@ -310,7 +310,7 @@ std::optional<Form> BatchForms::formOf(const Node* node) const {
     return std::nullopt;
   }
   if (node->kind() == softmax) {
-    return constantNumber(node->input(1)) == -1.0 ? std::optional(*form) : std::nullopt;
+    return constantNumber(node, "dim") == -1.0 ? std::optional(*form) : std::nullopt;
   }
   const bool norm = plain.count(node->kind()) && node->inputs().size() > 1 && constantInts(node->input(1));
   return !norm || constantInts(node->input(1))->size() == 1 ? std::optional(*form) : std::nullopt;

@@ -23,10 +23,10 @@ const auto hardtanh = symbol("aten::hardtanh");
 const auto clamp_min = symbol("aten::clamp_min"), clamp_max = symbol("aten::clamp_max");
 
 bool clipsBelowZeroOnly(const Node* node) {
-  const bool no_maximum =
-      node->kind() == clamp_min || (node->kind() == aten::clamp && isNone(node->input(2)));
+  const bool only_low = node->kind() == clamp_min || (node->kind() == aten::clamp && isNone(node, "max"));
   // A bound of 0.0 would turn integers into floats, which relu does not.
-  return no_maximum && node->input(1)->type() == c10::IntType::get() && constantNumber(node->input(1)) == 0.0;
+  return only_low && inputOf(node, "min")->type() == c10::IntType::get() &&
+         constantNumber(node, "min") == 0.0;
 }
 
 // The bound as a whole number, if it is one: hardtanh keeps the dtype of whole numbers, which others would make floats.
@@ -48,34 +48,29 @@ std::optional<c10::IValue> boundOf(const Value* bound) {
 
 // The derivative of relu is of its result, which then no operator may write; that of clamp is of its operand.
 Value* canonicalClamp(Node* node, const std::unordered_set<const Value*>& written) {
+  const auto clamped = [&](const std::pair<Value*, Value*>& bounds) { // in braces, made in this order
+    return insertValue(node, aten::clamp, {inputOf(node, "self"), bounds.first, bounds.second}, node);
+  };
   if (node->kind() == relu6) {
-    const std::vector<Value*> operands{
-        node->input(0), insertConstant(node, int64_t{0}), insertConstant(node, int64_t{6})};
-    return insertValue(node, aten::clamp, operands, node);
+    return clamped({insertConstant(node, int64_t{0}), insertConstant(node, int64_t{6})});
   }
   if (node->kind() == hardtanh) {
-    return insertValue(
-        node, aten::clamp, {node->input(0), inDtype(node, node->input(1)), inDtype(node, node->input(2))},
-        node);
+    return clamped({inDtype(node, inputOf(node, "min_val")), inDtype(node, inputOf(node, "max_val"))});
   }
   if (clipsBelowZeroOnly(node) && !written.count(node->output())) {
-    return insertValue(node, aten::relu, {node->input(0)}, node);
+    return insertValue(node, aten::relu, {inputOf(node, "self")}, node);
   }
-  if (node->kind() == aten::clamp && (isTensor(node->input(1)) || isTensor(node->input(2)))) {
-    const auto low = boundOf(node->input(1)), high = boundOf(node->input(2));
-    return low && high ? insertValue(
-                             node, aten::clamp,
-                             {node->input(0), insertConstant(node, *low), insertConstant(node, *high)}, node)
-                       : nullptr;
+  if (node->kind() == aten::clamp && (isTensor(inputOf(node, "min")) || isTensor(inputOf(node, "max")))) {
+    const auto low = boundOf(inputOf(node, "min")), high = boundOf(inputOf(node, "max"));
+    return low && high ? clamped({insertConstant(node, *low), insertConstant(node, *high)}) : nullptr;
   }
-  const bool is_min = node->kind() == clamp_min;
-  if ((!is_min && node->kind() != clamp_max) || isTensor(node->input(1))) {
+  const bool is_min = node->kind() == clamp_min, is_max = node->kind() == clamp_max;
+  Value* bound = is_min ? inputOf(node, "min") : is_max ? inputOf(node, "max") : nullptr;
+  if (bound == nullptr || isTensor(bound)) {
     return nullptr;
   }
   Value* none = insertConstant(node, c10::IValue());
-  const std::vector<Value*> operands{
-      node->input(0), is_min ? node->input(1) : none, is_min ? none : node->input(1)};
-  return insertValue(node, aten::clamp, operands, node);
+  return clamped(is_min ? std::pair(bound, none) : std::pair(none, bound));
 }
 
 bool canonicalizeClamp(PassContext& context) {

@@ -60,12 +60,12 @@ bool canonicalizeEinsum(PassContext& context) {
   forEachNode(*context.graph(), [&](Node* node) {
     const auto labels = einsumLabels(node);
     const auto product = labels ? productOf(*labels) : std::nullopt;
-    if (product && fits(shapes, node->input(1)->node(), *product)) {
+    if (product && fits(shapes, inputOf(node, "tensors")->node(), *product)) {
       products.emplace_back(node, *product);
     }
   });
   for (const auto& [node, product] : products) {
-    const Node* list = node->input(1)->node();
+    const Node* list = inputOf(node, "tensors")->node();
     const auto matrix = [&, before = node](Value* operand, bool transposed) {
       const auto number = [&](int64_t value) { return insertConstant(before, value); };
       return transposed ? insertValue(before, aten::transpose, {operand, number(-2), number(-1)}, before)

@@ -18,12 +18,13 @@ class Canonicalizer {
   explicit Canonicalizer(const PassContext& context) : known_(context, /*attributes_apart=*/true) {}
 
   bool replaceAddmm(Node* node) {
-    const auto weight = matrix(node->input(2));
-    if (!weight || known_.fixed(node->output()) || !isBiasOf(node->input(0), *weight) ||
+    const auto weight = matrix(inputOf(node, "mat2"));
+    // beta and alpha by position: another overload has a dtype in front of them
+    if (!weight || known_.fixed(node->output()) || !isBiasOf(inputOf(node, "self"), *weight) ||
         constantNumber(node->input(3)) != 1.0 || constantNumber(node->input(4)) != 1.0) {
       return false;
     }
-    replaceByLinear(node, node->input(1), node->input(2), node->input(0));
+    replaceByLinear(node, inputOf(node, "mat1"), inputOf(node, "mat2"), inputOf(node, "self"));
     return true;
   }
 
@@ -36,7 +37,7 @@ class Canonicalizer {
     Node* user = uses.size() == 1 ? uses[0].user : nullptr;
     const bool adds_bias = user && user->kind() == aten::add && user->inputs().size() == 3 &&
                            user->owningBlock() == node->owningBlock() &&
-                           constantNumber(user->input(2)) == 1.0 &&
+                           constantNumber(user, "alpha") == 1.0 &&
                            isBiasOf(user->input(1 - uses[0].offset), *weight);
     Value* bias = nullptr;
     if (adds_bias) { // in the place of the product: its operand may be written to before the sum is taken
@@ -65,7 +66,7 @@ class Canonicalizer {
     if (const auto constant = constantTensor(matrix)) {
       return insertConstant(before, constant->t().contiguous());
     }
-    return isTranspose(matrix->node()) ? matrix->node()->input(0)
+    return isTranspose(matrix->node()) ? mainOperand(matrix->node())
                                        : insertValue(before, aten::t, {matrix}, before);
   }
 

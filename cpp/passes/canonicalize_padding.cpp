@@ -12,7 +12,7 @@ namespace jit_passes {
 namespace {
 
 std::optional<std::string> paddingMode(const Node* node) {
-  const auto padding = constantOf(node->input(4));
+  const auto padding = constantOf(node, "padding");
   return padding && padding->isString() ? std::optional(padding->toStringRef()) : std::nullopt;
 }
 
@@ -30,8 +30,8 @@ std::optional<std::vector<int64_t>> perAxis(const Value* value, int64_t dims) {
 }
 
 bool replacePadding(Node* node, const std::string& mode, int64_t dims, const KnownValues& known) {
-  const auto weight = known.tensor(node->input(1));
-  const auto dilation = perAxis(node->input(5), dims);
+  const auto weight = known.tensor(inputOf(node, "weight"));
+  const auto dilation = perAxis(inputOf(node, "dilation"), dims);
   if (!weight || !dilation) {
     return false;
   }
@@ -46,7 +46,7 @@ bool replacePadding(Node* node, const std::string& mode, int64_t dims, const Kno
   if (odd) {
     static const auto pad = symbol("aten::constant_pad_nd");
     const std::vector<Value*> operands{
-        node->input(0), insertConstant(node, extra), insertConstant(node, static_cast<int64_t>(0))};
+        inputOf(node, "input"), insertConstant(node, extra), insertConstant(node, static_cast<int64_t>(0))};
     node->replaceInput(0, insertValue(node, pad, operands, node));
   }
   node->replaceInput(4, insertConstant(node, padding));

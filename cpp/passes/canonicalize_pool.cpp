@@ -17,14 +17,14 @@ const auto pool3d = symbol("aten::adaptive_avg_pool3d");
 
 // How many axes the operand has.
 std::optional<int64_t> rankOf(const Shapes& shapes, const Node* pool, at::ArrayRef<const Value*> sizes) {
-  if (const auto known = shapes.rank(pool->input(0))) {
+  if (const auto known = shapes.rank(inputOf(pool, "self"))) {
     return known;
   }
   const int64_t batched = spatialOf(pool) + 2;
   const bool asks = std::ranges::any_of(sizes, [&](const Value* size) {
     return size->node()->kind() == aten::size && size->node()->inputs().size() == 2 &&
-           size->node()->input(0) == pool->input(0) &&
-           constantNumber(size->node()->input(1)) == static_cast<double>(batched - 1);
+           inputOf(size->node(), "self") == inputOf(pool, "self") &&
+           constantNumber(size->node(), "dim") == static_cast<double>(batched - 1);
   });
   return asks ? std::optional(batched) : std::nullopt;
 }
@@ -33,17 +33,17 @@ Value* asMean(const Shapes& shapes, Node* pool) {
   if (pool->kind() != pool2d && pool->kind() != pool3d) {
     return nullptr;
   }
-  const Node* list = pool->input(1)->node();
+  const Node* list = inputOf(pool, "output_size")->node();
   const int64_t spatial = spatialOf(pool);
-  const bool written = shapes.isWritten(pool->input(0)) || shapes.isWritten(pool->input(1));
-  if (written || list->kind() != prim::ListConstruct || int64_t(list->inputs().size()) != spatial) {
+  const bool listed = list->kind() == prim::ListConstruct && int64_t(list->inputs().size()) == spatial;
+  if (!listed || shapes.isWritten(inputOf(pool, "self")) || shapes.isWritten(list->output())) {
     return nullptr;
   }
   const auto rank = rankOf(shapes, pool, list->inputs());
   std::vector<int64_t> gone;
   for (int64_t i = 0; rank && i < spatial; ++i) {
     const Extent size = shapes.ofNumber(list->input(i));
-    const Extent own = shapes.ofAxis(pool->input(0), *rank - spatial + i);
+    const Extent own = shapes.ofAxis(inputOf(pool, "self"), *rank - spatial + i);
     if (size.number() == 1) {
       gone.push_back(i - spatial);
     } else if (size.isNumber() || size != own) {
@@ -55,7 +55,7 @@ Value* asMean(const Shapes& shapes, Node* pool) {
   }
   Value *axes = insertConstant(pool, gone), *keep = insertConstant(pool, true);
   return insertValue(
-      pool, aten::mean, {pool->input(0), axes, keep, insertConstant(pool, c10::IValue())}, pool);
+      pool, aten::mean, {inputOf(pool, "self"), axes, keep, insertConstant(pool, c10::IValue())}, pool);
 }
 
 bool canonicalizePool(PassContext& context) {

@@ -65,8 +65,8 @@ std::vector<int64_t> asParts(std::span<const Extent> sizes) {
 
 // A linear layer's features that are split, where only the sizes of the other axes tell how many these are.
 std::optional<NamedAxes> splitFeatures(const Shapes& shapes, Node* node, const std::vector<Extent>& sizes) {
-  const Node* linear = node->input(0)->node();
-  const auto features = shapes.ofAxis(node->input(0), -1).number();
+  const Node* linear = inputOf(node, "self")->node();
+  const auto features = shapes.ofAxis(inputOf(node, "self"), -1).number();
   if (linear->kind() != aten::linear || !features) {
     return std::nullopt;
   }
@@ -78,7 +78,7 @@ std::optional<NamedAxes> splitFeatures(const Shapes& shapes, Node* node, const s
     product *= sizes[axis].number().value_or(1);
   }
   for (int64_t i = 0; i < axis; ++i) {
-    if (sizes[i] != shapes.ofAxis(linear->input(0), i)) {
+    if (sizes[i] != shapes.ofAxis(inputOf(linear, "input"), i)) {
       return std::nullopt;
     }
   }
@@ -91,7 +91,7 @@ std::optional<NamedAxes> splitFeatures(const Shapes& shapes, Node* node, const s
     return product == *features ? std::optional(NamedAxes{node, {split}}) : std::nullopt;
   }
   // Were the last size in front the layer's own input, its features would be a multiple of both.
-  const auto input = shapes.featuresRead(linear->input(0)).value_or(0);
+  const auto input = shapes.featuresRead(inputOf(linear, "input")).value_or(0);
   return input > 0 && *features % (input * product) != 0
              ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}, split}})
              : std::nullopt;
@@ -105,12 +105,12 @@ std::optional<NamedAxes> joinedFeatures(
   if (axis + 1 != int64_t(sizes.size()) || rank <= axis + 1 || features.value_or(0) <= 0) {
     return std::nullopt;
   }
-  if (sizes[axis - 1].isNumber() && shapes.ofAxis(node->input(0), axis - 1).isNumber()) {
+  if (sizes[axis - 1].isNumber() && shapes.ofAxis(inputOf(node, "self"), axis - 1).isNumber()) {
     return std::nullopt; // two numbers that differ, which is an error
   }
   int64_t product = 1;
   for (int64_t i = axis; i < rank; ++i) {
-    product *= shapes.ofAxis(node->input(0), i).number().value_or(0);
+    product *= shapes.ofAxis(inputOf(node, "self"), i).number().value_or(0);
   }
   return product == *features ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}}}) : std::nullopt;
 }
@@ -120,8 +120,8 @@ std::optional<NamedAxes> joinedFeatures(
 class Matching {
  public:
   Matching(const Shapes& shapes, Node* node, const std::vector<Extent>& to) : shapes_(shapes), to_(to) {
-    for (int64_t axis = 0; axis < *shapes.rank(node->input(0)); ++axis) {
-      from_.push_back(shapes.ofAxis(node->input(0), axis));
+    for (int64_t axis = 0; axis < *shapes.rank(inputOf(node, "self")); ++axis) {
+      from_.push_back(shapes.ofAxis(inputOf(node, "self"), axis));
     }
     axes_ = from_.size(), sizes_ = to.size();
   }
@@ -227,29 +227,29 @@ class Matching {
 
 // `list(x.shape[:-1]) + [4, -1]`, where nobody knows how many axes there are.
 std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
-  const Node *sum = node->input(1)->node(), *linear = node->input(0)->node();
+  const Node *sum = inputOf(node, "shape")->node(), *linear = inputOf(node, "self")->node();
   static const auto list = symbol("aten::list");
-  const Node* slice = sum->kind() == aten::add ? sum->input(0)->node() : nullptr;
-  slice = slice != nullptr && slice->kind() == list ? slice->input(0)->node() : slice;
-  if (slice == nullptr || slice->kind() != aten::slice || !isNone(slice->input(1)) ||
-      constantNumber(slice->input(2)) != -1.0 || constantNumber(slice->input(3)) != 1.0) {
+  const Node* slice = sum->kind() == aten::add ? inputOf(sum, "a")->node() : nullptr;
+  slice = slice != nullptr && slice->kind() == list ? slice->input()->node() : slice;
+  if (slice == nullptr || slice->kind() != aten::slice || !isNone(slice, "start") ||
+      constantNumber(slice, "end") != -1.0 || constantNumber(slice, "step") != 1.0) {
     return std::nullopt;
   }
-  const Node* sizes = slice->input(0)->node();
+  const Node* sizes = inputOf(slice, "l")->node();
   if (sizes->kind() != aten::size || sizes->inputs().size() != 1) {
     return std::nullopt;
   }
   const std::initializer_list<const Value*> read{
-      sum->output(), sum->input(0), slice->output(), sizes->output(), sizes->input(0)};
+      sum->output(), inputOf(sum, "a"), slice->output(), sizes->output(), inputOf(sizes, "self")};
   for (const Value* written : read) {
     if (shapes.isWritten(written)) {
       return std::nullopt;
     }
   }
-  const bool same = sizes->input(0) == node->input(0) ||
+  const bool same = inputOf(sizes, "self") == inputOf(node, "self") ||
                     (linear->kind() == aten::linear && shapes.weightRank(linear) == 2 &&
-                     shapes.source(sizes->input(0)) == shapes.source(linear->input(0)));
-  const auto given = same ? shapes.sizesIn(sum->input(1)) : std::nullopt;
+                     shapes.source(inputOf(sizes, "self")) == shapes.source(inputOf(linear, "input")));
+  const auto given = same ? shapes.sizesIn(inputOf(sum, "b")) : std::nullopt;
   const bool told = given && std::ranges::all_of(*given, [](const Extent& size) {
                       return size.isOpen() || size.number().value_or(0) > 0;
                     });
@@ -272,7 +272,7 @@ std::optional<NamedAxes> regrouped(
   if (std::ranges::count_if(taken, &Extent::isNumber) != std::ssize(taken) - 1 || product <= 0) {
     return std::nullopt;
   }
-  const auto whole = shapes.ofAxis(node->input(0), last).number();
+  const auto whole = shapes.ofAxis(inputOf(node, "self"), last).number();
   if (taken.front().isNumber() || !whole || *whole <= product || *whole % product != 0) {
     return NamedAxes{node, {{aten::flatten, first, end}, {aten::unflatten, first, parts}}};
   }
@@ -282,11 +282,11 @@ std::optional<NamedAxes> regrouped(
 
 // `certain` takes no batch axis for granted.
 std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, Node* node) {
-  if (node->kind() != aten::reshape || isConstant(node->input(1)) || shapes.isWritten(node->output()) ||
-      shapes.isWritten(node->input(0))) {
+  if (node->kind() != aten::reshape || isConstant(inputOf(node, "shape")) ||
+      shapes.isWritten(node->output()) || shapes.isWritten(inputOf(node, "self"))) {
     return std::nullopt;
   }
-  const Value* from = node->input(0);
+  const Value* from = inputOf(node, "self");
   const auto sizes = shapes.sizesGiven(node->output());
   if (!sizes) {
     return splitLast(shapes, node);
@@ -332,8 +332,8 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, 
 // An axis of size 1 joins its neighbour. Unlike a reshape, squeeze does not say that there is a batch axis.
 std::optional<NamedAxes> joinedOne(const Shapes& certain, Node* node) {
   const auto axis = certain.squeezed(node);
-  if (!axis || certain.rank(node->input(0)) == 1 || certain.isWritten(node->output()) ||
-      certain.isWritten(node->input(0))) {
+  if (!axis || certain.rank(inputOf(node, "self")) == 1 || certain.isWritten(node->output()) ||
+      certain.isWritten(inputOf(node, "self"))) {
     return std::nullopt;
   }
   const int64_t first = std::max<int64_t>(*axis - 1, 0);
@@ -355,7 +355,7 @@ bool keepRanks(const PassContext& context) {
   const Shapes certain(context, /*batched=*/false);
   bool changed = false;
   for (Node* size : nodesWhere(*context.graph(), [](auto* node) { return node->kind() == aten::size; })) {
-    changed |= keepRank(size->input(0), certain.rank(size->input(0)));
+    changed |= keepRank(inputOf(size, "self"), certain.rank(inputOf(size, "self")));
   }
   return changed;
 }
@@ -376,7 +376,7 @@ bool canonicalizeReshape(PassContext& context) {
   });
   bool changed = keepRanks(context);
   for (const auto& [node, steps] : found) {
-    Value* value = node->input(0);
+    Value* value = inputOf(node, "self");
     for (const auto& [kind, axis, argument] : steps) {
       const std::vector<Value*> operands{value, insertConstant(node, axis), insertConstant(node, argument)};
       value = insertValue(node, kind, operands, node);

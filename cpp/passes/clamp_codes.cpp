@@ -34,16 +34,17 @@ struct CodeGrid {
 
 // Whether all that is quantized has codes within the range.
 bool isWithin(const Node* node, const CodeGrid& grid) {
-  const Node* made = node->input(0)->node();
+  const Node* made = inputOf(node, "x")->node();
   if (made->kind() == aten::clamp) {
-    const auto low = constantNumber(made->input(1)), high = constantNumber(made->input(2));
+    const auto low = constantNumber(made, "min"), high = constantNumber(made, "max");
     return low && high && grid.lowestCodeOf(*low) >= grid.low && grid.highestCodeOf(*high) <= grid.high;
   }
-  if (!isAverage(made) || made->input(0)->node()->kind() != dequantize) {
+  if (!isAverage(made) || mainOperand(made)->node()->kind() != dequantize) {
     return false;
   }
-  const Node* operand = made->input(0)->node();
-  return operand->input(1) == node->input(1) && operand->input(2) == node->input(2);
+  const Node* operand = mainOperand(made)->node();
+  return inputOf(operand, "scale") == inputOf(node, "scale") &&
+         inputOf(operand, "zero_point") == inputOf(node, "zero_point");
 }
 
 template <typename Code>

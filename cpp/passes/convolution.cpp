@@ -1,7 +1,6 @@
 #include "convolution.h"
 
 #include "core/operators.h"
-#include "core/places.h"
 
 namespace jit_passes {
 
@@ -31,21 +30,22 @@ Value* Convolution::insert(std::optional<int64_t> dims, Node* before, const Node
   return insertValue(before, symbol(name + std::to_string(*dims) + "d"), operands, like);
 }
 
-std::optional<Convolution> readConvolution(Node* node) {
-  static const auto by_mode = symbol("aten::_convolution_mode");
-  const auto in = node->inputs();
+Convolution operandsOfConvolution(const Node* node) {
+  const auto of = [&](const char* name) { return operandOf(node, name); };
+  return Convolution{of("input"),    of("weight"), of("bias"),           of("stride"),    of("padding"),
+                     of("dilation"), of("groups"), of("output_padding"), of("transposed")};
+}
+
+std::optional<Convolution> readConvolution(const Node* node) {
+  static const auto others = symbols({"aten::_convolution_mode", "aten::_convolution", "aten::convolution"});
   const auto op = weightedOperator(node);
-  const int64_t dims = op ? op->spatial_dims : 0;
-  if (dims > 0 && op->transposed) {
-    return Convolution{in[0], in[1], in[2], in[3], in[4], in[7], in[6], in[5], nullptr, true, dims};
+  if (others.count(node->kind()) == 0 && !(op && op->spatial_dims > 0)) {
+    return std::nullopt;
   }
-  if (dims > 0 || node->kind() == by_mode) {
-    return Convolution{in[0], in[1], in[2], in[3], in[4], in[5], in[6], nullptr, nullptr, false, dims};
-  }
-  if (node->kind() == aten::_convolution || node->kind() == aten::convolution) {
-    return Convolution{in[0], in[1], in[2], in[3], in[4], in[5], in[8], in[7], in[6]};
-  }
-  return std::nullopt;
+  Convolution found = operandsOfConvolution(node);
+  found.is_transposed = op && op->transposed;
+  found.spatial_dims = op ? op->spatial_dims : 0;
+  return found;
 }
 
 Node* convolutionBehind(Value* value) {
@@ -55,10 +55,11 @@ Node* convolutionBehind(Value* value) {
       return weighted->spatial_dims > 0 ? node : nullptr;
     }
     if (!isElementwise(node) || std::ranges::count_if(node->inputs(), isTensor) != 1 ||
-        node->input(0)->uses().size() != 1 || node->input(0)->node()->owningBlock() != node->owningBlock()) {
+        mainOperand(node)->uses().size() != 1 ||
+        mainOperand(node)->node()->owningBlock() != node->owningBlock()) {
       return nullptr;
     }
-    value = node->input(0);
+    value = mainOperand(node);
   }
 }
 

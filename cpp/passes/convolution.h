@@ -23,7 +23,9 @@ struct Convolution {
 };
 
 // Of conv1d, _convolution, _convolution_mode and so on.
-std::optional<Convolution> readConvolution(Node* node);
+std::optional<Convolution> readConvolution(const Node* node);
+// Of these and of jit_passes::correlation, without what the name tells.
+Convolution operandsOfConvolution(const Node* node);
 
 constexpr int64_t kMostSpatialDims = 3;
 

@@ -39,9 +39,9 @@ class Copies {
   // Where a value is quantized as the model runs, by the two nodes that read it one after the other.
   bool quantized(Node* choice) const {
     Node* codes = choice->next();
-    Value* value = choice->input(0);
-    if (!isWritten(value) || codes->kind() != quantize_dynamic || codes->input(0) != value ||
-        codes->input(1) != choice->output(0)) {
+    Value* value = inputOf(choice, "x");
+    if (!isWritten(value) || codes->kind() != quantize_dynamic || inputOf(codes, "x") != value ||
+        inputOf(codes, "scale") != choice->output(0)) {
       return false;
     }
     Value* copy = copyOf(value, choice);

@@ -28,26 +28,27 @@ bool holdsTensor(const KnownValues& known, const Value* value, int64_t numel) {
 
 bool canDefer(const KnownValues& known, const NormalizedRanks& ranks, const Node* norm) {
   const auto op = normalizedOperator(norm, ranks);
-  if (!op || (op->kind.transposed && op->groups != 1) || !constantNumber(norm->input(kEps))) {
+  if (!op || (op->kind.transposed && op->groups != 1) || !constantNumber(norm, "eps")) {
     return false;
   }
-  const auto weight = known.tensor(op->node->input(1));
+  const auto weight = known.tensor(inputOf(op->node, "weight"));
   if (!weight || !weight->is_floating_point()) {
     return false;
   }
   const int64_t channels = op->channels(*weight);
   const auto fits = [&](const Value* value) { return holdsTensor(known, value, channels); };
   const auto fits_or_none = [&](const Value* value) { return known.isNone(value) || fits(value); };
-  return fits_or_none(op->node->input(2)) && fits_or_none(norm->input(1)) && fits_or_none(norm->input(2)) &&
-         fits(norm->input(3)) && fits(norm->input(4));
+  return fits_or_none(inputOf(op->node, "bias")) && fits_or_none(inputOf(norm, "weight")) &&
+         fits_or_none(inputOf(norm, "bias")) && fits(inputOf(norm, "running_mean")) &&
+         fits(inputOf(norm, "running_var"));
 }
 
 Value* marked(Node* norm) {
-  Value* bias = norm->input(0)->node()->input(2);
+  Value* bias = inputOf(inputOf(norm, "input")->node(), "bias");
   Value* shift = insertValue(
       norm, fold_bias,
-      {bias, norm->input(1), norm->input(2), norm->input(kRunningMean), norm->input(kRunningVar),
-       norm->input(kEps)},
+      {bias, inputOf(norm, "weight"), inputOf(norm, "bias"), inputOf(norm, "running_mean"),
+       inputOf(norm, "running_var"), inputOf(norm, "eps")},
       norm);
   auto operands = norm->inputs().vec();
   operands.insert(operands.end(), {shift, insertConstant(norm, {}), insertConstant(norm, false)});

@@ -35,11 +35,8 @@ namespace {
 
 const auto attention_kind = symbol("aten::scaled_dot_product_attention");
 
-// Operands behind query, key and value.
-enum : size_t { kMask = 3, kDropout, kCausal, kScale, kGrouped };
-
-std::optional<bool> constantBool(const Value* value) {
-  const auto constant = constantOf(value);
+std::optional<bool> constantBool(const Node* node, std::string_view name) {
+  const auto constant = constantOf(node, name);
   return constant && constant->isBool() ? std::optional(constant->toBool()) : std::nullopt;
 }
 
@@ -57,29 +54,29 @@ struct Expansion {
 };
 
 std::optional<double> scaleOf(const Shapes& shapes, const Node* node) {
-  if (!isNone(node->input(kScale))) {
-    return constantNumber(node->input(kScale));
+  if (!isNone(node, "scale")) {
+    return constantNumber(node, "scale");
   }
-  const auto features = shapes.ofAxis(node->input(0), -1).number();
+  const auto features = shapes.ofAxis(inputOf(node, "query"), -1).number();
   return features.value_or(0) > 0 ? std::optional(1 / std::sqrt(double(*features))) : std::nullopt;
 }
 
 bool mayGroup(const Node* node) {
-  return node->inputs().size() > kGrouped && constantBool(node->input(kGrouped)) != false;
+  return node->schema().argumentIndexWithName("enable_gqa") && constantBool(node, "enable_gqa") != false;
 }
 
-bool isGrouped(const Node* node) { return mayGroup(node) && constantBool(node->input(kGrouped)) == true; }
+bool isGrouped(const Node* node) { return mayGroup(node) && constantBool(node, "enable_gqa") == true; }
 
 // The heads of the key, or of the value, that queries share.
-std::optional<int64_t> headsOf(const Shapes& shapes, const Node* node, size_t operand) {
-  const auto heads = shapes.ofAxis(node->input(operand), -3).number();
+std::optional<int64_t> headsOf(const Shapes& shapes, const Node* node, std::string_view name) {
+  const auto heads = shapes.ofAxis(inputOf(node, name), -3).number();
   return heads.value_or(0) > 0 ? heads : std::nullopt;
 }
 
 // Why a mask cannot be added to scores, or nothing.
 std::optional<std::string> unlikeSum(const std::optional<at::Tensor>& mask, const Node* node) {
-  const auto causal = constantBool(node->input(kCausal));
-  if (causal == true || (!causal && isTensor(node->input(kMask)))) {
+  const auto causal = constantBool(node, "is_causal");
+  if (causal == true || (!causal && isTensor(inputOf(node, "attn_mask")))) {
     return "it has a mask and is causal, or may be, which PyTorch refuses";
   }
   const bool other = mask && mask->scalar_type() != at::kBool && mask->scalar_type() != at::kFloat;
@@ -92,18 +89,19 @@ std::optional<std::string> unlikeProducts(const KnownValues& known, const Shapes
       shapes.isWritten(node->output())) {
     return "something writes to its operands or its result";
   }
-  if (!isNone(node->input(kMask))) {
-    if (const auto reason = unlikeSum(known.tensor(node->input(kMask)), node)) {
+  if (!isNone(node, "attn_mask")) {
+    if (const auto reason = unlikeSum(known.tensor(inputOf(node, "attn_mask")), node)) {
       return reason;
     }
   }
-  if (constantNumber(node->input(kDropout)) != 0.0) {
+  if (constantNumber(node, "dropout_p") != 0.0) {
     return "it drops weights, or may";
   }
-  if (mayGroup(node) && (!isGrouped(node) || !headsOf(shapes, node, 1) || !headsOf(shapes, node, 2))) {
+  if (mayGroup(node) &&
+      (!isGrouped(node) || !headsOf(shapes, node, "key") || !headsOf(shapes, node, "value"))) {
     return "several of its queries share a key, or may, and the graph does not say how many keys there are";
   }
-  if (!scaleOf(shapes, node) && !isNone(node->input(kScale))) {
+  if (!scaleOf(shapes, node) && !isNone(node, "scale")) {
     return "its scale is computed by the model: give it as a number";
   }
   return std::nullopt;
@@ -195,7 +193,7 @@ Value* insertSharedMask(Value* mask, const Node* like) {
 // The addend of the scores, or nothing.
 Value* insertAddend(const Expansion& attention, Made& made) {
   Node* node = attention.node;
-  Value *mask = node->input(kMask), *added = nullptr;
+  Value *mask = inputOf(node, "attn_mask"), *added = nullptr;
   if (attention.mask) {
     added = insertMask(node, *attention.mask);
   } else if (attention.floats) {
@@ -207,7 +205,7 @@ Value* insertAddend(const Expansion& attention, Made& made) {
   if (attention.causal) {
     return *attention.causal ? insertCausalMask(attention, node, made) : added;
   }
-  Node* branch = insertNode(node, prim::If, {node->input(kCausal)}, node);
+  Node* branch = insertNode(node, prim::If, {inputOf(node, "is_causal")}, node);
   Block* hides = branch->addBlock();
   Node* end = hides->return_node();
   Value* causal = insertCausalMask(attention, end, made);
@@ -239,8 +237,8 @@ void expand(const Expansion& attention, Made& made) {
     return insert(aten::unflatten, {value, number(-3), insertConstant(node, parts)});
   };
   const auto join = [&](Value* value) { return insert(aten::flatten, {value, number(-4), number(-3)}); };
-  Value *query = node->input(0), *value = node->input(2);
-  Value* transposed = insert(aten::transpose, {node->input(1), number(-2), number(-1)});
+  Value *query = inputOf(node, "query"), *value = inputOf(node, "value");
+  Value* transposed = insert(aten::transpose, {inputOf(node, "key"), number(-2), number(-1)});
   const int64_t key_heads = attention.key_heads, value_heads = attention.value_heads;
   if (key_heads > 0) {
     query = split(query, {key_heads, -1}), transposed = split(transposed, {-1, 1});
@@ -253,7 +251,7 @@ void expand(const Expansion& attention, Made& made) {
   scores = added != nullptr ? insert(aten::add, {scores, added, number(1)}) : scores;
   static const auto safe_softmax = symbol("aten::_safe_softmax");
   Value* weights = insert(
-      isNone(node->input(kMask)) ? aten::softmax : safe_softmax,
+      isNone(node, "attn_mask") ? aten::softmax : safe_softmax,
       {scores, number(-1), insertConstant(node, c10::IValue())});
   if (key_heads > 0) {
     weights = apart ? split(weights, {value_heads, -1}) : weights;
@@ -281,18 +279,19 @@ bool expandAttention(PassContext& context) {
       continue;
     }
     Expansion& attention = expanded.emplace_back(Expansion{node, scaleOf(shapes, node)});
-    Value* mask = node->input(kMask);
+    Value* mask = inputOf(node, "attn_mask");
     const auto held = known.tensor(mask);
     const bool trains = held && held->is_floating_point() && !isConstant(mask); // or is made of what trains
     attention.mask = trains ? std::nullopt : held;
     attention.floats = isTensor(mask) && (trains || floats.has(mask));
-    attention.causal = constantBool(node->input(kCausal));
+    attention.causal = constantBool(node, "is_causal");
     if (isGrouped(node)) {
-      attention.key_heads = *headsOf(shapes, node, 1), attention.value_heads = *headsOf(shapes, node, 2);
+      attention.key_heads = *headsOf(shapes, node, "key"),
+      attention.value_heads = *headsOf(shapes, node, "value");
     }
     if (attention.causal != false) {
-      attention.queries = shapes.ofAxis(node->input(0), -2);
-      attention.keys = shapes.ofAxis(node->input(1), -2);
+      attention.queries = shapes.ofAxis(inputOf(node, "query"), -2);
+      attention.keys = shapes.ofAxis(inputOf(node, "key"), -2);
     }
   }
   Made made;

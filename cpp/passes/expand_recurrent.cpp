@@ -61,18 +61,20 @@ struct DynamicGrid {
 
 std::optional<DynamicGrid> dynamicGridOf(const Value* input) {
   const Node* dequantized = input->node();
-  const Node* codes = dequantized->kind() == dequantize_dynamic ? dequantized->input(0)->node() : nullptr;
+  const Node* codes = dequantized->kind() == dequantize_dynamic ? inputOf(dequantized, "q")->node() : nullptr;
   if (codes == nullptr || codes->kind() != quantize_dynamic ||
-      codes->input(1)->node()->kind() != choose_qparams) {
+      inputOf(codes, "scale")->node()->kind() != choose_qparams) {
     return std::nullopt;
   }
-  const Node* choice = codes->input(1)->node();
-  return DynamicGrid{choice->input(1), choice->input(2), choice->input(3), choice->input(4), codes->input(5)};
+  const Node* choice = inputOf(codes, "scale")->node();
+  return DynamicGrid{
+      inputOf(choice, "quant_min"), inputOf(choice, "quant_max"), inputOf(choice, "qscheme"),
+      inputOf(choice, "range_form"), inputOf(codes, "dtype")};
 }
 
 // The options of a layer, from its constants.
 struct PlainLayer {
-  size_t params, layers;
+  size_t layers;
   bool has_biases, both_ways, batch_first;
   size_t each() const { return has_biases ? 4 : 2; }
   size_t directions() const { return both_ways ? 2 : 1; }
@@ -83,19 +85,17 @@ std::optional<PlainLayer> plainLayerOf(const Node* node) {
   if (schema == nullptr || schema->overload_name() != "input") {
     return std::nullopt; // of packed sequences
   }
-  const size_t params = *schema->argumentIndexWithName("params");
   std::vector<double> options;
-  for (size_t i = params + 1; i < node->inputs().size(); ++i) {
-    const auto number = constantNumber(node->input(i));
+  for (const char* name : {"has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first"}) {
+    const auto number = constantNumber(node, name);
     if (!number) {
       return std::nullopt;
     }
     options.push_back(*number);
   }
   const bool trains = options[3] != 0;
-  const PlainLayer layer{
-      params, static_cast<size_t>(options[1]), options[0] != 0, options[4] != 0, options[5] != 0};
-  const Node* list = node->input(params)->node();
+  const PlainLayer layer{size_t(options[1]), options[0] != 0, options[4] != 0, options[5] != 0};
+  const Node* list = inputOf(node, "params")->node();
   const bool fits = list->kind() == prim::ListConstruct &&
                     list->inputs().size() == layer.layers * layer.directions() * layer.each();
   return trains || !fits ? std::nullopt : std::optional(layer);
@@ -108,7 +108,7 @@ class ScanWriter {
 
   // The results of the layer: all states of the last one, and the last states of all.
   std::pair<Value*, Value*> write() {
-    Value* x = node_->input(0);
+    Value* x = inputOf(node_, "input");
     for (size_t i = 0; i < layer_.layers; ++i) {
       std::vector<Value*> states;
       for (size_t direction = 0; direction < layer_.directions(); ++direction) {
@@ -123,13 +123,13 @@ class ScanWriter {
 
  private:
   Value* direct(Value* x, size_t index, bool backwards) {
-    const auto weights = node_->input(layer_.params)->node()->inputs().slice(index * layer_.each());
+    const auto weights = inputOf(node_, "params")->node()->inputs().slice(index * layer_.each());
     const auto bias = [&](size_t i) {
       return layer_.has_biases ? weights[i] : insertConstant(node_, c10::IValue());
     };
     Value* steps = op(aten::linear, {x, weights[0], bias(2)});
     steps = turned(timeFirst(steps), backwards);
-    Value* start = op(aten::select, {node_->input(1), number(0), number(static_cast<int64_t>(index))});
+    Value* start = op(aten::select, {inputOf(node_, "hx"), number(0), number(static_cast<int64_t>(index))});
     const auto graph = scanWith(node_->kind() == tanh_layer ? "tanh" : "relu");
     forEachNode(*graph, [&](Node* made) { made->copyMetadata(node_); });
     torch::jit::WithInsertPoint guard(node_);
@@ -174,7 +174,7 @@ bool expandRecurrent(PassContext& context) {
       return false;
     }
     const auto layer = plainLayerOf(node);
-    const auto grid = dynamicGridOf(node->input(0));
+    const auto grid = dynamicGridOf(mainOperand(node));
     if (!layer || !grid) {
       return false;
     }

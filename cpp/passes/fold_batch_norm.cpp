@@ -19,9 +19,9 @@ struct Statistics {
 
 // aten::batch_norm(x, gamma?, beta?, mean?, var?, training, momentum, eps, cudnn)
 std::optional<Statistics> constantStatistics(const Node* node) {
-  const auto mean = constantTensor(node->input(3)), variance = constantTensor(node->input(4));
-  const auto eps = constantNumber(node->input(7));
-  if (!mean || !variance || !eps || constantNumber(node->input(5)) != 0.0) {
+  const auto mean = constantTensor(node, "running_mean"), variance = constantTensor(node, "running_var");
+  const auto eps = constantNumber(node, "eps");
+  if (!mean || !variance || !eps || constantNumber(node, "training") != 0.0) {
     return std::nullopt;
   }
   auto factor = (variance->to(at::kDouble) + *eps).rsqrt();
@@ -30,11 +30,11 @@ std::optional<Statistics> constantStatistics(const Node* node) {
       return std::nullopt;
     }
   }
-  if (const auto gamma = constantTensor(node->input(1))) {
+  if (const auto gamma = constantTensor(node, "weight")) {
     factor = factor * gamma->to(at::kDouble);
   }
   auto shift = -mean->to(at::kDouble) * factor;
-  if (const auto beta = constantTensor(node->input(2))) {
+  if (const auto beta = constantTensor(node, "bias")) {
     shift = shift + beta->to(at::kDouble);
   }
   return Statistics{factor, shift};
@@ -57,7 +57,7 @@ at::Tensor scaleWeight(
 std::optional<std::string> foldInto(Node* norm, const NormalizedRanks& ranks, const Shapes& shapes) {
   const auto op = normalizedOperator(norm, ranks, &shapes);
   if (!op) {
-    return weightedOperator(norm->input(0)->node())
+    return weightedOperator(inputOf(norm, "input")->node())
                ? "the result in front of it has other users, or axis 1 may not be that of its channels"
                : "no convolution or linear is in front of it";
   }
@@ -66,8 +66,8 @@ std::optional<std::string> foldInto(Node* norm, const NormalizedRanks& ranks, co
   if (!statistics) {
     return "its statistics or parameters are not constant";
   }
-  const auto weight = constantTensor(producer->input(1)), bias = constantTensor(producer->input(2));
-  if (!weight || !weight->is_floating_point() || (!bias && !isNone(producer->input(2)))) {
+  const auto weight = constantTensor(producer, "weight"), bias = constantTensor(producer, "bias");
+  if (!weight || !weight->is_floating_point() || (!bias && !isNone(producer, "bias"))) {
     return "the weight or bias in front of it is no constant of floating point";
   }
   if (statistics->factor.numel() != op->channels(*weight)) {
@@ -81,12 +81,12 @@ std::optional<std::string> foldInto(Node* norm, const NormalizedRanks& ranks, co
   const auto folded = scaleWeight(*weight, statistics->factor, op->kind, op->groups).to(dtype);
   Value* constant = insertConstant(producer, folded.contiguous(weight->suggest_memory_format()));
   Value* shifted = insertConstant(producer, shift.to(dtype));
-  copyName(constant, producer->input(1));
-  copyName(shifted, producer->input(2));
+  copyName(constant, inputOf(producer, "weight"));
+  copyName(shifted, inputOf(producer, "bias"));
   nameBias(shifted, constant);
   producer->replaceInput(1, constant);
   producer->replaceInput(2, shifted);
-  replaceNode(norm, norm->input(0));
+  replaceNode(norm, inputOf(norm, "input"));
   return std::nullopt;
 }
 

@@ -36,7 +36,7 @@ bool replaceByConstants(Node* node) {
   for (size_t i = 0; i < results->size(); ++i) {
     Value* constant = insertConstant(node, results->at(i));
     if (i == 0 && results->at(i).isTensor()) {
-      copyName(constant, node->input(0));
+      copyName(constant, mainOperand(node));
     }
     node->output(i)->replaceAllUsesWith(constant);
   }
@@ -47,7 +47,7 @@ bool replaceByConstants(Node* node) {
 // The operand, or what training has put around it.
 Value* constantOperand(Node* node, size_t operand) {
   Node* maker = node->input(operand)->node();
-  return isTrained(maker) ? maker->input(0) : node->input(operand);
+  return isTrained(maker) ? mainOperand(maker) : node->input(operand);
 }
 
 bool foldDeferred(PassContext& context) {

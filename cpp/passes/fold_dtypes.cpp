@@ -20,9 +20,9 @@ std::vector<Node*> findKnown(const PassContext& context) {
   FloatValues floats(context);
   forEachNode(*context.graph(), [&](Node* node) {
     const bool asks = node->kind() == dtype_of, like = node->kind() == aten::type_as;
-    const bool one_device =
-        like && floats.has(node->input(1)) && floats.areOnOneDevice(node->input(0), node->input(1));
-    if ((asks || one_device || floats.casts(node)) && floats.has(node->input(0))) {
+    const bool one_device = like && floats.has(inputOf(node, "other")) &&
+                            floats.areOnOneDevice(inputOf(node, "self"), inputOf(node, "other"));
+    if ((asks || one_device || floats.casts(node)) && floats.has(mainOperand(node))) {
       found.push_back(node);
     }
     floats.add(node);
@@ -42,7 +42,7 @@ bool foldDtypes(PassContext& context) {
     }
     for (Node* node : found) {
       const bool asks_dtype = node->kind() == dtype_of;
-      replaceNode(node, asks_dtype ? insertConstant(node, int64_t(at::kFloat)) : node->input(0));
+      replaceNode(node, asks_dtype ? insertConstant(node, int64_t(at::kFloat)) : mainOperand(node));
     }
     changed = true;
   }

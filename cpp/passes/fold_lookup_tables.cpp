@@ -33,7 +33,7 @@ bool restIsConstant(const Node* node) {
   return std::all_of(node->inputs().begin() + 1, node->inputs().end(), isConstant);
 }
 
-int64_t constantInt(const Value* value) { return constantOf(value)->toInt(); }
+int64_t constantInt(const Node* node, std::string_view name) { return constantOf(node, name)->toInt(); }
 
 // The operators between the codes and what is quantized, dequantize among them, in an order in which they
 // can be computed.
@@ -42,7 +42,7 @@ class Function {
   static std::optional<Function> into(const Node* quantize, const Written& written) {
     Function function(written);
     const bool closed = restIsConstant(quantize) && !written.count(quantize->output()) &&
-                        function.collect(quantize->input(0)) && function.codes_ != nullptr;
+                        function.collect(inputOf(quantize, "x")) && function.codes_ != nullptr;
     // Without an operator in between it is a change of scale, which takes no table.
     const bool computes = function.nodes_.size() > 1 && function.nodes_.back()->kind() != dequantize;
     return closed && computes && !written.count(function.codes_) ? std::optional(std::move(function))
@@ -80,7 +80,7 @@ class Function {
 
   // All that is read must be functions of one tensor of codes.
   bool collectSource(Node* node) {
-    Value* codes = node->input(0);
+    Value* codes = inputOf(node, "q");
     const bool same = codes_ == nullptr || codes_ == codes;
     codes_ = codes;
     return same && restIsConstant(node);
@@ -110,11 +110,11 @@ class Function {
 std::optional<at::Tensor> codesOf(const Value* value) {
   const Node* node = value->node();
   if (node->kind() == quantize && restIsConstant(node)) {
-    const int64_t first = constantInt(node->input(3)), last = constantInt(node->input(4));
-    const auto dtype = static_cast<at::ScalarType>(constantInt(node->input(5)));
+    const int64_t first = constantInt(node, "quant_min"), last = constantInt(node, "quant_max");
+    const auto dtype = static_cast<at::ScalarType>(constantInt(node, "dtype"));
     return last - first < kMaxEntries ? std::optional(at::arange(first, last + 1, dtype)) : std::nullopt;
   }
-  const auto table = node->kind() == lookup_table ? constantTensor(node->input(1)) : std::nullopt;
+  const auto table = node->kind() == lookup_table ? constantTensor(node, "table") : std::nullopt;
   if (table && at::isIntegralType(table->scalar_type(), false)) {
     const int64_t first = table->min().item<int64_t>(), last = table->max().item<int64_t>();
     return last - first < kMaxEntries ? std::optional(at::arange(first, last + 1, table->scalar_type()))
@@ -155,18 +155,18 @@ std::optional<at::Tensor> composed(const at::Tensor& first, const at::Tensor& se
 }
 
 bool composeTables(Node* node, const Written& written) {
-  Node* inner = node->input(0)->node();
+  Node* inner = inputOf(node, "codes")->node();
   if (inner->kind() != lookup_table || !restIsConstant(inner) || !restIsConstant(node) ||
       inner->output()->uses().size() != 1 || written.count(inner->output()) ||
-      written.count(inner->input(0))) {
+      written.count(inputOf(inner, "codes"))) {
     return false;
   }
-  const auto table = composed(
-      *constantTensor(inner->input(1)), *constantTensor(node->input(1)), constantInt(node->input(2)));
+  const auto table =
+      composed(*constantTensor(inner, "table"), *constantTensor(node, "table"), constantInt(node, "first"));
   if (!table) {
     return false;
   }
-  replaceNode(node, insertLookup(node, inner->input(0), *table, constantInt(inner->input(2)), node));
+  replaceNode(node, insertLookup(node, inputOf(inner, "codes"), *table, constantInt(inner, "first"), node));
   inner->destroy();
   return true;
 }

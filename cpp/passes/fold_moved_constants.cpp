@@ -49,7 +49,7 @@ Value* movedAgain(Value* moved, Value* constant, Node* before) {
   if (isConstant(moved)) {
     return constant;
   }
-  Value* from = movedAgain(moved->node()->input(0), constant, before);
+  Value* from = movedAgain(mainOperand(moved->node()), constant, before);
   Node* copy = before->owningGraph()->createClone(moved->node(), [](Value* value) { return value; });
   copy->insertBefore(before);
   copy->replaceInput(0, from);

@@ -25,8 +25,8 @@ bool isReadOnce(const Value* value) { return value->uses().size() == 1; }
 std::optional<Scaled> scaledOperator(Value* value) {
   std::vector<std::vector<int64_t>> permutations;
   Node* node = value->node();
-  for (; node->kind() == aten::permute && isReadOnce(node->output()); node = node->input(0)->node()) {
-    const auto axes = constantInts(node->input(1));
+  for (; node->kind() == aten::permute && isReadOnce(node->output()); node = inputOf(node, "self")->node()) {
+    const auto axes = constantInts(node, "dims");
     if (!axes) {
       return std::nullopt;
     }
@@ -63,20 +63,20 @@ bool foldFactor(Node* product) {
       continue;
     }
     Node* node = scaled->node;
-    const auto weight = constantTensor(node->input(1)), bias = constantTensor(node->input(2));
+    const auto weight = constantTensor(node, "weight"), bias = constantTensor(node, "bias");
     const auto rank = weightedOperator(node)->spatial_dims + 2; // a vector gives no channels
     if (!weight || weight->dim() != rank || weight->scalar_type() != factor->scalar_type() ||
-        (!bias && !isNone(node->input(2))) || !isOfChannels(*factor, weight->size(0), scaled->axis)) {
+        (!bias && !isNone(node, "bias")) || !isOfChannels(*factor, weight->size(0), scaled->axis)) {
       continue;
     }
     std::vector<int64_t> shape(weight->dim(), 1);
     shape[0] = -1;
     Value* constant = insertConstant(node, *weight * factor->reshape(shape));
-    copyName(constant, node->input(1));
+    copyName(constant, inputOf(node, "weight"));
     node->replaceInput(1, constant);
     if (bias) {
       Value* folded = insertConstant(node, *bias * factor->flatten());
-      copyName(folded, node->input(2));
+      copyName(folded, inputOf(node, "bias"));
       node->replaceInput(2, folded);
     }
     replaceNode(product, product->input(1 - operand));

@@ -32,16 +32,16 @@ namespace {
 // The positions in a list of sizes that are those of the operand.
 std::vector<size_t> keptSizes(const Shapes& shapes, const Node* expand) {
   std::vector<size_t> kept;
-  const Node* list = expand->input(1)->node();
-  const auto own = shapes.rank(expand->input(0));
-  const bool written = shapes.isWritten(expand->input(1)) || shapes.isWritten(expand->input(0));
+  const Node* list = inputOf(expand, "size")->node();
+  const auto own = shapes.rank(inputOf(expand, "self"));
+  const bool written = shapes.isWritten(inputOf(expand, "size")) || shapes.isWritten(inputOf(expand, "self"));
   if (!own || list->kind() != prim::ListConstruct || written || shapes.isWritten(expand->output())) {
     return kept;
   }
   const int64_t more = int64_t(list->inputs().size()) - *own;
   for (int64_t i = std::max<int64_t>(more, 0); i < int64_t(list->inputs().size()); ++i) {
     const Extent size = shapes.ofNumber(list->input(i));
-    if (!size.isNumber() && size == shapes.ofAxis(expand->input(0), i - more)) {
+    if (!size.isNumber() && size == shapes.ofAxis(inputOf(expand, "self"), i - more)) {
       kept.push_back(i);
     }
   }
@@ -52,7 +52,7 @@ std::vector<size_t> keptSizes(const Shapes& shapes, const Node* expand) {
 bool isGiven(const Value* tensor, const Block* model) {
   const Node* node = tensor->node();
   while (node->kind() == aten::flatten || node->kind() == aten::unsqueeze) {
-    node = node->input(0)->node();
+    node = inputOf(node, "self")->node();
   }
   return node->kind() == prim::Param && node->owningBlock() == model &&
          tensor->node()->owningBlock() == model;
@@ -67,13 +67,13 @@ std::optional<Extent::Axis> elsewhere(
     return std::nullopt;
   }
   if (isGiven(of->tensor, size->owningGraph()->block())) {
-    return of->tensor == size->input(0) ? std::nullopt : std::optional(*of);
+    return of->tensor == inputOf(size, "self") ? std::nullopt : std::optional(*of);
   }
   for (Value* tensor : read) {
     for (const int64_t axis : {0, 1}) {
       if (tensor->node()->owningBlock() == size->owningBlock() && tensor->node()->isBefore(size) &&
           shapes.ofAxis(tensor, axis) == extent) {
-        return tensor == size->input(0) ? std::nullopt : std::optional(Extent::Axis{tensor, axis});
+        return tensor == inputOf(size, "self") ? std::nullopt : std::optional(Extent::Axis{tensor, axis});
       }
     }
   }
@@ -86,7 +86,7 @@ enum class Reader { Unpacks, TakesOne, Looks, Other };
 Reader readerOf(const Node* user, int64_t count) {
   static const auto looks = symbols({"aten::eq", "aten::ne", "aten::format"});
   if (user->kind() == aten::__getitem__) {
-    const double index = constantNumber(user->input(1)).value_or(count);
+    const double index = constantNumber(user, "idx").value_or(count);
     return index >= -count && index < count ? Reader::TakesOne : Reader::Other;
   }
   const bool unpacks = user->kind() == prim::ListUnpack && int64_t(user->outputs().size()) == count;
@@ -143,7 +143,7 @@ void replaceList(Node* size, const std::vector<Extent>& extents) {
         user->destroy();
         break;
       case Reader::TakesOne: {
-        const auto index = static_cast<int64_t>(*constantNumber(user->input(1)));
+        const auto index = static_cast<int64_t>(*constantNumber(user, "idx"));
         replaceNode(user, numbers[index < 0 ? index + count : index]);
         break;
       }
@@ -193,7 +193,7 @@ bool foldSizes(PassContext& context) {
   const auto compared = nodesWhere(*graph, [&](const Node* node) { return comparesEqual(shapes, node); });
   std::vector<Value*> read;
   for (Node* node : nodesWhere(*graph, isRecurrentLayer)) {
-    read.push_back(node->input(0));
+    read.push_back(mainOperand(node));
   }
   forEachNode(*graph, [&](Node* node) {
     for (Value* output : node->outputs()) {
@@ -220,7 +220,7 @@ bool foldSizes(PassContext& context) {
     replaceNode(node, insertConstant(node, node->kind() == aten::eq));
   }
   for (const auto& [node, kept] : repeated) {
-    std::vector<Value*> sizes = node->input(1)->node()->inputs().vec();
+    std::vector<Value*> sizes = inputOf(node, "size")->node()->inputs().vec();
     for (const size_t i : kept) {
       sizes[i] = insertConstant(node, int64_t{-1});
     }

@@ -50,7 +50,7 @@ class WrittenCopy {
           !std::ranges::all_of(inputs, [&](const Value* v) { return isConstant(v) || made_.count(v); })) {
         continue;
       }
-      const bool writes = writesFirst(node) && made_.count(node->input(0)) > 0;
+      const bool writes = writesFirst(node) && made_.count(mainOperand(node)) > 0;
       const bool moves = movesData(node) && isTensor(node->output());
       if (node->outputs().size() == 1 && node->blocks().empty() && (writes || moves || givesAnew(node))) {
         add(node);
@@ -114,7 +114,7 @@ class WrittenCopy {
 
 bool foldWrittenConstants(PassContext& context) {
   const auto copies = nodesWhere(*context.graph(), [](const Node* node) {
-    return node->kind() == aten::clone && constantTensor(node->input(0));
+    return node->kind() == aten::clone && constantTensor(node, "self");
   });
   bool changed = false;
   for (Node* copy : copies) {

@@ -71,7 +71,7 @@ class Followed {
     if (node->inputs().empty()) {
       return false;
     }
-    if (Known* known = find(node->input(0)); known != nullptr && write(node, known->content)) {
+    if (Known* known = find(mainOperand(node)); known != nullptr && write(node, known->content)) {
       known->stale = true;
       return true;
     }

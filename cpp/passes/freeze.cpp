@@ -103,7 +103,7 @@ class Freezer {
   template <typename Visit>
   void forEachAttribute(c10::Symbol kind, Visit visit) {
     forEachNodeAnywhere(*graph_, [&](Node* node) {
-      const auto owner = node->kind() == kind ? modules_.find(node->input(0)) : modules_.end();
+      const auto owner = node->kind() == kind ? modules_.find(objectOf(node)) : modules_.end();
       if (owner != modules_.end() && !(kind == prim::GetAttr && modules_.count(node->output()))) {
         visit(node, owner->second, Attribute{owner->second.object.get(), node->s(attr::name)});
       }
@@ -128,7 +128,7 @@ class Freezer {
     static const std::unordered_set<c10::Symbol> makes{aten::zeros_like, symbol("aten::empty_like")};
     forEachNode(*graph_, [](Node* node) {
       const auto fill = fills.find(node->kind());
-      Value* made = fill == fills.end() ? nullptr : node->input(0);
+      Value* made = fill == fills.end() ? nullptr : inputOf(node, "self");
       if (made == nullptr || makes.count(made->node()->kind()) == 0 ||
           made->node()->owningBlock() != node->owningBlock() ||
           !std::ranges::all_of(
@@ -146,8 +146,8 @@ class Freezer {
   std::vector<Value*> written(bool lists) {
     std::vector<Value*> result;
     forEachNode(*graph_, [&](Node* node) {
-      if (node->kind() == aten::batch_norm && constantNumber(node->input(5)) != 0.0) {
-        result.insert(result.end(), {node->input(3), node->input(4)});
+      if (node->kind() == aten::batch_norm && constantNumber(node, "training") != 0.0) {
+        result.insert(result.end(), {inputOf(node, "running_mean"), inputOf(node, "running_var")});
       }
       if (const auto* schema = node->maybeSchema(); schema && schema->is_mutable()) {
         for (size_t i = 0; i < schema->arguments().size() && i < node->inputs().size(); ++i) {
@@ -170,8 +170,8 @@ class Freezer {
     const AliasDb aliases(graph_, /*isFrozen=*/true);
     auto touched = written(/*lists=*/true), touched_tensors = written(/*lists=*/false);
     forEachAttribute(prim::SetAttr, [&](Node* node, const BoundModule&, const Attribute&) {
-      touched.push_back(node->input(1)); // who assigns it may write to it there
-      touched_tensors.push_back(node->input(1));
+      touched.push_back(assignedBy(node)); // who assigns it may write to it there
+      touched_tensors.push_back(assignedBy(node));
     });
     // PyTorch's analysis takes all that lists hold for one: a list of results, and the weights of a recurrent layer.
     std::optional<AliasClasses> classes;
@@ -257,7 +257,7 @@ class Freezer {
     std::map<Attribute, std::string> result;
     forEachNodeAnywhere(*graph_, [&](Node* node) {
       if (node->kind() == prim::GetAttr || node->kind() == prim::SetAttr) {
-        if (const auto owner = modules_.find(node->input(0)); owner != modules_.end()) {
+        if (const auto owner = modules_.find(objectOf(node)); owner != modules_.end()) {
           result.emplace(
               Attribute{owner->second.object.get(), node->s(attr::name)}, owner->second.pathOf(node));
         }

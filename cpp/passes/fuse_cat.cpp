@@ -17,7 +17,7 @@ bool usedOnce(const Value* value) { return value->uses().size() == 1; }
 
 // Why the concatenation cannot run on integers; nothing where it can.
 std::optional<std::string> refusal(const Node* cat) {
-  const Value* operand = cat->input(0);
+  const Value* operand = inputOf(cat, "tensors");
   if (!usedOnce(cat->output())) {
     return "its float result has other users";
   }
@@ -31,10 +31,10 @@ std::optional<std::string> refusal(const Node* cat) {
 }
 
 bool fuse(PassContext& context, Node* node) {
-  Node* cat = node->input(0)->node();
+  Node* cat = inputOf(node, "x")->node();
   const bool relu = cat->kind() == aten::relu && usedOnce(cat->output());
   if (relu) {
-    cat = cat->input(0)->node();
+    cat = cat->input()->node();
   }
   if (cat->kind() != aten::cat) {
     return false;
@@ -43,12 +43,13 @@ bool fuse(PassContext& context, Node* node) {
     context.remark(cat, std::move(*reason));
     return false;
   }
-  Node* list = cat->input(0)->node();
+  Node* list = inputOf(cat, "tensors")->node();
   for (size_t i = 0; i < list->inputs().size(); ++i) {
-    list->replaceInput(i, list->input(i)->node()->input(0));
+    list->replaceInput(i, inputOf(list->input(i)->node(), "q"));
   }
   const auto kind = symbol(relu ? "quantized::cat_relu" : "quantized::cat");
-  const std::vector<Value*> operands{list->output(), cat->input(1), node->input(1), node->input(2)};
+  const std::vector<Value*> operands{
+      list->output(), inputOf(cat, "dim"), inputOf(node, "scale"), inputOf(node, "zero_point")};
   replaceNode(node, insertValue(node, kind, operands, cat));
   return true;
 }

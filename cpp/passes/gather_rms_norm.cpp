@@ -31,7 +31,7 @@ bool is(const Value* value, c10::Symbol kind) { return value->node()->kind() == 
 // The only node that reads it.
 Node* onlyReader(const Value* value) { return value->uses().size() == 1 ? value->uses()[0].user : nullptr; }
 
-Value* behindCasts(Value* value) { return isToFloat(value->node()) ? value->node()->input(0) : value; }
+Value* behindCasts(Value* value) { return isToFloat(value->node()) ? inputOf(value->node(), "self") : value; }
 
 // Of a sum or a product of a value and a constant: both.
 std::optional<std::pair<Value*, Value*>> withConstant(const Node* node) {
@@ -45,9 +45,9 @@ std::optional<std::pair<Value*, Value*>> withConstant(const Node* node) {
 // The operand that is squared.
 Value* squaredBy(const Node* node) {
   static const auto pow = symbol("aten::pow"), square = symbol("aten::square");
-  const bool by_number = node->kind() == pow && constantNumber(node->input(1)) == 2.0;
-  const bool by_itself = node->kind() == aten::mul && node->input(0) == node->input(1);
-  return by_number || by_itself || node->kind() == square ? node->input(0) : nullptr;
+  const bool by_number = node->kind() == pow && constantNumber(node, "exponent") == 2.0;
+  const bool by_itself = node->kind() == aten::mul && inputOf(node, "self") == inputOf(node, "other");
+  return by_number || by_itself || node->kind() == square ? inputOf(node, "self") : nullptr;
 }
 
 bool isMeanOfRows(const Node* node) {
@@ -55,9 +55,9 @@ bool isMeanOfRows(const Node* node) {
   if (node->kind() != mean || node->inputs().size() < 4) {
     return false;
   }
-  const auto keeps = constantOf(node->input(2));
-  return constantInts(node->input(1)) == std::vector<int64_t>{-1} && keeps && keeps->isBool() &&
-         keeps->toBool() && (isNone(node->input(3)) || constantNumber(node->input(3)) == double(at::kFloat));
+  const auto keeps = constantOf(node, "keepdim");
+  return constantInts(node, "dim") == std::vector<int64_t>{-1} && keeps && keeps->isBool() &&
+         keeps->toBool() && (isNone(node, "dtype") || constantNumber(node, "dtype") == double(at::kFloat));
 }
 
 struct Norm {
@@ -68,17 +68,17 @@ struct Norm {
 
 // Of the root or its inverse, what is below it: mean of squares and number.
 std::optional<Norm> rootOf(const Value* root) {
-  const Node* sum = root->node()->input(0)->node();
+  const Node* sum = root->node()->input()->node();
   if (sum->kind() != aten::add || onlyReader(root) == nullptr || onlyReader(sum->output()) == nullptr) {
     return std::nullopt;
   }
   const auto terms = withConstant(sum);
   const double eps = terms ? numberOr0(terms->second) : 0;
-  const bool plain = sum->inputs().size() < 3 || constantNumber(sum->input(2)) == 1.0;
+  const bool plain = sum->inputs().size() < 3 || constantNumber(sum, "alpha") == 1.0;
   if (!(eps > 0) || !plain || !isMeanOfRows(terms->first->node()) || onlyReader(terms->first) == nullptr) {
     return std::nullopt;
   }
-  Value* squares = terms->first->node()->input(0);
+  Value* squares = inputOf(terms->first->node(), "self");
   const bool found = onlyReader(squares) != nullptr && squaredBy(squares->node()) != nullptr;
   return found ? std::optional(Norm{nullptr, squares->node(), eps, {}}) : std::nullopt;
 }
@@ -95,7 +95,7 @@ std::optional<Norm> normalizedBy(Node* node) {
       continue;
     }
     auto norm = rootOf(node->input(i));
-    if (norm && behindCasts(norm->square->input(0)) == behindCasts(node->input(1 - i))) {
+    if (norm && behindCasts(inputOf(norm->square, "self")) == behindCasts(node->input(1 - i))) {
       norm->last = node;
       return norm;
     }
@@ -133,7 +133,7 @@ bool gatherRmsNorm(PassContext& context) {
   }
   const Shapes shapes(context);
   std::erase_if(found, [&](const Norm& norm) {
-    Value* of = norm.square->input(0);
+    Value* of = inputOf(norm.square, "self");
     const auto values = {of, behindCasts(of), norm.last->output()};
     const bool written = std::ranges::any_of(values, [&](auto* value) { return shapes.isWritten(value); });
     if (written) {
@@ -145,7 +145,7 @@ bool gatherRmsNorm(PassContext& context) {
   static const auto rms_norm = symbol("aten::rms_norm");
   for (const Norm& norm : found) {
     const auto insert = [&](const c10::IValue& value) { return insertConstant(norm.last, value); };
-    Value* of = norm.square->input(0); // perhaps the result of a norm by now
+    Value* of = inputOf(norm.square, "self"); // perhaps the result of a norm by now
     const auto operands = {
         of, insert(std::vector<int64_t>{norm.weight.numel()}), insert(norm.weight), insert(norm.eps)};
     replaceNode(

@@ -109,8 +109,8 @@ Value* uncopied(Node* trained) {
   while (maker->kind() == prim::Constant) {
     maker = maker->prev();
   }
-  const bool copied = maker->kind() == aten::clone && maker->output() == trained->input(0);
-  return copied ? maker->input(0) : trained->input(0);
+  const bool copied = maker->kind() == aten::clone && maker->output() == mainOperand(trained);
+  return copied ? inputOf(maker, "self") : mainOperand(trained);
 }
 
 bool insertQuantizeDequantize(PassContext& context) {
@@ -130,7 +130,7 @@ bool insertQuantizeDequantize(PassContext& context) {
       continue;
     }
     if (quantized) {
-      Value* value = place->input(0);
+      Value* value = mainOperand(place);
       const auto uses = value->uses(); // without those of what quantizes it
       Value* replacement = quantizeDequantize(place, value, found->value().toGenericDict(), id);
       for (const auto& use : uses) {
@@ -143,7 +143,7 @@ bool insertQuantizeDequantize(PassContext& context) {
   for (Node* observer : placesOf(*graph)) {
     destroyObserver(observer);
   }
-  replaceNodes(*graph, [](Node* node) { return node->kind() == edge ? node->input(0) : nullptr; });
+  replaceNodes(*graph, [](Node* node) { return node->kind() == edge ? inputOf(node, "x") : nullptr; });
   return !places.empty();
 }
 

@@ -30,11 +30,11 @@ bool restIsConstant(const Node* node, size_t begin) {
 
 bool hasPaddingMode(const Node* node) {
   const auto op = weightedOperator(node);
-  if (!op || op->spatial_dims == 0 || op->transposed || !constantTensor(node->input(1)) ||
-      !isConstant(node->input(4)) || !isConstant(node->input(5))) {
+  if (!op || op->spatial_dims == 0 || op->transposed || !constantTensor(node, "weight") ||
+      !isConstant(inputOf(node, "padding")) || !isConstant(inputOf(node, "dilation"))) {
     return false;
   }
-  return constantOf(node->input(4))->isString();
+  return constantOf(node, "padding")->isString();
 }
 
 // Other spellings are left only where the graph does not know enough: of weights that are computed, say.
@@ -46,7 +46,7 @@ Problem otherSpelling(const Node* node) {
   if (never.count(kind)) {
     return "a clip is no relu or clamp: " + describe(node);
   }
-  if (kind == convolution && constantTensor(node->input(1)) && restIsConstant(node, 3)) {
+  if (kind == convolution && constantTensor(node, "weight") && restIsConstant(node, 3)) {
     return "a convolution is as tracing records it: " + describe(node);
   }
   if ((kind == aten::matmul || kind == mm) && isMatrix(node->input(1))) {
@@ -60,8 +60,9 @@ Problem checkCanonical(const PassContext& context) { return firstProblem(context
 Problem checkObservedOnce(const PassContext& context) {
   std::unordered_set<const Value*> observed;
   return firstProblem(context, [&](const Node* node) -> Problem {
-    const bool twice = isObserver(node) && !observed.insert(node->input(0)).second;
-    return twice ? Problem("a value has two observers: " + describe(node->input(0)->node())) : std::nullopt;
+    const bool twice = isObserver(node) && !observed.insert(mainOperand(node)).second;
+    return twice ? Problem("a value has two observers: " + describe(mainOperand(node)->node()))
+                 : std::nullopt;
   });
 }
 
@@ -135,13 +136,13 @@ Problem badGrid(const Node* node) {
     problem = "its scale is not positive and finite";
   } else if (quantizes) {
     problem = badCodes(node, *grid);
-  } else if (startsWith(node->input(0)->node(), "jit_passes::quantize")) {
-    const auto written = gridOf(node->input(0)->node());
+  } else if (startsWith(inputOf(node, "q")->node(), "jit_passes::quantize")) {
+    const auto written = gridOf(inputOf(node, "q")->node());
     if (written &&
         !(areEqual(written->scale, grid->scale) && areEqual(written->zero_point, grid->zero_point))) {
       problem = "it reads codes with another scale or zero point than they were written with";
     }
-  } else if (const auto codes = constantTensor(node->input(0))) {
+  } else if (const auto codes = constantTensor(node, "q")) {
     problem = at::isIntegralType(codes->scalar_type(), false) ? std::nullopt
                                                               : Problem("its constant codes are no integers");
   }

@@ -20,15 +20,15 @@ namespace {
 
 // The value that is flattened to the rows that a linear layer reads.
 const Value* flattenedRows(const Shapes& shapes, const Node* linear) {
-  const Node* flatten = linear->input(0)->node();
-  if (flatten->kind() != aten::flatten || constantNumber(flatten->input(1)) != 0.0) {
+  const Node* flatten = inputOf(linear, "input")->node();
+  if (flatten->kind() != aten::flatten || constantNumber(flatten, "start_dim") != 0.0) {
     return nullptr;
   }
-  const auto rank = shapes.rank(flatten->input(0));
-  const auto last = constantNumber(flatten->input(2));
+  const auto rank = shapes.rank(inputOf(flatten, "self"));
+  const auto last = constantNumber(flatten, "end_dim");
   const bool all = rank && *rank > 2 && last && (*last == -2.0 || *last == static_cast<double>(*rank - 2));
-  return all && !shapes.isWritten(flatten->input(0)) && !shapes.isWritten(flatten->output())
-             ? flatten->input(0)
+  return all && !shapes.isWritten(inputOf(flatten, "self")) && !shapes.isWritten(flatten->output())
+             ? inputOf(flatten, "self")
              : nullptr;
 }
 
@@ -41,7 +41,7 @@ int64_t countReaders(const Value* value) {
 
 // Whether the node gives the rows of a layer back with the axes that were joined.
 bool readsRows(const Shapes& shapes, const Node* node) {
-  const Node* linear = node->kind() == aten::reshape ? node->input(0)->node() : nullptr;
+  const Node* linear = node->kind() == aten::reshape ? inputOf(node, "self")->node() : nullptr;
   if (linear == nullptr || linear->kind() != aten::linear || countReaders(linear->output()) != 1 ||
       linear->owningBlock() != node->owningBlock() || shapes.isWritten(linear->output()) ||
       shapes.isWritten(node->output()) || shapes.weightRank(linear) != 2) {
@@ -69,9 +69,9 @@ bool keepLeadingAxes(PassContext& context) {
     }
   });
   for (Node* node : found) {
-    Node* linear = node->input(0)->node();
-    Node* flatten = linear->input(0)->node();
-    linear->replaceInput(0, flatten->input(0)); // by now perhaps what another of them became
+    Node* linear = inputOf(node, "self")->node();
+    Node* flatten = inputOf(linear, "input")->node();
+    linear->replaceInput(0, inputOf(flatten, "self")); // by now perhaps what another of them became
     linear->output()->setType(node->output()->type());
     replaceNode(node, linear->output());
     if (!flatten->output()->hasUses()) {

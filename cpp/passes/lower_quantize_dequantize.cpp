@@ -25,7 +25,7 @@ namespace jit_passes {
 namespace {
 
 at::ScalarType quantizedDtype(const Node* node) {
-  const auto dtype = static_cast<at::ScalarType>(*constantNumber(node->input(5)));
+  const auto dtype = static_cast<at::ScalarType>(*constantNumber(node, "dtype"));
   TORCH_CHECK(
       dtype == at::kByte || dtype == at::kChar,
       "PyTorch's quantized operators work on uint8 and int8, not on ", dtype);
@@ -82,7 +82,7 @@ ValueSet valuesWithLayout(Graph& graph, const ValueSet& written) {
   ValueSet found;
   forEachNode(graph, [&](const Node* node) {
     if (tellsLayout(node) || (!written.empty() && dependsOnLayout(node) && written.count(node->output()))) {
-      addSources(node->input(0), found);
+      addSources(mainOperand(node), found);
     }
   });
   return found;
@@ -95,10 +95,10 @@ bool returnsView(const Node* node) {
 // Inserts dequantize in front of the node, with the layout that the float model has there.
 Value* dequantizeInLayout(Node* node) {
   std::vector<Node*> views;
-  Value* base = node->input(0);
+  Value* base = inputOf(node, "q");
   while (returnsView(base->node())) {
     views.push_back(base->node());
-    base = base->node()->input(0);
+    base = mainOperand(base->node());
   }
   Value* format = insertConstant(node, static_cast<int64_t>(at::MemoryFormat::Contiguous));
   Value* laid_out = insertValue(node, aten::contiguous, {base, format}, node);
@@ -118,7 +118,7 @@ bool lowerQuantizeDequantize(PassContext& context) {
   return replaceNodes(*graph, [&](Node* node) -> Value* {
     if (node->kind() == quantize) {
       Value* dtype = insertConstant(node, static_cast<int64_t>(quantizedDtype(node)));
-      const auto operands = {node->input(0), node->input(1), node->input(2), dtype};
+      const auto operands = {inputOf(node, "x"), inputOf(node, "scale"), inputOf(node, "zero_point"), dtype};
       return insertValue(node, aten::quantize_per_tensor, operands, node);
     }
     if (node->kind() != dequantize) {
@@ -127,7 +127,7 @@ bool lowerQuantizeDequantize(PassContext& context) {
     const Value* output = node->output();
     return isResult(output) || written.count(output) || laid_out.count(output)
                ? dequantizeInLayout(node)
-               : insertValue(node, aten::dequantize, {node->input(0)}, node);
+               : insertValue(node, aten::dequantize, {inputOf(node, "q")}, node);
   });
 }
 

@@ -22,8 +22,8 @@ namespace {
 
 const auto lstm = symbol("aten::lstm"), gru = symbol("aten::gru");
 
-std::string textOf(const Value* value) {
-  const auto constant = constantOf(value);
+std::string textOf(const Node* node, std::string_view name) {
+  const auto constant = constantOf(node, name);
   return constant && constant->isString() ? constant->toStringRef() : "";
 }
 
@@ -34,22 +34,20 @@ struct Chosen {
 };
 
 std::optional<Chosen> chosenAsKernelsDo(const Node* dequantized) {
-  const auto made_by = [](const Node* node, size_t operand, c10::Symbol kind) {
-    const Node* maker = node->input(operand)->node();
-    return maker->kind() == kind ? maker : nullptr;
-  };
-  const Node* codes =
-      dequantized->kind() == dequantize_dynamic ? made_by(dequantized, 0, quantize_dynamic) : nullptr;
-  const Node* choice = codes == nullptr ? nullptr : made_by(codes, 1, choose_qparams);
-  if (choice == nullptr || choice->input(0) != codes->input(0) || constantNumber(choice->input(1)) != 0.0 ||
-      textOf(choice->input(3)) != "per_tensor_affine" || textOf(choice->input(4)) != "fbgemm") {
+  const bool decodes = dequantized->kind() == dequantize_dynamic;
+  const Node* codes = decodes ? inputOf(dequantized, "q")->node() : nullptr;
+  const bool encodes = codes != nullptr && codes->kind() == quantize_dynamic;
+  const Node* choice = encodes ? inputOf(codes, "scale")->node() : nullptr;
+  if (choice == nullptr || choice->kind() != choose_qparams || inputOf(choice, "x") != inputOf(codes, "x") ||
+      constantNumber(choice, "quant_min") != 0.0 || textOf(choice, "qscheme") != "per_tensor_affine" ||
+      textOf(choice, "range_form") != "fbgemm") {
     return std::nullopt;
   }
-  const auto highest = constantNumber(choice->input(2));
+  const auto highest = constantNumber(choice, "quant_max");
   if (highest != 255.0 && highest != 127.0) {
     return std::nullopt;
   }
-  return Chosen{choice->input(0), highest == 127.0};
+  return Chosen{inputOf(choice, "x"), highest == 127.0};
 }
 
 // Inserts operators in front of a node, results of the type that their schemas say.
@@ -81,7 +79,7 @@ class CellWriter {
     return write("quantized::linear_prepack", {codes, bias});
   }
   Value* stated(Value* bias, const Value* dequantized) {
-    const auto codes = constantTensor(dequantized->node()->input(0));
+    const auto codes = constantTensor(dequantized->node(), "q");
     return bias != nullptr ? bias : insertConstant(node_, at::zeros({codes->size(0)}));
   }
 
@@ -95,23 +93,22 @@ bool isCoded(const Value* value) {
   if (!startsWith(node, "jit_passes::dequantize") || node->kind() == dequantize_dynamic) {
     return false;
   }
-  const auto codes = constantTensor(node->input(0));
+  const auto codes = constantTensor(node, "q");
   return codes && codes->scalar_type() == at::kChar &&
-         (node->inputs().size() < 4 || constantNumber(node->input(3)) == 0.0);
+         (node->inputs().size() < 4 || constantNumber(node, "axis") == 0.0);
 }
 
 // Puts PyTorch's quantized layer behind one that has the form above.
 bool lowerRecurrentLayer(Node* node, const std::unordered_set<const Value*>& written) {
-  const auto chosen = chosenAsKernelsDo(node->input(0)->node());
+  const auto chosen = chosenAsKernelsDo(mainOperand(node)->node());
   const auto* schema = node->maybeSchema();
   if (!chosen || written.count(chosen->value) || schema == nullptr) {
     return false;
   }
   const size_t params = *schema->argumentIndexWithName("params");
   Node* list = node->input(params)->node();
-  const auto has_biases = constantNumber(node->input(params + 1)),
-             layers = constantNumber(node->input(params + 2));
-  const auto both_ways = constantNumber(node->input(params + 5));
+  const auto has_biases = constantNumber(node, "has_biases"), layers = constantNumber(node, "num_layers");
+  const auto both_ways = constantNumber(node, "bidirectional");
   if (list->kind() != prim::ListConstruct || !has_biases || !layers || !both_ways) {
     return false;
   }

@@ -41,7 +41,7 @@ struct Coded {
 };
 
 std::optional<Coded> codedOf(const Node* node) {
-  const auto codes = constantTensor(node->input(0));
+  const auto codes = constantTensor(mainOperand(node));
   const auto scale = constantOf(node->input(1)), zero_point = constantOf(node->input(2));
   const bool per_tensor = node->inputs().size() == 3;
   if (!codes || codes->dim() != 2 || !scale || !zero_point ||
@@ -157,12 +157,12 @@ Value* linearOfBytes(Writer& write, const Coded& weight, Node* node) {
   const auto to = [&](Value* value, int64_t dtype) {
     return write("aten::to", value, dtype, false, false, c10::IValue());
   };
-  Value* x = write("aten::reshape", node->input(0), std::vector<int64_t>{-1, weight.columns()});
+  Value* x = write("aten::reshape", inputOf(node, "input"), std::vector<int64_t>{-1, weight.columns()});
   x = write("aten::contiguous", to(x, kHalf), 0);
   const auto scales = weight.scales.reshape({-1}).to(at::kBFloat16);
   Value* y = to(write("aten::_weight_int8pack_mm", x, weight.codes, scales), kFloat);
-  y = isNone(node->input(2)) ? y : write("aten::add", y, node->input(2), 1);
-  return write("aten::reshape", y, sizesWith(write, node->input(0), 1, weight.codes.size(0)));
+  y = isNone(node, "bias") ? y : write("aten::add", y, inputOf(node, "bias"), 1);
+  return write("aten::reshape", y, sizesWith(write, inputOf(node, "input"), 1, weight.codes.size(0)));
 }
 
 Value* lowerLinear(Node* node, const Coded& weight, bool bfloat16) {
@@ -173,7 +173,7 @@ Value* lowerLinear(Node* node, const Coded& weight, bool bfloat16) {
   if (bytes && bfloat16) {
     return linearOfBytes(write, weight, node);
   }
-  return write("aten::linear", node->input(0), decodedWeight(write, weight), node->input(2));
+  return write("aten::linear", inputOf(node, "input"), decodedWeight(write, weight), inputOf(node, "bias"));
 }
 
 // The rows as PyTorch's embeddings have them, bytes that count from 0; undefined if they cannot. Rows of 4 bits are
@@ -213,7 +213,7 @@ class Lowering {
     const auto rows = packedRows(*weight);
     // A table that others read too stays one: a packed one would be another.
     const bool packs =
-        !rows.isNone() && decoded->uses().size() == 1 && decoded->node()->input(0)->uses().size() == 1;
+        !rows.isNone() && decoded->uses().size() == 1 && inputOf(decoded->node(), "q")->uses().size() == 1;
     return node->kind() == embedding ? lowerEmbedding(node, *weight, packs ? rows : c10::IValue())
                                      : lowerBag(node, *weight, packs ? rows : c10::IValue());
   }
@@ -221,7 +221,7 @@ class Lowering {
  private:
   Value* lowerEmbedding(Node* node, const Coded& weight, const c10::IValue& rows) {
     Writer write(node);
-    Value* indices = node->input(1);
+    Value* indices = inputOf(node, "indices");
     if (rows.isNone()) {
       return decodedRows(write, weight, indices);
     }
@@ -233,25 +233,27 @@ class Lowering {
   // The result itself; the bag's others are of no use without training.
   Value* lowerBag(Node* node, const Coded& weight, const c10::IValue& rows) {
     Writer write(node);
-    const bool skips = node->inputs().size() > 8 && !isNone(node->input(8));
+    const bool skips = node->inputs().size() > 8 && !isNone(node, "padding_idx");
     const bool used =
         std::ranges::any_of(node->outputs().slice(1), [](const Value* output) { return output->hasUses(); });
-    const bool sums = constantNumber(node->input(4)) == 0.0; // PyTorch's rows know no mean and no maximum
+    const bool sums = constantNumber(node, "mode") == 0.0; // PyTorch's rows know no mean and no maximum
     if (skips || used) {
       node->replaceInput(0, decodedWeight(write, weight));
       return nullptr;
     }
     if (rows.isNone() || !sums) {
-      Value* count = write.typed("aten::numel", {node->input(1)}, c10::IntType::get());
+      Value* count = write.typed("aten::numel", {inputOf(node, "indices")}, c10::IntType::get());
       const c10::IValue none;
-      node->replaceInput(0, decodedRows(write, weight, node->input(1)));
+      node->replaceInput(0, decodedRows(write, weight, inputOf(node, "indices")));
       node->replaceInput(1, write("aten::arange", count, none, none, none, none));
       return nullptr;
     }
-    Value *indices = inOrder(write, node->input(1)), *offsets = inOrder(write, node->input(2));
+    Value *indices = inOrder(write, inputOf(node, "indices")),
+          *offsets = inOrder(write, inputOf(node, "offsets"));
     Value* sum = write(
         "quantized::embedding_bag_byte", attribute(rows, node), indices, offsets, false, 0, false,
-        orNone(node, node->input(6)), c10::IValue(), node->input(7));
+        orNone(node, inputOf(node, "per_sample_weights")), c10::IValue(),
+        inputOf(node, "include_last_offset"));
     node->output(0)->replaceAllUsesWith(sum);
     return nullptr;
   }
@@ -319,10 +321,10 @@ std::optional<size_t> weightAlone(const Node* node) {
   }
   const size_t operand = linear ? 1 : 0;
   const Node* weight = node->input(operand)->node();
-  const bool coded = startsWith(weight, "jit_passes::dequantize") && isConstant(weight->input(0));
+  const bool coded = startsWith(weight, "jit_passes::dequantize") && isConstant(inputOf(weight, "q"));
   const Node* maker = node->input(linear ? 0 : 1)->node();
   while (movesData(maker)) {
-    maker = maker->input(0)->node();
+    maker = mainOperand(maker)->node();
   }
   const bool beside = linear && startsWith(maker, "jit_passes::dequantize");
   return coded && !beside ? std::optional(operand) : std::nullopt;

@@ -33,27 +33,20 @@ bool isCorrelation(const Node* node) { return node->kind() == correlation; }
 
 bool isAddition(const Node* node) { return node->kind() == add_bias; }
 
-Convolution convolutionOf(Node* correlation, Value* bias) {
-  const auto in = correlation->inputs();
-  return in[3]->type()->kind() == c10::TypeKind::StringType
-             ? Convolution{in[0], in[1], bias, in[2], in[3], in[4], in[5]}
-             : Convolution{in[0], in[1], bias, in[2], in[3], in[4], in[7], in[6], in[5]};
-}
-
 // Whether it is the branch on whether there is a bias, as split_conv_bias writes it.
 bool addsOptionalBias(const Node* branch) {
   const Node* check = branch->input()->node();
-  if (check->kind() != aten::__is__ || !isNone(check->input(1)) || branch->outputs().size() != 1) {
+  if (check->kind() != aten::__is__ || !isNone(check, "obj") || branch->outputs().size() != 1) {
     return false;
   }
   const Block *absent = branch->blocks()[0], *present = branch->blocks()[1];
   const Node* addition = present->outputs()[0]->node();
   if (!isAddition(addition) || absent->nodes().begin() != absent->nodes().end() ||
-      absent->outputs()[0] != addition->input(0)) {
+      absent->outputs()[0] != inputOf(addition, "x")) {
     return false;
   }
-  const Node* cast = addition->input(1)->node();
-  const bool same_bias = cast->kind() == prim::unchecked_cast && cast->input() == check->input(0);
+  const Node* cast = inputOf(addition, "bias")->node();
+  const bool same_bias = cast->kind() == prim::unchecked_cast && cast->input() == inputOf(check, "self");
   const bool nothing_else = std::all_of(
       present->nodes().begin(), present->nodes().end(),
       [&](const Node* node) { return node == addition || node == cast || isConstant(node->output()); });
@@ -67,10 +60,10 @@ class Merger {
   bool run() {
     forEachNode(*graph_, [&](Node* node) {
       if (isAddition(node)) {
-        merge(node->input(0)->node(), node, node->input(1), 1);
+        merge(inputOf(node, "x")->node(), node, inputOf(node, "bias"), 1);
       } else if (node->kind() == prim::If && addsOptionalBias(node)) {
         Node* correlation = node->blocks()[0]->outputs()[0]->node();
-        merge(correlation, node, node->input()->node()->input(0), 2);
+        merge(correlation, node, inputOf(node->input()->node(), "self"), 2);
       }
     });
     forEachNode(*graph_, [&](Node* node) {
@@ -127,7 +120,7 @@ class Merger {
   std::optional<int64_t> spatialDims(const Node* correlation, const Convolution& convolution) const {
     for (const auto& use : correlation->output()->uses()) {
       if (isAddition(use.user) && use.offset == 0) {
-        if (const auto dims = constantNumber(use.user->input(2))) {
+        if (const auto dims = constantNumber(use.user, "spatial_dims")) {
           return *dims;
         }
       }
@@ -137,7 +130,8 @@ class Merger {
 
   // A convolution in front of `place`, for the result of `replaced`.
   bool replace(Node* correlation, Node* place, Value* bias, Node* replaced) {
-    const auto convolution = convolutionOf(correlation, bias);
+    Convolution convolution = operandsOfConvolution(correlation);
+    convolution.bias = bias;
     Value* result = convolution.insert(spatialDims(correlation, convolution), place, correlation);
     if (result == nullptr) {
       return false;

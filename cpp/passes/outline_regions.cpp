@@ -36,9 +36,9 @@ using Nodes = std::vector<Node*>;
 Node* gridOf(const Value* value) {
   Node* node = const_cast<Node*>(value->node());
   while (node->kind() == prim::ListUnpack || movesData(node)) {
-    node = node->input(0)->node();
+    node = mainOperand(node)->node();
   }
-  return node->kind() == dequantize && node->input(0)->node()->kind() == quantize ? node : nullptr;
+  return node->kind() == dequantize && inputOf(node, "q")->node()->kind() == quantize ? node : nullptr;
 }
 
 // One region, while it is made.
@@ -166,7 +166,7 @@ class Outline {
   Value* takeShape(Value* value) {
     const Value* source = value;
     while (source->node()->kind() == dequantize || source->node()->kind() == quantize) {
-      source = source->node()->input(0);
+      source = mainOperand(source->node());
     }
     if (source == value || members_.count(source->node()) || inside_.count(value)) {
       return take(value);
@@ -177,8 +177,8 @@ class Outline {
 
   // Whether it unpacks a list that the caller has: the region takes the tensors.
   bool isTakenApart(const Node* node) const {
-    return node->kind() == prim::ListUnpack && !inside_.count(node->input(0)) &&
-           !order_.isCopied(node->input(0)->node());
+    return node->kind() == prim::ListUnpack && !inside_.count(mainOperand(node)) &&
+           !order_.isCopied(node->input()->node());
   }
 
   static bool isFinal(const c10::IValue& held) {
@@ -201,19 +201,20 @@ class Outline {
   // Codes of what is written in place, which the region would read too late: it takes what they are dequantized to.
   Value* takeCodes(Value* codes) {
     Node* source = codes->node();
-    Node* floats = outer_.create(dequantize, {codes, source->input(1), source->input(2)});
+    Node* floats =
+        outer_.create(dequantize, {codes, inputOf(source, "scale"), inputOf(source, "zero_point")});
     floats->copyMetadata(source);
     floats->insertAfter(source);
     Value* input = addInput(floats->output());
-    const auto operand = [&](Value* v) { return v == source->input(0) ? input : take(v); };
+    const auto operand = [&](Value* v) { return v == inputOf(source, "x") ? input : take(v); };
     return inner_->insertNode(inner_->createClone(source, operand))->output();
   }
 
   // The same value, as what was quantized and dequantized on the grid of another one.
   Node* requantized(Value* value, const Node* grid) {
-    Node* source = grid->input(0)->node();
+    Node* source = inputOf(grid, "q")->node();
     const auto operand = [&](const Node* of, Value* first) {
-      return [this, of, first](Value* v) { return v == of->input(0) ? first : take(v); };
+      return [this, of, first](Value* v) { return v == mainOperand(of) ? first : take(v); };
     };
     Node* codes = inner_->insertNode(inner_->createClone(source, operand(source, value)));
     return inner_->insertNode(inner_->createClone(const_cast<Node*>(grid), operand(grid, codes->output())));
@@ -248,7 +249,8 @@ class Outline {
       }
       if (isRead(use.user->output())) {
         Value* codes = take(use.user->output());
-        const std::vector<Value*> operands{codes, take(use.user->input(1)), take(use.user->input(2))};
+        const std::vector<Value*> operands{
+            codes, take(inputOf(use.user, "scale")), take(inputOf(use.user, "zero_point"))};
         Node* result = inner_->insertNode(inner_->create(dequantize, operands));
         result->copyMetadata(use.user);
         handOverPlace(use.user, result);
@@ -301,7 +303,7 @@ class Outline {
         handOverPlace(result.codes, given);
       }
       if (result.grid != nullptr) { // so that whoever reads it knows
-        result.codes = cloneAfter(last, result.grid->input(0)->node(), given->output());
+        result.codes = cloneAfter(last, inputOf(result.grid, "q")->node(), given->output());
         last = given = cloneAfter(result.codes, result.grid, result.codes->output());
       }
       for (const auto& use : result.uses) {
@@ -313,7 +315,7 @@ class Outline {
   // The same operator on something else.
   Node* cloneAfter(Node* point, const Node* node, Value* operand) {
     Node* made = outer_.createClone(
-        const_cast<Node*>(node), [&](Value* value) { return value == node->input(0) ? operand : value; });
+        const_cast<Node*>(node), [&](Value* value) { return value == mainOperand(node) ? operand : value; });
     return made->insertAfter(point);
   }
 
@@ -362,7 +364,7 @@ void readDirectly(const Order& order, const Nodes& quantized) {
     const auto uses = codes->output()->uses(); // a copy: the loop edits the list
     for (const auto& use : uses) {
       if (use.user->kind() == dequantize && order.isCopied(use.user)) {
-        use.user->output()->replaceAllUsesWith(codes->input(0));
+        use.user->output()->replaceAllUsesWith(inputOf(codes, "x"));
         use.user->destroy();
       }
     }

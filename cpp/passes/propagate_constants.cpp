@@ -60,7 +60,7 @@ std::pair<Value*, int64_t> multipleOf(Value* size) {
   int64_t factor = 1;
   for (Node* node = size->node();; node = size->node()) {
     if (casts.count(node->kind())) {
-      size = node->input(0);
+      size = mainOperand(node);
       continue;
     }
     const bool multiplies = node->kind() == aten::mul;
@@ -79,8 +79,8 @@ bool findSplitSizes(Node* node) {
   if (!kinds.count(node->kind()) || node->input(1)->node()->kind() != prim::ListConstruct) {
     return false;
   }
-  const auto constant = constantTensor(node->input(0));
-  const auto axis = constantNumber(node->input(2));
+  const auto constant = constantTensor(node, "self");
+  const auto axis = constantNumber(node, "dim");
   const auto sizes = node->input(1)->node()->inputs();
   if (!constant || !axis || *axis < -constant->dim() || *axis >= constant->dim() || sizes.empty()) {
     return false;

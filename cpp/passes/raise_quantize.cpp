@@ -18,19 +18,19 @@ namespace jit_passes {
 namespace {
 
 bool readsAlone(const Node* node) {
-  return std::ranges::all_of(node->input(0)->uses(), [&](const Use& use) {
+  return std::ranges::all_of(mainOperand(node)->uses(), [&](const Use& use) {
     return use.user == node ? use.offset == 0 : asksForShape(use.user);
   });
 }
 
 bool raise(Node* node, const std::unordered_set<const Value*>& written, bool volumes) {
-  Node* move = node->input(0)->node();
+  Node* move = inputOf(node, "x")->node();
   // A relu belongs to the kernel of the convolution.
   if (!movesQuantizedData(move, volumes) || isElementwise(move) || move->output()->uses().size() != 1 ||
       !isTensor(move->output()) || move->owningBlock() != node->owningBlock()) {
     return false;
   }
-  Value* x = move->input(0);
+  Value* x = mainOperand(move);
   const Node* maker = convolutionBehind(x);
   if (maker == nullptr || maker->owningBlock() != node->owningBlock() || !readsAlone(move) ||
       written.count(x) || written.count(move->output())) {

@@ -25,7 +25,7 @@ namespace {
 bool isInteger(const Value* value) { return value->type()->kind() == c10::TypeKind::IntType; }
 
 // Gives a tensor of the dtype and on the device of its first operand, in sizes of its own.
-bool isLikeAnother(const Node* node) { return sizesMade(node) != nullptr && isTensor(node->input(0)); }
+bool isLikeAnother(const Node* node) { return sizesMade(node) != nullptr && isTensor(mainOperand(node)); }
 
 // Layers, and what computes on their results: who makes masks has none of these.
 bool isLayered(const Node* node) {
@@ -76,9 +76,9 @@ class Raising {
         formulas_(shapes_, [this](const Value* tensor) { return isTensor(tensor) && early_.has(tensor); }) {
     for (Node* node : nodesInOrder(*graph_)) {
       floats_.add(node);
-      const bool weighted = weightedOperator(node) && constantTensor(node->input(1));
-      if (weight_ == nullptr && weighted && floats_.has(node->input(1))) {
-        weight_ = node->input(1);
+      const bool weighted = weightedOperator(node) && constantTensor(node, "weight");
+      if (weight_ == nullptr && weighted && floats_.has(inputOf(node, "weight"))) {
+        weight_ = inputOf(node, "weight");
       }
     }
   }
@@ -87,10 +87,10 @@ class Raising {
     bool changed = false;
     const std::vector<Node*> nodes(graph_->block()->nodes().begin(), graph_->block()->nodes().end());
     for (Node* node : nodes) {
-      const bool like = isLikeAnother(node) && !early_.has(node->input(0));
+      const bool like = isLikeAnother(node) && !early_.has(mainOperand(node));
       const bool gives = std::ranges::any_of(node->outputs(), isTensor);
       const bool makes =
-          gives && (like ? isKnown(node->input(0)) && makesEarly(node, 1) : makesEarly(node, 0));
+          gives && (like ? isKnown(mainOperand(node)) && makesEarly(node, 1) : makesEarly(node, 0));
       if (!makes && !comparesNumbers(node)) {
         continue;
       }

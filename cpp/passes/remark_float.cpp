@@ -27,7 +27,7 @@ bool isQuantized(const Value* value) {
 
 std::string reasonOf(const Node* node) {
   const bool weighted = weightedOperator(node).has_value();
-  if (!startsWith(node->input(0)->node(), "jit_passes::dequantize")) {
+  if (!startsWith(mainOperand(node)->node(), "jit_passes::dequantize")) {
     return "its input is not quantized";
   }
   if (!startsWith(node->input(1)->node(), "jit_passes::dequantize")) {

@@ -9,7 +9,7 @@ namespace {
 
 bool removeDropout(PassContext& context) {
   return replaceNodes(*context.graph(), [](Node* node) {
-    return isDropout(node) && constantNumber(node->input(2)) == 0.0 ? node->input(0) : nullptr;
+    return isDropout(node) && constantNumber(node, "train") == 0.0 ? mainOperand(node) : nullptr;
   });
 }
 

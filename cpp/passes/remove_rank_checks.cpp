@@ -59,18 +59,18 @@ std::optional<WeightedOperator> rankGiver(const Value* value, bool may_broadcast
     if ((!list && !same) || node->inputs().empty()) {
       return std::nullopt;
     }
-    value = node->input(0);
+    value = mainOperand(node);
   }
 }
 
 // The number that a tensor's rank is compared with, less the spatial axes of the convolution behind it.
 std::optional<double> comparedRank(const Value* differs) {
   const Node* node = differs->node();
-  if (node->kind() != aten::ne || node->input(0)->node()->kind() != aten::dim) {
+  if (node->kind() != aten::ne || mainOperand(node)->node()->kind() != aten::dim) {
     return std::nullopt;
   }
-  const auto op = rankGiver(node->input(0)->node()->input(), false);
-  const auto number = op ? constantNumber(node->input(1)) : std::nullopt;
+  const auto op = rankGiver(mainOperand(node)->node()->input(), false);
+  const auto number = op ? constantNumber(node, "b") : std::nullopt;
   return number ? std::optional(*number - op->spatial_dims) : std::nullopt;
 }
 
@@ -97,7 +97,7 @@ bool alwaysHolds(const Node* node) {
   }
   const Node* more = node->input()->node();
   const auto dims = more->kind() == c10::aten::gt ? constantNumber(more->input(1)) : std::nullopt;
-  const Node* count = dims ? more->input(0)->node() : nullptr;
+  const Node* count = dims ? mainOperand(more)->node() : nullptr;
   const Node* size = count != nullptr && count->kind() == c10::aten::len ? count->input()->node() : nullptr;
   if (size == nullptr || size->kind() != c10::aten::size || size->inputs().size() != 1) {
     return false;

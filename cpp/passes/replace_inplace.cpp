@@ -29,7 +29,7 @@ namespace {
 
 bool mayBeOff(const Node* node) {
   return isDropout(node) &&
-         (constantNumber(node->input(2)) != 1.0 || constantNumber(node->input(1)).value_or(0) <= 0);
+         (constantNumber(node, "train") != 1.0 || constantNumber(node, "p").value_or(0) <= 0);
 }
 
 // Whether it may give back an operand, though PyTorch's analysis takes the result for a tensor of its own.
@@ -38,7 +38,7 @@ bool mayGiveBack(const Node* node) { return mayBeOff(node) || returnsHiddenAlias
 // The value that the memory comes from: behind views, writes and what may give back its operand.
 const Value* sourceOf(const Value* value) {
   while (!value->node()->inputs().empty() && (mayGiveBack(value->node()) || returnsAlias(value->node()))) {
-    value = value->node()->input(0);
+    value = mainOperand(value->node());
   }
   return value;
 }
@@ -110,7 +110,7 @@ const Value* listOfParts(const Value* value) {
   static const auto cuts = symbols(
       {"aten::chunk", "aten::unsafe_chunk", "aten::split", "aten::unsafe_split", "aten::split_with_sizes",
        "aten::unsafe_split_with_sizes", "aten::unbind"});
-  const Value* list = value->node()->kind() == prim::ListUnpack ? value->node()->input(0) : value;
+  const Value* list = value->node()->kind() == prim::ListUnpack ? value->node()->input() : value;
   return cuts.count(list->node()->kind()) > 0 && list->uses().size() == 1 ? list : value;
 }
 
@@ -122,11 +122,11 @@ const Value* wholeOf(const Value* value) {
   while (isTensor(value)) {
     const Node* cut = listOfParts(value)->node();
     const bool part = cut != value->node() || views.count(cut->kind()) > 0;
-    if (!part || cut->input(0)->uses().size() != 1 ||
-        cut->input(0)->node()->owningBlock() != value->node()->owningBlock()) {
+    if (!part || mainOperand(cut)->uses().size() != 1 ||
+        mainOperand(cut)->node()->owningBlock() != value->node()->owningBlock()) {
       break;
     }
-    value = cut->input(0);
+    value = mainOperand(cut);
   }
   return value;
 }
@@ -153,7 +153,7 @@ bool replaceWritesToFresh(Graph& graph, const KnownValues& known) {
         widens(known, node)) {
       return false;
     }
-    Value* value = node->input(0);
+    Value* value = mainOperand(node);
     const bool alone = value->node()->owningBlock() == node->owningBlock() &&
                        isFresh(wholeOf(value)->node()) &&
                        std::ranges::all_of(value->uses(), [&](const Use& use) {
@@ -175,8 +175,8 @@ bool expandCopies(Graph& graph) {
     if (node->kind() != aten::copy || !isTensor(node->output())) {
       return nullptr;
     }
-    Value* self = node->input(0);
-    Value* typed = insertValue(node, aten::type_as, {node->input(1), self}, node);
+    Value* self = inputOf(node, "self");
+    Value* typed = insertValue(node, aten::type_as, {inputOf(node, "src"), self}, node);
     Value* expanded = insertValue(node, aten::expand_as, {typed, self}, node);
     return insertValue(node, aten::clone, {expanded, insertConstant(node, {})}, node);
   });
@@ -203,7 +203,7 @@ bool replaceInplace(PassContext& context) {
   });
   const bool changed = torch::jit::RemoveTensorMutation(graph, [&](const Node* node) {
     return !isAnotherOperator(node) && !widens(known, node) &&
-           (node->inputs().empty() || !dropped.count(sourceOf(node->input(0))));
+           (node->inputs().empty() || !dropped.count(sourceOf(mainOperand(node))));
   });
   return expandCopies(*graph) || changed || replaced;
 }

@@ -28,10 +28,10 @@ Value* copyInFrontOf(Node* before, Node* source, const std::unordered_set<const 
     const auto found = copies.find(value);
     return found == copies.end() ? value : found->second;
   };
-  Node* codes = source->input(0)->node();
-  const bool chosen = codes->kind() == quantize_dynamic && codes->input(1)->node()->kind() == choose_qparams;
-  if (chosen && !written.count(codes->input(0))) {
-    for (Node* node : {codes->input(1)->node(), codes}) {
+  Node* codes = inputOf(source, "q")->node();
+  Node* choice = codes->kind() == quantize_dynamic ? inputOf(codes, "scale")->node() : nullptr;
+  if (choice != nullptr && choice->kind() == choose_qparams && !written.count(inputOf(codes, "x"))) {
+    for (Node* node : {choice, codes}) {
       Node* copy = cloneInFrontOf(before, node, operand);
       for (size_t i = 0; i < node->outputs().size(); ++i) {
         copies[node->output(i)] = copy->output(i);
@@ -44,7 +44,7 @@ Value* copyInFrontOf(Node* before, Node* source, const std::unordered_set<const 
 // Of the two that read a value which is quantized as the model runs, the first; null for others. Both read one copy.
 Node* choiceOf(Node* user) {
   if (user->kind() == quantize_dynamic) {
-    user = user->input(1)->node();
+    user = inputOf(user, "scale")->node();
   }
   return user->kind() == choose_qparams ? user : nullptr;
 }
@@ -67,7 +67,7 @@ bool replicate(Node* source, const std::unordered_set<const Value*>& written) {
   std::unordered_map<Node*, Value*> shared;
   for (const auto& use : uses) {
     Node* choice = choiceOf(use.user);
-    if (choice != nullptr && choice->input(0) != source->output() && shared.count(choice) == 0) {
+    if (choice != nullptr && inputOf(choice, "x") != source->output() && shared.count(choice) == 0) {
       choice = nullptr;
     }
     Value* copy = choice == nullptr ? nullptr : shared[choice];

@@ -77,7 +77,7 @@ class Dicts : public Followed<Items> {
   }
 
   bool read(Node* node) override {
-    const Known* known = find(node->input(0));
+    const Known* known = find(mainOperand(node));
     Value* replacement = known != nullptr ? resultOf(node, known->content) : nullptr;
     if (replacement != nullptr) {
       node->output()->replaceAllUsesWith(replacement);

@@ -59,9 +59,9 @@ class Lists : public Followed<Elements> {
   }
 
   bool write(Node* node, Elements& elements) override {
-    Value* replacement = node->input(0); // these return the list
+    Value* replacement = mainOperand(node); // these return the list
     if (node->kind() == aten::append) {
-      elements.push_back(node->input(1));
+      elements.push_back(inputOf(node, "el"));
     } else if (node->kind() == list_extend || node->kind() == aten::add_) {
       const Known* other = find(node->input(1));
       if (other == nullptr) {
@@ -70,18 +70,18 @@ class Lists : public Followed<Elements> {
       const Elements more = other->content; // may be the list itself
       elements.insert(elements.end(), more.begin(), more.end());
     } else if (node->kind() == aten::insert) {
-      const auto at = endOf(node->input(1), elements, 0);
+      const auto at = endOf(inputOf(node, "idx"), elements, 0);
       if (!at) {
         return false;
       }
-      elements.insert(elements.begin() + *at, node->input(2));
+      elements.insert(elements.begin() + *at, inputOf(node, "el"));
     } else if (node->kind() == aten::_set_item || node->kind() == aten::Delete || node->kind() == aten::pop) {
-      const auto at = placeOf(node->input(1), elements);
+      const auto at = placeOf(inputOf(node, "idx"), elements);
       if (!at) {
         return false;
       }
       if (node->kind() == aten::_set_item) {
-        elements[*at] = node->input(2);
+        elements[*at] = inputOf(node, "el");
       } else {
         replacement = elements[*at];
         elements.erase(elements.begin() + static_cast<int64_t>(*at));
@@ -100,7 +100,7 @@ class Lists : public Followed<Elements> {
   }
 
   bool read(Node* node) override {
-    const auto elements = elementsOf(node->input(0));
+    const auto elements = elementsOf(mainOperand(node));
     return elements && readElements(node, *elements);
   }
 
@@ -115,7 +115,7 @@ class Lists : public Followed<Elements> {
     if (node->kind() == aten::len) {
       replacement = insertConstant(node, static_cast<int64_t>(elements.size()));
     } else if (node->kind() == aten::__getitem__ || node->kind() == aten::select) {
-      const auto at = placeOf(node->input(1), elements);
+      const auto at = placeOf(inputOf(node, "idx"), elements);
       replacement = at ? elements[*at] : nullptr;
     } else if (const auto made = madeOf(node, elements)) {
       replacement = insertValue(node, prim::ListConstruct, *made, node, node->output()->type());
@@ -133,7 +133,7 @@ class Lists : public Followed<Elements> {
       return elements;
     }
     if (node->kind() == aten::add) {
-      const auto other = elementsOf(node->input(1));
+      const auto other = elementsOf(inputOf(node, "b"));
       if (!other) {
         return std::nullopt;
       }
@@ -144,8 +144,9 @@ class Lists : public Followed<Elements> {
       return std::nullopt;
     }
     const auto count = static_cast<int64_t>(elements.size());
-    const auto begin = endOf(node->input(1), elements, 0), end = endOf(node->input(2), elements, count);
-    const auto step = constantOf(node->input(3));
+    const auto begin = endOf(inputOf(node, "start"), elements, 0),
+               end = endOf(inputOf(node, "end"), elements, count);
+    const auto step = constantOf(node, "step");
     if (!begin || !end || !step || !step->isInt() || step->toInt() <= 0) {
       return std::nullopt;
     }

@@ -46,8 +46,8 @@ bool isSame(const Value* a, const Value* b) {
     return true;
   }
   return left->kind() == aten::unsqueeze && right->kind() == aten::unsqueeze &&
-         isSame(left->input(0), right->input(0)) && constantNumber(left->input(1)) &&
-         constantNumber(left->input(1)) == constantNumber(right->input(1));
+         isSame(inputOf(left, "self"), inputOf(right, "self")) && constantNumber(left, "dim") &&
+         constantNumber(left, "dim") == constantNumber(right, "dim");
 }
 
 // Whether the operator gives a tensor that has not been there before.
@@ -61,7 +61,7 @@ bool makesTensor(const Node* node) {
 bool isOther(const Value* a, const Value* b) {
   const auto origin = [](const Value* value) {
     while (returnsAlias(value->node())) {
-      value = value->node()->input(0);
+      value = mainOperand(value->node());
     }
     return value;
   };
@@ -102,6 +102,7 @@ bool resolveNoneChecks(PassContext& context) {
   bool narrowed = false;
   const bool replaced = replaceNodes(*context.graph(), [&](Node* node) {
     const bool is = node->kind() == aten::__is__, is_not = node->kind() == aten::__isnot__;
+    const Value *a = is || is_not ? inputOf(node, "self") : nullptr, *b = a ? inputOf(node, "obj") : nullptr;
     const bool casts = node->kind() == prim::unchecked_cast ||
                        node->kind() == prim::unchecked_unwrap_optional ||
                        node->kind() == aten::_unwrap_optional;
@@ -110,16 +111,12 @@ bool resolveNoneChecks(PassContext& context) {
       narrowed |= narrowResults(node);
     } else if (casts && node->input()->type()->isSubtypeOf(*node->output()->type())) {
       replacement = node->input();
-    } else if ((is || is_not) && isTensor(node->input(0)) && isSame(node->input(0), node->input(1))) {
+    } else if (a != nullptr && isTensor(a) && isSame(a, b)) {
       replacement = insertConstant(node, is);
-    } else if ((is || is_not) && isTensor(node->input(0)) && isOther(node->input(0), node->input(1))) {
+    } else if (a != nullptr && isTensor(a) && isOther(a, b)) {
       replacement = insertConstant(node, is_not);
-    } else if (is || is_not) {
-      for (const size_t side : {0, 1}) {
-        if (isNone(node->input(side)) && neverNone(node->input(1 - side))) {
-          replacement = insertConstant(node, is_not);
-        }
-      }
+    } else if (a != nullptr && ((isNone(a) && neverNone(b)) || (isNone(b) && neverNone(a)))) {
+      replacement = insertConstant(node, is_not);
     }
     return replacement;
   });

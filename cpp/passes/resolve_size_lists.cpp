@@ -28,19 +28,19 @@ class SizeLists {
 
   // The list that stands for a part of one; null where it is none of sizes that the tensor has.
   Value* listOf(Node* slice) const {
-    const Node* size = slice->kind() == aten::slice ? slice->input(0)->node() : nullptr;
+    const Node* size = slice->kind() == aten::slice ? mainOperand(slice)->node() : nullptr;
     if (size == nullptr || size->kind() != aten::size || size->inputs().size() != 1 ||
         known_.isWritten(size->output()) || known_.isWritten(slice->output()) ||
-        wholeNumber(slice->input(3)) != 1) {
+        wholeNumber(inputOf(slice, "step")) != 1) {
       return nullptr;
     }
-    Value* tensor = const_cast<Value*>(size->input(0));
-    const auto start = isNone(slice->input(1)) ? 0 : wholeNumber(slice->input(1));
-    auto end = wholeNumber(slice->input(2));
+    Value* tensor = inputOf(size, "self");
+    const auto start = isNone(slice, "start") ? 0 : wholeNumber(inputOf(slice, "start"));
+    auto end = wholeNumber(inputOf(slice, "end"));
     if (end == 0 || start.value_or(0) < -kMostAxes) { // nothing, or all
       return nullptr;
     }
-    if (start.value_or(0) < 0 && (isNone(slice->input(2)) || end.value_or(0) > kMostAxes)) {
+    if (start.value_or(0) < 0 && (isNone(slice, "end") || end.value_or(0) > kMostAxes)) {
       end = 0;
     }
     // Both count from the same end.
@@ -68,8 +68,8 @@ class SizeLists {
       }
     }
     const Node* maker = tensor->node();
-    while (isElementwise(maker) && isTensor(maker->input(0))) {
-      maker = maker->input(0)->node();
+    while (isElementwise(maker) && isTensor(mainOperand(maker))) {
+      maker = mainOperand(maker)->node();
     }
     return std::max(least, leastAxesOf(maker));
   }

@@ -35,7 +35,7 @@ class SizeTensors {
     }
     Node* node = tensor->node();
     if (node->kind() == prim::NumToTensor) {
-      return node->input(0);
+      return node->input();
     }
     const bool reversed = node->kind() == rsub;
     Value *first = operand(node, reversed ? 1 : 0), *second = operand(node, reversed ? 0 : 1);
@@ -49,13 +49,13 @@ class SizeTensors {
       return false;
     }
     if (node->kind() == prim::NumToTensor) {
-      return isWhole(node->input(0));
+      return isWhole(node->input());
     }
     const auto isOperand = [&](Value* value) {
       return wholeNumber(value) || (isTensor(value) ? isNumber(value) : isWhole(value));
     };
     const auto kind = numberedKind(node);
-    return kind && (kind != aten::remainder || wholeNumber(node->input(1)).value_or(0) > 0) &&
+    return kind && (kind != aten::remainder || wholeNumber(inputOf(node, "other")).value_or(0) > 0) &&
            isOperand(tensor->node()->input(0)) && isOperand(tensor->node()->input(1));
   }
 
@@ -70,7 +70,7 @@ class SizeTensors {
   // The operator on whole numbers that computes the same.
   static std::optional<c10::Symbol> numberedKind(const Node* node) {
     if (node->kind() == aten::add || node->kind() == aten::sub || node->kind() == rsub) {
-      const bool plain = node->inputs().size() == 3 && constantNumber(node->input(2)) == 1.0;
+      const bool plain = node->inputs().size() == 3 && constantNumber(node, "alpha") == 1.0;
       return !plain ? std::nullopt : std::optional(node->kind() == aten::add ? aten::add : aten::sub);
     }
     if (node->inputs().size() == 2) {
@@ -79,8 +79,8 @@ class SizeTensors {
              : node->kind() == aten::remainder    ? std::optional(aten::remainder)
                                                   : std::nullopt;
     }
-    const auto rounding =
-        node->kind() == aten::div && node->inputs().size() == 3 ? constantOf(node->input(2)) : std::nullopt;
+    const bool rounds = node->kind() == aten::div && node->inputs().size() == 3;
+    const auto rounding = rounds ? constantOf(node, "rounding_mode") : std::nullopt;
     const bool floors = rounding && rounding->isString() && rounding->toStringRef() == "floor";
     return floors ? std::optional(aten::floordiv) : std::nullopt;
   }
@@ -97,11 +97,11 @@ bool resolveSizeTensors(PassContext& context) {
       node->replaceInput(1, tensors.numberOf(node->input(1))); // another overload
       return true;
     }
-    const bool reads = isConversion(node) && node->kind() != prim::NumToTensor && isTensor(node->input(0));
-    if (!reads || !tensors.isNumber(node->input(0))) {
+    const bool reads = isConversion(node) && node->kind() != prim::NumToTensor && isTensor(node->input());
+    if (!reads || !tensors.isNumber(node->input())) {
       return false;
     }
-    replaceNode(node, tensors.numberOf(node->input(0)));
+    replaceNode(node, tensors.numberOf(node->input()));
     return true;
   });
 }

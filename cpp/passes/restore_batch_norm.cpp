@@ -9,7 +9,6 @@
 // without any (see hasStatistics) normalize by each batch, in use too, and stay. Deferred ones that
 // switch_folding has not seen become aten::batch_norm.
 #include "core/batch_norm.h"
-#include "core/places.h"
 #include "core/registry.h"
 #include "passes/dialect.h"
 
@@ -17,7 +16,7 @@ namespace jit_passes {
 namespace {
 
 // Whether it is at times.
-bool isFolded(const Node* node) { return constantNumber(operandOf(node, "folded")) != 0.0; }
+bool isFolded(const Node* node) { return constantNumber(node, "folded") != 0.0; }
 
 bool restoreBatchNorm(PassContext& context) {
   const KnownValues known(context);
@@ -26,10 +25,10 @@ bool restoreBatchNorm(PassContext& context) {
       node->replaceInput(kTraining, insertConstant(node, false));
       replaceDeferred(node);
     } else if (isDeferredBatchNorm(node)) {
-      replaceNode(node, node->input(0));
+      replaceNode(node, inputOf(node, "input"));
     } else if (node->kind() == deferred_bias) {
-      replaceNode(node, operandOf(node, "rounded"));
-    } else if (node->kind() == deferred_weight && !constantNumber(operandOf(node, "folded"))) {
+      replaceNode(node, inputOf(node, "rounded"));
+    } else if (node->kind() == deferred_weight && !constantNumber(node, "folded")) {
       setOperand(node, "folded", insertConstant(node, true));
     } else if (
         node->kind() == aten::batch_norm && hasStatistics(known, node) &&

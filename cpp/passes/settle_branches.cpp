@@ -152,7 +152,7 @@ class Origins {
     const bool computes =
         weightedOperator(node) || keepsShape(node) || movesData(node) || spatialOf(node) > 0;
     const bool moves = node->kind() == aten::to || node->kind() == aten::type_as; // to another device
-    return computes && !moves ? of(node->input(0)) : tensor;
+    return computes && !moves ? of(mainOperand(node)) : tensor;
   }
 
   std::unordered_map<Value*, Value*> found_;
@@ -201,7 +201,7 @@ class Strided {
       return true;
     }
     if (node->kind() == aten::cat) {
-      const Node* list = node->input(0)->node();
+      const Node* list = inputOf(node, "tensors")->node();
       return list->kind() == prim::ListConstruct &&
              std::ranges::all_of(list->inputs(), [&](const Value* element) { return has(element); });
     }

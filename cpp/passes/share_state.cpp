@@ -82,7 +82,7 @@ void moveAccesses(const Module& original, Graph& graph, const std::string& holde
   std::vector<std::pair<Node*, std::string>> moved;
   forEachNode(graph, [&](Node* node) {
     if (accesses(node)) {
-      const auto path = attributePath(node->input(0));
+      const auto path = attributePath(objectOf(node));
       const auto owner = attributeAt(original, path);
       if (owner && owner->isObject() && attributes.count({owner->toObject().get(), node->s(attr::name)})) {
         moved.emplace_back(node, path.empty() ? holder : holder + "." + path);

@@ -17,7 +17,7 @@ namespace jit_passes {
 namespace {
 
 Value* insertDequantize(Node* before, Value* codes, const Node* like) {
-  return insertValue(before, dequantize, {codes, like->input(1), like->input(2)}, like);
+  return insertValue(before, dequantize, {codes, inputOf(like, "scale"), inputOf(like, "zero_point")}, like);
 }
 
 void redirect(Value* from, Value* to) {
@@ -32,7 +32,7 @@ bool sinkThroughList(Node* node, Node* source) {
     return false;
   }
   Node* unpack = uses[0].user;
-  node->replaceInput(0, source->input(0));
+  node->replaceInput(0, inputOf(source, "q"));
   Node* next = unpack->next();
   for (Value* output : unpack->outputs()) {
     redirect(output, insertDequantize(next, output, source));
@@ -44,7 +44,7 @@ bool sinkThrough(Node* node, Node* source) {
   if (node->output()->type()->kind() == c10::TypeKind::ListType) {
     return sinkThroughList(node, source);
   }
-  node->replaceInput(0, source->input(0));
+  node->replaceInput(0, inputOf(source, "q"));
   redirect(node->output(), insertDequantize(node->next(), node->output(), source));
   return true;
 }
@@ -54,15 +54,15 @@ bool sinkDequantize(PassContext& context) {
   const auto written = writtenValues(graph);
   const bool volumes = hasVolumes(*graph);
   const bool changed = changeNodes(*graph, [&](Node* node) {
-    if (node->inputs().empty() || node->input(0)->node()->kind() != dequantize) {
+    if (node->inputs().empty() || mainOperand(node)->node()->kind() != dequantize) {
       return false;
     }
     if (asksForShape(node)) {
-      node->replaceInput(0, node->input(0)->node()->input(0));
+      node->replaceInput(0, inputOf(mainOperand(node)->node(), "q"));
       return true;
     }
-    return movesQuantizedData(node, volumes) && !written.count(node->input(0)) &&
-           !written.count(node->output()) && sinkThrough(node, node->input(0)->node());
+    return movesQuantizedData(node, volumes) && !written.count(mainOperand(node)) &&
+           !written.count(node->output()) && sinkThrough(node, mainOperand(node)->node());
   });
   if (changed) {
     removeDeadNodes(graph);

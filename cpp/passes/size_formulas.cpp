@@ -1,7 +1,6 @@
 #include "size_formulas.h"
 
 #include "core/operators.h"
-#include "core/places.h"
 #include "core/shape_facts.h"
 
 namespace jit_passes {
@@ -17,16 +16,16 @@ std::optional<std::pair<Value*, int64_t>> askedBy(const Value* number) {
     return axis ? std::optional(static_cast<int64_t>(*axis)) : std::nullopt;
   };
   if (node->kind() == aten::size && node->inputs().size() == 2) {
-    const auto axis = axisIn(node->input(1));
-    return axis ? std::optional(std::pair(const_cast<Value*>(node->input(0)), *axis)) : std::nullopt;
+    const auto axis = axisIn(inputOf(node, "dim"));
+    return axis ? std::optional(std::pair(inputOf(node, "self"), *axis)) : std::nullopt;
   }
   const bool unpacks = node->kind() == prim::ListUnpack;
-  const Node* list = unpacks || node->kind() == aten::__getitem__ ? node->input(0)->node() : nullptr;
+  const Node* list = unpacks || node->kind() == aten::__getitem__ ? mainOperand(node)->node() : nullptr;
   if (list == nullptr || list->kind() != aten::size || list->inputs().size() != 1) {
     return std::nullopt;
   }
-  const auto axis = unpacks ? std::optional<int64_t>(number->offset()) : axisIn(node->input(1));
-  return axis ? std::optional(std::pair(const_cast<Value*>(list->input(0)), *axis)) : std::nullopt;
+  const auto axis = unpacks ? std::optional<int64_t>(number->offset()) : axisIn(inputOf(node, "idx"));
+  return axis ? std::optional(std::pair(inputOf(list, "self"), *axis)) : std::nullopt;
 }
 
 // A number of a list of one for each axis, or of one number for all.
@@ -89,7 +88,7 @@ Value* SizeFormulas::number(Value* value) {
   if (const auto asked = askedBy(value)) {
     found = ofAxis(asked->first, asked->second);
   } else if (isConversion(value->node())) {
-    found = number(value->node()->input(0));
+    found = number(value->node()->input());
   } else {
     Value *a = number(value->node()->input(0)), *b = a ? number(value->node()->input(1)) : nullptr;
     found = b ? make(value->node()->kind(), a, b) : nullptr;
@@ -167,11 +166,11 @@ Value* SizeFormulas::ofWindow(const Node* node, int64_t axis, int64_t spatial) {
   }
   std::optional<int64_t> window, stride = listed(node, "stride", spatial);
   if (weighted) {
-    window = shapes_.ofAxis(node->input(1), spatial + 2).number();
+    window = shapes_.ofAxis(inputOf(node, "weight"), spatial + 2).number();
   } else {
     window = listed(node, "kernel_size", spatial);
-    stride = stride ? stride : constantInts(operandOf(node, "stride")) ? window : std::nullopt;
-    if (constantNumber(operandOf(node, "ceil_mode")) != 0.0) {
+    stride = stride ? stride : constantInts(node, "stride") ? window : std::nullopt;
+    if (constantNumber(node, "ceil_mode") != 0.0) {
       return nullptr;
     }
   }
@@ -180,7 +179,7 @@ Value* SizeFormulas::ofWindow(const Node* node, int64_t axis, int64_t spatial) {
   if (!window || !stride || !padding || !dilation || *stride < 1) {
     return nullptr;
   }
-  Value* size = ofAxis(node->input(0), axis);
+  Value* size = ofAxis(mainOperand(node), axis);
   size = make(aten::add, size, 2 * *padding - *dilation * (*window - 1) - 1);
   return make(aten::add, *stride == 1 ? size : make(aten::floordiv, size, *stride), int64_t{1});
 }
@@ -188,8 +187,8 @@ Value* SizeFormulas::ofWindow(const Node* node, int64_t axis, int64_t spatial) {
 // Pads are given in pairs, those of the last axis first.
 Value* SizeFormulas::ofPadded(const Node* pad, int64_t axis) {
   const int64_t pair = *shapes_.rank(pad->output()) - 1 - axis;
-  const Value* pads = pad->input(1);
-  Value* size = ofAxis(pad->input(0), axis);
+  const Value* pads = inputOf(pad, "pad");
+  Value* size = ofAxis(inputOf(pad, "self"), axis);
   const auto constants = constantInts(pads);
   const bool listed = pads->node()->kind() == prim::ListConstruct && !shapes_.isWritten(pads);
   if ((!constants && !listed) || size == nullptr) {
@@ -209,11 +208,11 @@ Value* SizeFormulas::ofSlice(const Node* slice, int64_t axis) {
   if (slice->inputs().size() != 5) {
     return nullptr;
   }
-  const auto given = constantNumber(slice->input(1)), step = constantNumber(slice->input(4));
-  const auto start = isNone(slice->input(2)) ? 0.0 : constantNumber(slice->input(2));
+  const auto given = constantNumber(slice, "dim"), step = constantNumber(slice, "step");
+  const auto start = isNone(slice, "start") ? 0.0 : constantNumber(slice, "start");
   const int64_t along = given ? static_cast<int64_t>(*given) : 0;
   const int64_t cut = along < 0 ? along + *shapes_.rank(slice->output()) : along;
-  Value* size = ofAxis(slice->input(0), axis);
+  Value* size = ofAxis(inputOf(slice, "self"), axis);
   if (!given || axis != cut) {
     return given ? size : nullptr;
   }
@@ -221,14 +220,13 @@ Value* SizeFormulas::ofSlice(const Node* slice, int64_t axis) {
     return nullptr;
   }
   Value* end = size;
-  if (!isNone(slice->input(3))) {
-    const Value* given_end = slice->input(3);
+  if (Value* given_end = inputOf(slice, "end"); !isNone(given_end)) {
     if (!shapes_.isNotNegative(given_end)) {
       return nullptr;
     }
     const auto last = constantNumber(given_end);
     const bool far = last && *last >= static_cast<double>(std::numeric_limits<int32_t>::max());
-    end = far ? size : make(min_kind, number(const_cast<Value*>(given_end)), size);
+    end = far ? size : make(min_kind, number(given_end), size);
   }
   if (*start > 0) {
     end = make(max_kind, make(aten::sub, end, static_cast<int64_t>(*start)), int64_t{0});
@@ -270,13 +268,13 @@ Value* SizeFormulas::ofBroadcast(const Node* node, int64_t axis) {
 // Of an axis along which tensors are put in a row, or to which axes are joined.
 Value* SizeFormulas::ofJoined(const Node* node, int64_t axis) {
   const bool adds = node->kind() == aten::cat;
-  const Node* list = node->input(0)->node();
+  const Node* list = mainOperand(node)->node();
   const auto first = constantNumber(node->input(1)), last = adds ? first : constantNumber(node->input(2));
   const Value* operand = adds && list->kind() == prim::ListConstruct && !list->inputs().empty()
                              ? list->input(0)
-                             : node->input(0);
+                             : mainOperand(node);
   const auto own = isTensor(operand) ? shapes_.rank(operand) : std::nullopt;
-  if (!first || !last || !own || shapes_.isWritten(node->input(0))) {
+  if (!first || !last || !own || shapes_.isWritten(mainOperand(node))) {
     return nullptr;
   }
   const int64_t rank = *own;
@@ -287,7 +285,7 @@ Value* SizeFormulas::ofJoined(const Node* node, int64_t axis) {
   Value* size = nullptr;
   const int64_t count = adds ? list->inputs().size() : placed(*last) - placed(*first) + 1;
   for (int64_t i = 0; i < count; ++i) {
-    Value* next = adds ? ofAxis(list->input(i), axis) : ofAxis(node->input(0), axis + i);
+    Value* next = adds ? ofAxis(list->input(i), axis) : ofAxis(mainOperand(node), axis + i);
     size = i == 0 ? next : make(adds ? aten::add : aten::mul, size, next);
     if (size == nullptr) {
       return nullptr;

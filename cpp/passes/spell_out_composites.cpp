@@ -72,16 +72,16 @@ struct Composite {
 };
 
 std::optional<int64_t> sizeGated(const Node* node, const Shapes& shapes) {
-  const auto axis = node->kind() == aten::glu ? constantNumber(node->input(1)) : std::nullopt;
-  const auto size = axis ? shapes.ofAxis(node->input(0), static_cast<int64_t>(*axis)).number() : std::nullopt;
+  const auto axis = node->kind() == aten::glu ? constantNumber(node, "dim") : std::nullopt;
+  const auto size = axis ? shapes.ofAxis(inputOf(node, "self"), int64_t(*axis)).number() : std::nullopt;
   return size && *size > 0 && *size % 2 == 0 ? size : std::nullopt;
 }
 
 // Whether it has as many axes as a tensor, along whose axes it was reduced.
 bool isAsLong(const Value* value, const Value* tensor) {
-  for (const Node* node = value->node(); node->kind() != prim::Param; node = node->input(0)->node()) {
+  for (const Node* node = value->node(); node->kind() != prim::Param; node = mainOperand(node)->node()) {
     if (const auto reduced = reducedAxes(node)) {
-      return *reduced == 0 && node->input(0) == tensor;
+      return *reduced == 0 && mainOperand(node) == tensor;
     }
     if (!keepsShape(node)) {
       return false;
@@ -92,7 +92,7 @@ bool isAsLong(const Value* value, const Value* tensor) {
 
 // A tensor without axes would give another dtype.
 bool isBroadcastAnyway(const Node* expand, const Shapes& shapes) {
-  const Value *tensor = expand->input(0), *other = expand->input(1);
+  const Value *tensor = inputOf(expand, "self"), *other = inputOf(expand, "other");
   const auto own = shapes.rank(tensor), rank = shapes.rank(other);
   const bool fits = own && rank ? *own > 0 && *own <= *rank : isAsLong(tensor, other);
   return fits && std::ranges::all_of(expand->output()->uses(), [&](const Use& use) {
@@ -103,10 +103,10 @@ bool isBroadcastAnyway(const Node* expand, const Shapes& shapes) {
 // The tensor whose shape is taken, if what takes it has nothing but its elements, in their order.
 Value* sameElements(const Node* reshape) {
   static const auto kinds = symbols({"aten::flatten", "aten::reshape", "aten::unflatten"});
-  Node* maker = const_cast<Node*>(reshape)->input(0)->node();
-  const bool same =
-      reshape->kind() != expand_as && kinds.count(maker->kind()) > 0 && maker->input(0) == reshape->input(1);
-  return same ? maker->input(0) : nullptr;
+  Node* maker = inputOf(reshape, "self")->node();
+  const bool same = reshape->kind() != expand_as && kinds.count(maker->kind()) > 0 &&
+                    inputOf(maker, "self") == inputOf(reshape, "other");
+  return same ? inputOf(maker, "self") : nullptr;
 }
 
 std::vector<Composite> compositesOf(const PassContext& context) {
@@ -119,7 +119,8 @@ std::vector<Composite> compositesOf(const PassContext& context) {
   const auto is_written = [&](const Value* value) { return shapes.isWritten(value); };
   for (Node* node : nodes) {
     if (is_written(node->output()) || std::ranges::any_of(node->inputs(), is_written) ||
-        (node->kind() == aten::stack && std::ranges::any_of(node->input(0)->node()->inputs(), is_written))) {
+        (node->kind() == aten::stack &&
+         std::ranges::any_of(inputOf(node, "tensors")->node()->inputs(), is_written))) {
       continue;
     }
     const size_t shaped = node->kind() == repeat_interleave_kind ? 0 : 1; // the operand whose rank counts
@@ -136,54 +137,54 @@ Value* listOf(const std::vector<Value*>& elements, Node* at, const c10::TypePtr&
 }
 
 Value* spelledStack(Node* node) {
-  const Node* list = node->input(0)->node();
+  Node* list = inputOf(node, "tensors")->node();
   if (list->kind() != prim::ListConstruct) {
     return nullptr;
   }
   std::vector<Value*> elements;
-  for (Value* element : const_cast<Node*>(list)->inputs()) {
-    elements.push_back(insertValue(node, aten::unsqueeze, {element, node->input(1)}, node));
+  for (Value* element : list->inputs()) {
+    elements.push_back(insertValue(node, aten::unsqueeze, {element, inputOf(node, "dim")}, node));
   }
   Value* all = listOf(elements, node, c10::ListType::ofTensors());
-  return insertValue(node, aten::cat, {all, node->input(1)}, node);
+  return insertValue(node, aten::cat, {all, inputOf(node, "dim")}, node);
 }
 
 // Of a number for all elements, along an axis.
 Value* spelledRepeat(Node* node, std::optional<int64_t> rank) {
-  if (node->inputs().size() != 4 || isTensor(node->input(1))) {
+  if (node->inputs().size() != 4 || isTensor(inputOf(node, "repeats"))) {
     return nullptr;
   }
-  const auto given = constantNumber(node->input(2));
-  const bool fails = constantNumber(node->input(1)).value_or(0) < 0;
+  const auto given = constantNumber(node, "dim");
+  const bool fails = constantNumber(node, "repeats").value_or(0) < 0;
   if (!rank || !given || *given < -*rank || *given >= *rank || fails) {
     return nullptr;
   }
   const int64_t axis = static_cast<int64_t>(*given) + (*given < 0 ? *rank : 0);
   Value *first = insertConstant(node, axis), *second = insertConstant(node, axis + 1);
   std::vector<Value*> sizes(*rank + 1, insertConstant(node, int64_t{-1}));
-  sizes[axis + 1] = node->input(1);
-  Value* more = insertValue(node, aten::unsqueeze, {node->input(0), second}, node);
+  sizes[axis + 1] = inputOf(node, "repeats");
+  Value* more = insertValue(node, aten::unsqueeze, {inputOf(node, "self"), second}, node);
   Value* list = listOf(sizes, node, c10::ListType::ofInts());
   Value* repeated = insertValue(node, aten::expand, {more, list, insertConstant(node, false)}, node);
   return insertValue(node, aten::flatten, {repeated, first, second}, node);
 }
 
 Value* spelledSum(Node* node) {
-  Value* product = insertValue(node, aten::mul, {node->input(1), node->input(2)}, node);
-  return insertValue(node, aten::add, {node->input(0), product, node->input(3)}, node);
+  Value* product = insertValue(node, aten::mul, {inputOf(node, "tensor1"), inputOf(node, "tensor2")}, node);
+  return insertValue(node, aten::add, {inputOf(node, "self"), product, inputOf(node, "value")}, node);
 }
 
 // The second operand, from which the first is taken away, may be a number.
 Value* spelledDifference(Node* node) {
-  Value *taken = node->input(0), *from = node->input(1);
+  Value *taken = inputOf(node, "self"), *from = inputOf(node, "other");
   if (isTensor(from)) {
-    return insertValue(node, aten::sub, {from, taken, node->input(2)}, node);
+    return insertValue(node, aten::sub, {from, taken, inputOf(node, "alpha")}, node);
   }
-  if (constantNumber(node->input(2)) != 1) {
+  if (constantNumber(node, "alpha") != 1) {
     return nullptr;
   }
   return insertValue(
-      node, aten::add, {insertValue(node, aten::neg, {taken}, node), from, node->input(2)}, node);
+      node, aten::add, {insertValue(node, aten::neg, {taken}, node), from, inputOf(node, "alpha")}, node);
 }
 
 // The front half, times the sigmoid of the other.
@@ -191,7 +192,8 @@ Value* spelledGate(Node* node, int64_t size) {
   const auto part = [&](int64_t start) {
     Value *begin = insertConstant(node, start), *end = insertConstant(node, start + size / 2);
     Value* step = insertConstant(node, int64_t{1});
-    return insertValue(node, aten::slice, {node->input(0), node->input(1), begin, end, step}, node);
+    return insertValue(
+        node, aten::slice, {inputOf(node, "self"), inputOf(node, "dim"), begin, end, step}, node);
   };
   Value *front = part(0), *gate = insertValue(node, aten::sigmoid, {part(size / 2)}, node);
   return insertValue(node, aten::mul, {front, gate}, node);
@@ -200,26 +202,27 @@ Value* spelledGate(Node* node, int64_t size) {
 // Rounded before it is added, where the fused operator may not be. With a beta of 0 nobody reads what is added, which is
 // often a tensor that was never filled.
 Value* spelledProduct(Node* node) {
-  const auto beta = constantNumber(node->input(3));
+  const auto beta = constantNumber(node->input(3)); // by position: another overload has a dtype there
   if (!beta) {
     return nullptr;
   }
-  Value* product = insertValue(node, aten::bmm, {node->input(1), node->input(2)}, node);
+  Value* product = insertValue(node, aten::bmm, {inputOf(node, "batch1"), inputOf(node, "batch2")}, node);
   product = insertValue(node, aten::mul, {product, node->input(4)}, node);
-  return *beta == 0 ? product : insertValue(node, aten::add, {product, node->input(0), node->input(3)}, node);
+  return *beta == 0 ? product
+                    : insertValue(node, aten::add, {product, inputOf(node, "self"), node->input(3)}, node);
 }
 
 // Klambauer et al., "Self-Normalizing Neural Networks", 2017, https://arxiv.org/abs/1706.02515, equation 2.
 Value* spelledSelu(Node* node) {
   constexpr double alpha = 1.6732632423543772848170429916717, scale = 1.0507009873554804934193349852946;
-  Value* one = insertConstant(node, int64_t{1});
-  Value* elu = insertValue(node, aten::elu, {node->input(0), insertConstant(node, alpha), one, one}, node);
+  Value *x = inputOf(node, "self"), *one = insertConstant(node, int64_t{1});
+  Value* elu = insertValue(node, aten::elu, {x, insertConstant(node, alpha), one, one}, node);
   return insertValue(node, aten::mul, {elu, insertConstant(node, scale)}, node);
 }
 
 // Along one axis. The mean is taken away first, as the difference of large sums would have few digits.
 Value* spelledDeviation(Node* node) {
-  const auto axes = node->inputs().size() == 4 ? constantInts(node->input(1)) : std::nullopt;
+  const auto axes = node->inputs().size() == 4 ? constantInts(node, "dim") : std::nullopt;
   const auto known = constantOf(node->input(node->inputs().size() > 2 ? 2 : 0));
   if (!axes || axes->size() != 1 || !known || !(known->isNone() || known->isBool() || known->isInt())) {
     return nullptr;
@@ -231,7 +234,7 @@ Value* spelledDeviation(Node* node) {
   const auto number = [&](c10::Symbol kind, const std::vector<Value*>& operands, const c10::TypePtr& type) {
     return insertValue(node, kind, operands, node, type);
   };
-  Value *x = node->input(0), *along = node->input(1), *keeps = node->input(3);
+  Value *x = inputOf(node, "self"), *along = inputOf(node, "dim"), *keeps = inputOf(node, "keepdim");
   Value *none = insertConstant(node, c10::IValue()), *one = insertConstant(node, int64_t{1});
   Value* mean = insert(aten::mean, {x, along, insertConstant(node, true), none});
   Value* difference = insert(aten::sub, {x, mean, one});
@@ -249,7 +252,7 @@ Value* spelledDeviation(Node* node) {
 
 // Of the shape that another tensor has, of that rank, if it is known.
 Value* spelledShape(Node* node, std::optional<int64_t> rank) {
-  Value *tensor = node->input(0), *other = node->input(1);
+  Value *tensor = inputOf(node, "self"), *other = inputOf(node, "other");
   std::vector<Value*> sizes;
   for (int64_t axis = 0; axis < rank.value_or(0); ++axis) {
     Value* of = insertConstant(node, axis);
@@ -291,7 +294,7 @@ Value* spelled(const Composite& composite) {
     return spelledDeviation(node);
   }
   if (composite.is_broadcast) {
-    return node->input(0);
+    return inputOf(node, "self");
   }
   if (Value* same = sameElements(node)) {
     return same;

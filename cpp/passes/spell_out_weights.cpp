@@ -52,8 +52,8 @@ bool spellOutWeights(PassContext& context) {
       return false;
     }
     const size_t params = *node->maybeSchema()->argumentIndexWithName("params");
-    const auto constant = constantOf(node->input(params));
-    if (node->input(params)->node()->kind() != prim::Constant || !constant || !constant->isTensorList()) {
+    const auto constant = constantOf(node, "params");
+    if (inputOf(node, "params")->node()->kind() != prim::Constant || !constant || !constant->isTensorList()) {
       return false;
     }
     const auto weights = constant->toTensorVector();

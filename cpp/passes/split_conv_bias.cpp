@@ -42,7 +42,7 @@ namespace jit_passes {
 namespace {
 
 bool isAutocast(const Node* node) {
-  const auto type = node->input(0)->type()->cast<c10::ClassType>();
+  const auto type = mainOperand(node)->type()->cast<c10::ClassType>();
   return type && type->name() && type->name()->name().find("autocast") != std::string::npos;
 }
 

@@ -34,14 +34,14 @@ Value* rows(Value* value, int64_t channels, int64_t begin, int64_t end, Node* be
 
 bool splitGroups(Node* node) {
   Node* prepack = node->input(1)->node();
-  if (prepack->inputs().size() != 6 || prepack->input(0)->node()->inputs().empty()) {
+  if (prepack->inputs().size() != 6 || inputOf(prepack, "weight")->node()->inputs().empty()) {
     return false;
   }
-  Node* weight_node = prepack->input(0)->node();
-  const auto weight = constantTensor(weight_node->input(0));
-  const auto stride = constantInts(prepack->input(2)), padding = constantInts(prepack->input(3)),
-             dilation = constantInts(prepack->input(4));
-  const int64_t groups = static_cast<int64_t>(constantNumber(prepack->input(5)).value_or(1));
+  Node* weight_node = inputOf(prepack, "weight")->node();
+  const auto weight = constantTensor(mainOperand(weight_node));
+  const auto stride = constantInts(prepack, "stride"), padding = constantInts(prepack, "padding"),
+             dilation = constantInts(prepack, "dilation");
+  const int64_t groups = static_cast<int64_t>(constantNumber(prepack, "groups").value_or(1));
   if (!weight || !stride || !padding || !dilation || groups <= kMostGroups ||
       fastOnFbgemm(weight->sizes(), *stride, *padding, *dilation, groups)) {
     return false;

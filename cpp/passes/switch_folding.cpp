@@ -29,17 +29,17 @@ namespace {
 
 // The weight of a convolution as it comes into its fake quantization; null where that knows no fold.
 Node* deferredWeightOf(const Node* convolution) {
-  const Node* trained = convolution->input(1)->node();
+  const Node* trained = inputOf(convolution, "weight")->node();
   if (!isTrained(trained)) {
     return nullptr;
   }
-  Node* weight = const_cast<Node*>(trained)->input(0)->node();
+  Node* weight = mainOperand(trained)->node();
   return weight->kind() == deferred_weight ? weight : nullptr;
 }
 
 // One weight may have several readers, whose batch norms are the same.
 Value* switchOf(Node* weight, Value* training) {
-  Value* known = operandOf(weight, "folded");
+  Value* known = inputOf(weight, "folded");
   if (constantNumber(known) != 0.0) {
     return known;
   }
@@ -51,15 +51,15 @@ Value* switchOf(Node* weight, Value* training) {
 }
 
 void switchFolding(Node* norm, Node* weight) {
-  Node* convolution = norm->input(0)->node();
+  Node* convolution = inputOf(norm, "input")->node();
   Value* folded = switchOf(weight, norm->input(kTraining));
-  Value* rounded = operandOf(norm, "rounded");
+  Value* rounded = inputOf(norm, "rounded");
   hoist(rounded, convolution);
-  const auto operands = {convolution->input(2), rounded, convolution->input(1), folded};
+  const auto operands = {inputOf(convolution, "bias"), rounded, inputOf(convolution, "weight"), folded};
   convolution->replaceInput(
       2, insertValue(convolution, deferred_bias, operands, norm, c10::OptionalType::ofTensor()));
   if (isTrained(rounded->node())) {
-    setOperand(norm, "shift", rounded->node()->input(0));
+    setOperand(norm, "shift", mainOperand(rounded->node()));
   }
   for (Node* node : {weight, norm}) {
     setOperand(node, "folded", folded);
@@ -71,11 +71,11 @@ bool switchAllFolding(PassContext& context) {
     if (!isDeferredBatchNorm(node)) {
       return false;
     }
-    const Node* convolution = node->input(0)->node();
+    const Node* convolution = inputOf(node, "input")->node();
     Node* weight = deferredWeightOf(convolution);
     if (weight == nullptr) {
       replaceDeferred(node);
-    } else if (convolution->input(2)->node()->kind() != deferred_bias) {
+    } else if (inputOf(convolution, "bias")->node()->kind() != deferred_bias) {
       switchFolding(node, weight);
     } else {
       return false;

@@ -16,13 +16,13 @@ namespace {
 
 bool undoDynamic(PassContext& context) {
   return replaceNodes(*context.graph(), [&](Node* node) -> Value* {
-    if (node->kind() != dequantize_dynamic || node->input(0)->node()->kind() != quantize_dynamic) {
+    if (node->kind() != dequantize_dynamic || inputOf(node, "q")->node()->kind() != quantize_dynamic) {
       return nullptr;
     }
     for (const Use& use : node->output()->uses()) {
       context.remark(use.user, "the target has no operator that quantizes its input as the model runs here");
     }
-    return node->input(0)->node()->input(0);
+    return inputOf(inputOf(node, "q")->node(), "x");
   });
 }
 

@@ -68,7 +68,7 @@ class Widener {
 
   static bool betweenIntegers(const Node* node) {
     const auto& uses = node->output()->uses();
-    return node->input(0)->node()->kind() == aten::dequantize ||
+    return mainOperand(node)->node()->kind() == aten::dequantize ||
            std::ranges::any_of(
                uses, [](const Use& use) { return use.user->kind() == aten::quantize_per_tensor; });
   }
@@ -94,12 +94,12 @@ class Widener {
 
   void widenQuantized(Node* node) {
     Node* prepack = node->input(1)->node();
-    Node* weight = prepack->inputs().empty() ? prepack : prepack->input(0)->node();
+    Node* weight = prepack->inputs().empty() ? prepack : mainOperand(prepack)->node();
     if (prepack->inputs().size() != 6 || weight->inputs().empty()) {
       return;
     }
     std::vector<Value*> parameters = prepack->inputs().vec();
-    parameters[0] = weight->input(0);
+    parameters[0] = mainOperand(weight);
     auto wide = widenParameters(node, parameters);
     if (!wide) {
       return;
@@ -112,7 +112,7 @@ class Widener {
     packed->output()->setType(packed->schema().returns().at(0).type());
     const std::string name = node->kind().toQualString();
     std::vector<Value*> operands = node->inputs().vec();
-    operands[0] = widened(node->input(0), node);
+    operands[0] = widened(mainOperand(node), node);
     operands[1] = packed->output();
     replace(node, "quantized::conv2d" + name.substr(std::string("quantized::conv1d").size()), operands);
   }
@@ -123,7 +123,7 @@ class Widener {
       return;
     }
     Value* format = insertConstant(node, kChannelsLast);
-    Value* x = insertValue(node, aten::contiguous, {widened(node->input(0), node), format}, node);
+    Value* x = insertValue(node, aten::contiguous, {widened(inputOf(node, "input"), node), format}, node);
     std::vector<Value*> operands{x};
     operands.insert(operands.end(), wide->begin(), wide->end());
     replace(node, "aten::conv2d", operands);

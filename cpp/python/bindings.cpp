@@ -241,10 +241,10 @@ std::vector<std::pair<std::string, std::string>> parts(const Module& module, con
   std::vector<std::pair<std::string, std::string>> found;
   const auto graph = inlinedGraph(module, method);
   forEachNode(*graph, [&](const Node* node) {
-    if (node->kind() != prim::CallMethod || !hasReport(node->input(0)->type())) {
+    if (node->kind() != prim::CallMethod || !hasReport(objectOf(node)->type())) {
       return;
     }
-    const auto path = attributePath(node->input(0));
+    const auto path = attributePath(objectOf(node));
     const auto part = attributeAt(module, path);
     if (part && std::ranges::none_of(found, [&](const auto& known) { return known.first == path; })) {
       found.emplace_back(path, part->toObjectRef().getAttr("jit_passes_report").toStringRef());

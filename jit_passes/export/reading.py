@@ -14,12 +14,11 @@ from ..graph.view import GraphView, NodeView, ValueView
 from ..specification.slots import CORRELATION, Correlation, quantized_behind, slot_of
 from ..stages.convert import convert
 from ..stages.module import ModelStage, Report, by_position
+from ..stages.values import DEQUANTIZE, QUANTIZE, grid_operands
 from ..targets.reference import Reference
 from .encoding import Encoding, Encodings, Layer, bits_of, middle
 
-_QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
-_DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
-_BETWEEN = ("jit_passes::fake_quantize", *_QUANTIZE, *_DEQUANTIZE)
+_BETWEEN = ("jit_passes::fake_quantize", *QUANTIZE, *DEQUANTIZE)
 _TABLE = "jit_passes::lookup_table"
 _CONVERTED = (ModelStage.PREPARED, ModelStage.QAT)  # on the way to a reference model
 
@@ -78,12 +77,12 @@ class _GraphReader:
 
     def read(self) -> Encodings:
         for node in self.graph.nodes:
-            if node.kind in _QUANTIZE and isinstance(_source(node).constant, torch.Tensor):
-                user, operand = node.output.uses[0][0].output.uses[0]
-                self.add_parameter(node, _codes(node), user, operand)
-            elif node.kind in _QUANTIZE or node.kind == _TABLE:
+            if node.kind in QUANTIZE and isinstance(_source(node).constant, torch.Tensor):
+                low, high = (_number(node.operand(f"quant_{end}"), node) for end in ("min", "max"))
+                self.add_parameter(node, (low, high), *node.output.uses[0][0].output.uses[0])
+            elif node.kind in QUANTIZE or node.kind == _TABLE:
                 self.read_activation(node)
-            elif node.kind in _DEQUANTIZE and isinstance(node.inputs[0].constant, torch.Tensor):
+            elif node.kind in DEQUANTIZE and isinstance(node.main_operand.constant, torch.Tensor):
                 ends = self.codes[self.known(node, self.codes)]
                 self.add_parameter(node, ends, *node.output.uses[0])
         layers = [layer for node in self.weighted if (layer := self.layer(node)) is not None]
@@ -147,10 +146,10 @@ class _GraphReader:
         """Return the encoding of an operand, looking through what only moves data."""
         node = value.producer
         while node is not None and node.moves_data:
-            node = node.inputs[0].producer
-        if node is None or node.kind not in _DEQUANTIZE:
+            node = node.main_operand.producer
+        if node is None or node.kind not in DEQUANTIZE:
             return None
-        codes = node.inputs[0].producer
+        codes = node.main_operand.producer
         if codes is not None and codes.index in self.by_node:
             return self.by_node[codes.index]
         return self.by_node.get(node.index)
@@ -171,18 +170,18 @@ class _GraphReader:
 
 def _source(node: NodeView) -> ValueView:
     """Return what is quantized: ahead of rounding, and of an earlier quantization."""
-    value = node.inputs[0]
+    value = node.main_operand
     while (maker := value.producer) is not None and maker.kind in _BETWEEN:
-        value = maker.inputs[0]
+        value = maker.main_operand
     return value
 
 
 def _parameters(node: NodeView) -> tuple[Any, ...]:
     """Return scales, zero points, the channel axis and the group size."""
-    scale, zero_point = (value.constant for value in node.inputs[1:3])
+    scale, zero_point = (value.constant for value in grid_operands(node)[:2])
     if isinstance(scale, torch.Tensor) and isinstance(zero_point, torch.Tensor):
-        axis = _number(node.inputs[3], node) if "per_channel" in node.kind else None
-        groups, codes = None, node.inputs[0].constant
+        axis = _number(node.operand("axis"), node) if "per_channel" in node.kind else None
+        groups, codes = None, node.main_operand.constant
         if scale.dim() > 1 and axis is not None and isinstance(codes, torch.Tensor):
             groups = codes.shape[1 - axis] // scale.shape[1]
         numbers = (tuple(values.reshape(-1).tolist()) for values in (scale, zero_point))
@@ -190,11 +189,6 @@ def _parameters(node: NodeView) -> tuple[Any, ...]:
     if not isinstance(scale, float) or not isinstance(zero_point, int):
         raise JitPassesError(f"{node!r} has no constant scale and zero point to export")
     return (scale,), (zero_point,), None, None
-
-
-def _codes(node: NodeView) -> tuple[int, int]:
-    low, high = (_number(value, node) for value in node.inputs[-3:-1])
-    return low, high
 
 
 def _number(value: ValueView, node: NodeView) -> int:

@@ -96,7 +96,7 @@ class NodeView:
         module_type: class name of that module.
         source: `file:line` of the user's code; "" where the graph does not know.
         block: number of the block it stands in; 0 is the method's own.
-        moves_data: whether it only rearranges values of its first operand.
+        moves_data: whether it only rearranges values of its main operand.
         inputs: operands.
         outputs: results.
         folded: in a model that is prepared for training, the batch norm that conversion will fold
@@ -134,6 +134,11 @@ class NodeView:
             JitPassesError: it has none of that name; the message lists those that it has.
         """
         return self.inputs[self.position(name)]
+
+    @property
+    def main_operand(self) -> ValueView:
+        """The first operand: what the operator quantizes, unpacks, rearranges or limits."""
+        return self.inputs[0]
 
     def position(self, name: str) -> int:
         """Return the place of that operand among the inputs.

@@ -114,7 +114,7 @@ def register_pass(
         def relu_to_gelu(graph: GraphEditor, approximate: str = "none") -> None:
             for node in graph.nodes:
                 if node.kind == "aten::relu":
-                    gelu = graph.insert("aten::gelu", [node.inputs[0], approximate], before=node)
+                    gelu = graph.insert("aten::gelu", [node.main_operand, approximate], before=node)
                     graph.replace(node.output, gelu.output)
                     graph.remove(node)
 

@@ -129,7 +129,7 @@ class _Observer:
     """An observer of the prepared graph, with its buffers."""
 
     def __init__(self, sites: Sites, node: NodeView, op: str, operands: Mapping[str, Any]) -> None:
-        self.sites, self.edge, self.op, self.operands = sites, node.inputs[0], op, operands
+        self.sites, self.edge, self.op, self.operands = sites, node.main_operand, op, operands
         self.range: Tensor = operands["range"]
         self.histogram: Tensor | None = operands.get("histogram")
         self.value = origin(self.edge)

@@ -28,7 +28,7 @@ def hash_of_graph(view: GraphView, graph: Any, hidden: Collection[int]) -> str:
 def origin(value: ValueView) -> ValueView:
     """Return the model's own value that an edge stands for."""
     while value.producer is not None and value.producer.kind == EDGE:
-        value = value.producer.inputs[0]
+        value = value.producer.operand("x")
     return value
 
 

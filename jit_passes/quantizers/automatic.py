@@ -189,7 +189,7 @@ def _is_softmax(value: ValueView) -> bool:
             return True
         if not (maker.moves_data or maker.traits.dropout or maker.kind == "aten::to"):
             return False
-        value = maker.inputs[0]
+        value = maker.main_operand
     return False
 
 

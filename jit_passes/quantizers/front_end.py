@@ -92,7 +92,7 @@ class _FrontEnd:
         return {
             node.index: OF_A_BUFFER
             for node in self.fixed
-            if node.inputs[0].id not in behind or _matters_behind(self.graph, node, learned)
+            if node.main_operand.id not in behind or _matters_behind(self.graph, node, learned)
         }
 
     def _read_by(self, readers: list[NodeView]) -> dict[int, str]:
@@ -127,10 +127,8 @@ def _is_steep(node: NodeView) -> bool:
     if not computed or len(node.outputs) != 1 or not node.output.is_tensor:
         return False
     if node.kind == "aten::mul":
-        return node.inputs[0] is node.inputs[1]
-    if node.kind == "aten::div":
-        return node.inputs[1] in computed
-    return node.inputs[0] in computed
+        return node.operand("self") is node.operand("other")
+    return node.operand("other" if node.kind == "aten::div" else "self") in computed
 
 
 def _values_behind(graph: GraphView, first: Container[int]) -> set[int]:

@@ -107,8 +107,8 @@ class Refusals:
         mode = "static" if self.writer.quantized_values(node) else "weight_only"
         if why := can.refusal(node, 1, weight, mode):
             return refused("weight", f"its weight is to be {why}")
-        if why := no_groups_of(weight, node.inputs[1]):
+        if why := no_groups_of(weight, node.operand("weight")):
             return refused("weight", why)
-        bias = self.writer.bias(node, node.inputs[2], weight)
+        bias = self.writer.bias(node, node.operand("bias"), weight)
         why = can.refusal(node, 2, bias) if isinstance(bias, OwnSpec) else None
         return refused("bias", why and f"its bias is to be {why}")

@@ -42,11 +42,11 @@ def origin_of(value: ValueView, results: Container[int]) -> ValueView:
     while (node := value.producer) is not None and not value.written:
         if value.id in results:
             break
-        if node.kind == "prim::ListUnpack" and (maker := node.inputs[0].producer) is not None:
+        if node.kind == "prim::ListUnpack" and (maker := node.main_operand.producer) is not None:
             node = maker
-        if not passes_on(node) or node.inputs[0].written:
+        if not passes_on(node) or node.main_operand.written:
             break
-        value = node.inputs[0]
+        value = node.main_operand
     return value
 
 
@@ -179,7 +179,7 @@ class Selection:
             else:
                 self.add(node, row)
         for index in self.selected.keys() - self.dynamic - self.float_inputs:
-            self.quantized.add(self.origin(self.nodes[index].inputs[0]).id)
+            self.quantized.add(self.origin(self.nodes[index].main_operand).id)
 
     def quantize_beginnings(self) -> None:
         """Let what operators read that only take floats be quantized, in a model with integers."""
@@ -191,7 +191,7 @@ class Selection:
             if row is None or not row.begins or left:
                 continue
             if not self.capability.refusal(node):
-                self.quantized.add(self.origin(node.inputs[0]).id)
+                self.quantized.add(self.origin(node.main_operand).id)
 
     def quantize_wanted(self) -> None:
         """Let all operands be quantized of products that are to be on integers."""

@@ -183,7 +183,7 @@ def _annotate(op: Correlation, specs: Specs, annotations: Annotations) -> None:
         output_qspec_again=None if added else total,
     )
     if added:
-        operands = {added.inputs[1]: _checked(specs, "bias", added, 1)}
+        operands = {added.operand("bias"): _checked(specs, "bias", added, 1)}
         annotations[added] = QuantizationAnnotation(operands, total, allow_implicit_sharing=False)
 
 

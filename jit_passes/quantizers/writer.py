@@ -259,7 +259,7 @@ class AnnotationWriter:
 
     def bias(self, node: NodeView, bias: ValueView, weight: OwnSpec | None) -> AnySpec | None:
         """Return how a bias is quantized; None where there is none, or for not at all."""
-        inputs = node.inputs[0]
+        inputs = node.main_operand
         options = self.resolved.of(node).bias
         if not isinstance(bias.constant, torch.Tensor) or options.dtype == "float":
             return None

@@ -343,7 +343,7 @@ def _nodes_by_value(graph: GraphView) -> dict[str, NodeView]:
     found: dict[str, NodeView] = {}
     for node in graph.nodes:
         if node.kind == EDGE:
-            found[node.inputs[0].name] = node
+            found[node.operand("x").name] = node
         elif node.name and len(node.outputs) == 1 and node.output.is_tensor:
             found[node.name] = node
     return found

@@ -248,7 +248,7 @@ class _Inspector:
                            for v in self.codes_of(n)):  # fmt: skip
             maker = value.producer
             if maker is not None and maker.kind == "prim::ListUnpack":
-                maker = maker.inputs[0].producer
+                maker = maker.main_operand.producer
             if maker is not None and maker.index in number:
                 handed.append((number[maker.index], own))
             if own < integers:
@@ -263,7 +263,7 @@ class _Inspector:
         """Whether it rearranges integers."""
         return (
             passes_on(node)
-            and origin_of(node.inputs[0], self.uses.results).id in self.uses.results
+            and origin_of(node.main_operand, self.uses.results).id in self.uses.results
             and self.target.capability.move_refusal(node) is None
         )
 

@@ -9,10 +9,17 @@ from typing import Any
 
 import torch
 
+from ..graph.view import NodeView, ValueView
 from ..specification.parameters import QParams
 
 QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
+
+
+def grid_operands(node: NodeView) -> list[ValueView]:
+    """Return scale and zero point of a quantize or a dequantize, and the axis if per channel."""
+    names = "scales zero_points axis" if "per_channel" in node.kind else "scale zero_point"
+    return [node.operand(name) for name in names.split()]
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,21 @@ from ..specification.specification import FixedQParamsQuantizationSpec, Quantiza
 from .units import DEQUANTIZE, QUANTIZE
 
 PER_CHANNEL = f"{DEQUANTIZE}_per_channel"
+_PARAMETERS = ("scale", "zero_point", "quant_min", "quant_max", "dtype")
 
 
 def quantizer_of(value: ValueView) -> NodeView | None:
     """Return the quantize whose codes a value stands for, as they are or rearranged."""
     maker = origin_of(value, ()).producer
-    if maker is None or maker.kind != DEQUANTIZE:
+    source = maker.main_operand.producer if maker and maker.kind == DEQUANTIZE else None
+    if source is None or source.kind != QUANTIZE:
         return None
-    source = maker.inputs[0].producer
-    known = source is not None and all(value.is_constant for value in source.inputs[1:])
-    return source if known and source is not None and source.kind == QUANTIZE else None
+    return source if all(source.operand(name).is_constant for name in _PARAMETERS) else None
 
 
 def parameters_of(quantize: NodeView) -> QParams:
     """Return the parameters of an activation."""
-    scale, zero_point, low, high, dtype = (value.constant for value in quantize.inputs[1:])
+    scale, zero_point, low, high, dtype = (quantize.operand(p).constant for p in _PARAMETERS)
     return QParams(scale, zero_point, None, low, high, dtype_of(dtype))
 
 
@@ -54,7 +54,7 @@ def show_constants(graph: GraphView) -> None:
         return last[node.index]
 
     for node in graph.nodes:
-        if node.kind in (DEQUANTIZE, PER_CHANNEL) and node.inputs[0].is_constant:
+        if node.kind in (DEQUANTIZE, PER_CHANNEL) and node.main_operand.is_constant:
             node.output.is_constant = True
             node.output.constant = Deferred(partial(dequantized, node))
 

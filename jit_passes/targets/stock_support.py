@@ -39,14 +39,15 @@ def _add(node: NodeView) -> str | None:
 def _batch_norm(node: NodeView) -> str | None:
     if node.operand("training").constant is not False:
         return "it is in training mode"
-    if any(value.is_constant and value.constant is None for value in node.inputs[1:5]):
+    values = [node.operand(name) for name in ("weight", "bias", "running_mean", "running_var")]
+    if any(value.is_constant and value.constant is None for value in values):
         return "it has no weight, bias or statistics, which the quantized operator asks for"
-    constant = all(value.is_constant for value in node.inputs[1:5])
+    constant = all(value.is_constant for value in values)
     return None if constant else "its statistics are computed by the model"
 
 
 def _layer_norm(node: NodeView) -> str | None:
-    for value in node.inputs[2:4]:
+    for value in (node.operand("weight"), node.operand("bias")):
         if not value.is_constant or (
             isinstance(value.constant, torch.Tensor) and value.constant.dtype != torch.float32
         ):

@@ -26,11 +26,11 @@ _CONVERTED = (ModelStage.PREPARED, ModelStage.QAT)  # on the way to a reference 
 def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
     """Return how a quantized model quantizes its values.
 
-    Bits and codes are those that were asked for, whichever of them occur. A model that was
-    calibrated, or has trained, has the encodings of what `convert` makes of it.
+    Bits and codes are as asked for, whichever codes occur. A model that was calibrated, or has
+    trained, has the encodings of its converted model.
 
-    Names are those that values have in the graph of the reference model. Its constants have lost
-    theirs, so a weight is called after its module, `conv1.weight`, and a second, different one
+    Values have their names in the graph of the reference model. Its constants have lost
+    their names, so a weight is called after its module, `conv1.weight`, and a second, different one
     there is numbered: `conv1.weight#1`. A value that is quantized in several ways has an encoding
     for each, all but the first called after the operator that reads it: `relu -> conv2:conv2d`.
     Names are the same for a model from a file, and for one lowered for the target "reference".
@@ -106,7 +106,7 @@ class _GraphReader:
     def add(
         self, node: NodeView, kind: str, ends: tuple[int, int], grid: tuple[Any, ...], name: str
     ) -> None:
-        """Add what a node shows, under the name or the first `#k` behind it that is free."""
+        """Add a node's encoding, under the name or the first `#k` behind it that is free."""
         scale, zero_point, *axis = grid
         symmetric = all(zero == middle(*ends) for zero in zero_point)
         values = (kind, bits_of(*ends), *ends, symmetric, scale, zero_point, *axis)
@@ -143,7 +143,7 @@ class _GraphReader:
         return Layer(self.module(node), node.kind.removeprefix("aten::"), *used)
 
     def behind(self, value: ValueView) -> Encoding | None:
-        """Return the encoding of an operand, looking through what only moves data."""
+        """Return the encoding of an operand, looking through operators that only move data."""
         node = value.producer
         while node is not None and node.moves_data:
             node = node.main_operand.producer
@@ -169,7 +169,7 @@ class _GraphReader:
 
 
 def _source(node: NodeView) -> ValueView:
-    """Return what is quantized: ahead of rounding, and of an earlier quantization."""
+    """Return the quantized value as it is before rounding, and before an earlier quantization."""
     value = node.main_operand
     while (maker := value.producer) is not None and maker.kind in _BETWEEN:
         value = maker.main_operand

@@ -32,7 +32,7 @@ def show_folded(graph: GraphView, attribute: Callable[[str], torch.Tensor]) -> N
 
 
 def _bias_now(made: ValueView, attribute: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """Return what folding would make of the bias of an untrained model."""
+    """Return the bias of an untrained model as folding would make it."""
     assert made.producer is not None
     *tensors, eps = made.producer.inputs
     given = [value.constant if value.is_constant else attribute(value.name) for value in tensors]

@@ -35,14 +35,14 @@ class Refusals:
 
     Attributes:
         writer: how each tensor is to be quantized.
-        blamed: where rules were written that ask for what the backend cannot do.
+        blamed: the places of rules that ask for more than the backend can do.
     """
 
     writer: AnnotationWriter
     blamed: set[str] = field(default_factory=set)
 
     def find(self) -> dict[int, str]:
-        """Return, by index of the operator, what the backend cannot do of what is wanted."""
+        """Return, by index of the operator, the wishes that the backend cannot fulfil."""
         found = {}
         for index in self.writer.selection.selected:
             if wish := self.refused_wish(self.writer.nodes[index]):
@@ -101,7 +101,7 @@ class Refusals:
         if weight is None:
             said = self.writer.resolved.of(node).output
             floats = not self.writer.quantized_values(node) and not (said and said.dtype != "float")
-            if floats:  # a result that nobody asked for is no reason to call it quantized
+            if floats:  # a result that no rule asks for is no reason to call it quantized
                 return refused("weight", ALL_FLOAT)
             return None if can.mixed else refused("weight", "its weight is to stay in float")
         mode = "static" if self.writer.quantized_values(node) else "weight_only"

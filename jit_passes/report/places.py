@@ -29,11 +29,11 @@ class TrainedPlace:
     """A place at which the trained model is quantized.
 
     Attributes:
-        place: what annotation has made of it.
-        name: as reports on the converted model have it; of a weight, also who reads it.
+        place: its record from the annotation.
+        name: as reports on the converted model have it; of a weight, also its reader.
         parameters: what `convert` makes of it.
         node: index of its node in the model's graph.
-        operator, source: what computes the value, and the line of the model's code.
+        operator, source: the operator that computes the value, and the line of the model's code.
         constant: for weights and biases, the numbers with batch norms folded in.
         derived: whether it is left alone in training, and rounded on conversion.
         order: its number in the order of the converted model.
@@ -62,7 +62,7 @@ def trained_places(
         qat: the model that trains.
         report: its report.
         places: its places, as they are once it is out of training.
-        labels: what the converted model calls values, by id of the place.
+        labels: the names of values in the converted model, by id of the place.
     """
     parameters = choose_parameters(list(places), refusals(list(places))).at
     nodes = GraphView.of(qat, report.method).nodes
@@ -107,7 +107,7 @@ class Site:
         scale, zero_point, axis: what a code stands for; None for PyTorch's quantized dtypes, which
             say it themselves, and for a value that stays in float.
         value: what the report knows of a computed value, its name and the ends of its grid.
-        codes: those of a constant.
+        codes: the codes of a constant.
         foreign: whether an operator of another package computes it.
     """
 

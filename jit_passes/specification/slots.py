@@ -25,7 +25,7 @@ class Correlation:
 
     Attributes:
         node: the correlation.
-        add_bias: what adds the bias to it; None without bias.
+        add_bias: the operator that adds the bias to it; None without bias.
         spatial_dims: number of axes of the window.
         transposed: whether it is a transposed convolution.
         groups: number of groups; None where it is not constant.
@@ -71,13 +71,13 @@ class Correlation:
 
 
 def place_at(node: NodeView) -> Place | None:
-    """Return what is quantized at an operator of a model that trains; None for others."""
+    """Return the place that an operator quantizes in a model that trains; None for others."""
     names = {} if node.overload is None else arguments_of(node.kind, node.overload)
     return Place.from_text(node.operand("spec").constant) if "spec" in names else None
 
 
 def quantized_behind(result: ValueView) -> list[NodeView]:
-    """Return the operators, one behind the other, that quantize a result for all who see it."""
+    """Return the operators, one behind the other, that quantize a result for all its readers."""
     found: list[NodeView] = []
     while len(result.uses) == 1:
         user = result.uses[0][0]
@@ -91,7 +91,7 @@ def quantized_behind(result: ValueView) -> list[NodeView]:
 def convolution_use(node: NodeView, operand: int | None) -> tuple[NodeView, int | None]:
     """Return the convolution that an operator was split from, and which operand of it this is.
 
-    Likewise the recurrent layer that a list is of; of others, what was given.
+    Likewise the recurrent layer of a list; other operators are returned as they are.
     """
     if node.kind == LIST:
         readers = (use for use in node.output.uses if use[0].kind in RECURRENT)
@@ -154,7 +154,7 @@ def channels_of(node: NodeView, slot: str) -> int | None:
 
 
 def label(node: NodeView, slot: str) -> str:
-    """Return what messages call a slot of an operator."""
+    """Return the name of an operator's slot in messages."""
     return f"{node.name} {slot}"
 
 

@@ -40,7 +40,7 @@ def with_remarks(
 
     Args:
         graph: the normalized graph.
-        operators: what will become of those with weights.
+        operators: the records of operators with weights.
     """
     on_integers = {row.name for row in operators if row.dtype == "int8" and row.mode in _RANGED}
     channels, found = _Channels(), {}

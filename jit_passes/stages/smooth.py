@@ -25,7 +25,7 @@ OUTLYING = 4.0  # times the median channel: two of eight bits of the others are 
 NOTHING_TO_SMOOTH = (
     "no layer norm over the last axis is read by a linear with constant weights in float32"
 )
-_DEVIATIONS = 3.0  # that what is normalized reaches
+_DEVIATIONS = 3.0  # that normalized numbers reach
 
 Arguments = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
 
@@ -69,7 +69,7 @@ def smooth(
     input_fn: InputFn | None = None,
     progress: bool | None = None,
 ) -> torch.jit.ScriptModule:
-    """Move large channels of what layer norms give into the weights of the linears behind them.
+    """Move large channels of layer norms' results into the weights of the linears behind them.
 
     In transformers a few channels behind a layer norm are 20 to 100 times larger than the rest. One
     scale for all channels leaves the others next to no digits. For channel j of the values X that
@@ -93,7 +93,7 @@ def smooth(
         data: batches of typical inputs, as for `calibrate`.
         strength: 0 to 1: how much of the differences between channels goes into the weights.
         method: the method to change. The result has this one only.
-        input_fn: makes a batch of inputs out of what `data` gives.
+        input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
 
     Returns:
@@ -116,7 +116,7 @@ def smooth(
 
 
 def check_strength(strength: Any, said: str = "strength is a number from 0 to 1") -> None:
-    """Raise an error, which begins with what is said, for all but a number from 0 to 1."""
+    """Raise an error that begins with the given text, for all but a number from 0 to 1."""
     is_number = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
     if not is_number or not 0 <= strength <= 1:
         raise ArgumentError(f"{said}, not {strength!r}")
@@ -134,8 +134,8 @@ class Smoother:
         input_fn: see `smooth`.
         progress: see `smooth`.
         names: the layer norms that were smoothed.
-        largest: what was measured, by index of a layer norm, once it is: data are looked at for
-            the first copy of a model, and all further ones become the same.
+        largest: the measured magnitudes, by index of a layer norm: data are read for the first
+            copy of a model, and all further copies become equal to it.
         origin: the float model, for messages about data.
     """
 
@@ -190,9 +190,9 @@ def _measured(
     data: Arguments,
     origin: torch.jit.ScriptModule | None,
 ) -> dict[int, torch.Tensor]:
-    """Return the largest magnitude in each channel of what layer norms give, by index.
+    """Return the largest magnitude in each channel of layer norms' results, by index.
 
-    Those that stand in branches that no data took are left out.
+    Layer norms in branches that no data took are left out.
     """
     watched = _C.deepcopy(_C.clone(module, method))
     recorder = Recorder(watched, method, [group.norm.index for group in groups], origin=origin)
@@ -214,7 +214,7 @@ def _migrated(
     largest: dict[int, torch.Tensor],
     strength: float,
 ) -> Any:
-    """Return a module whose layer norms, those of which the largest are given, are smooth."""
+    """Return a module whose layer norms are smooth, if their largest magnitudes are given."""
     factors = {
         group.norm.index: _factors(group, largest[group.norm.index], strength)
         for group in groups

@@ -32,7 +32,7 @@ class QuantizedValue:
         scale, zero_point: one, or one for each channel.
         axis: of the channels; None for one scale.
         low, high: the codes at the ends.
-        label: what tables and files call it: the name, or where the value has several grids, for
+        label: its name in tables and files: the name, or where the value has several grids, for
             all but the first with the operator that reads it, `relu -> conv2:conv2d`. Files of
             versions that did not note it have the name.
     """
@@ -66,8 +66,8 @@ def quantized_values(
     """Return the values that a reference model quantizes while it runs, in program order.
 
     Args:
-        named: ids of places, names of the values that are quantized there, and of who reads them.
-        parameters: by id. Those that are chosen as the model runs are missing, and left out.
+        named: ids of places, names of the values that are quantized there, and of their readers.
+        parameters: by id. Places whose parameters are chosen as the model runs are left out.
     """
     found = []
     grids: dict[str, Any] = {}  # by label

@@ -1,4 +1,4 @@
-"""Nodes of a reference model as what they stand for: codes, parameters, constants, operators."""
+"""The meaning of a reference model's nodes: codes, parameters, constants, operators."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def dtype_of(number: int) -> str:
 
 
 def show_constants(graph: GraphView) -> None:
-    """Let what a reference model dequantizes of constants count as constants in a snapshot.
+    """Let dequantized constants of a reference model count as constants in a snapshot.
 
     Only the last one that was looked at is kept: all of them are the float model again.
     """
@@ -101,7 +101,7 @@ def specs_of(quantize: NodeView) -> list[Spec]:
 
 
 def specs_of_weight(dequantize: NodeView) -> list[Spec]:
-    """Return those of a weight; of its codes, the range that occurs, widened to 0 and 1."""
+    """Return a weight's specifications; their range is that of its codes, widened to 0 and 1."""
     codes, scale, zero_point, *axis = (value.constant for value in dequantize.inputs)
     per = "channel" if axis else "tensor"
     schemes = [f"per_{per}_affine"]

@@ -117,7 +117,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def nearest(word: str, words: Iterable[str], shown: int = 5) -> str:
-    """Return the end of a message about an unknown name: those it may stand for, or some known."""
+    """Return the end of a message about an unknown name: similar names, or some known ones."""
     known = sorted(set(words))
     if not known:
         return "there are none"

@@ -13,7 +13,7 @@ from .errors import ArgumentError, InputError, OutputError
 
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Return what a file holds.
+    """Return the content of a file.
 
     Raises:
         JitPassesError: it cannot be read, which is an `OSError` too; or the path is none.
@@ -28,7 +28,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
 def write_whole(path: str | os.PathLike[str], content: str | bytes | memoryview) -> None:
     """Write a file beside its place, which it then takes; text as UTF-8.
 
-    Whatever happens, there is the old file or the new one. A device or a pipe is written to.
+    A failure leaves the old file or the new one, never a part. A device or a pipe is written to.
 
     Raises:
         JitPassesError: the file cannot be written, which is an `OSError` too; or the path is none.
@@ -96,7 +96,7 @@ def path_of(path: str | os.PathLike[str]) -> Path:
 
 
 def reason_of(error: OSError) -> str:
-    """Return what the system says, `No space left on device`."""
+    """Return the system's reason, `No space left on device`."""
     return error.strerror or str(error)
 
 

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 def set_up() -> None:
-    """Be silent, or write to stderr what the environment asks for."""
+    """Be silent, or log to stderr at the level that the environment asks for."""
     LOGGER.addHandler(logging.NullHandler())
     wanted = os.environ.get(VARIABLE, "").lower()
     if not wanted:

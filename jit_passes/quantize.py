@@ -93,7 +93,7 @@ def quantize_script(
         inplace: make `model` itself the int8 model, to free the float weights once all has gone
             well. Until then memory is about 1.7 times that of the model, or 2.2 times where batch
             norms are folded, whose weights are copies.
-        progress: progress bars, of calibration and of what takes a moment behind it; None for
+        progress: progress bars, of calibration and of the slow steps behind it; None for
             some on terminals only.
         method: the method to quantize. The result has this one only.
         methods: several methods to quantize, in place of `method`. The result has all methods of
@@ -101,10 +101,10 @@ def quantize_script(
             quantized method is a module, `quantized_<method>`. State that methods have in common,
             such as that of a stream and a method that resets it, is one, `common_state`. A rule of
             `config` that is for some of the methods needs `allow_unmatched`.
-        input_fn: makes a batch of inputs out of what `calibration_data` gives.
+        input_fn: makes a batch of inputs out of an item of `calibration_data`.
 
     Returns:
-        The int8 model. `coverage` tells what became int8 and why the rest did not.
+        The int8 model. `coverage` lists the int8 operators, and why the others are float.
 
     Raises:
         JitPassesError: the model or the data do not allow it; the message says what to do.
@@ -185,7 +185,7 @@ def _finished(
 ) -> torch.jit.ScriptModule:
     """Convert and lower the only model in a list, which is taken out of it.
 
-    Nobody else holds it then, so its weights can be freed one by one.
+    Then no other code holds it, so its weights can be freed one by one.
     """
     before = Report.read(held[0])
     assert before is not None

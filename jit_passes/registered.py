@@ -20,7 +20,7 @@ _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
 
 
 class UnknownError(ArgumentError):
-    """There is no class of that name, or it has no such parameter."""
+    """No class has that name, or the class has no parameter of that name."""
 
 
 class Registered:
@@ -68,10 +68,10 @@ class Registered:
 
     @classmethod
     def make(cls, name: str, /, **options: Any) -> Self:
-        """Return what a name and options stand for.
+        """Return the object that a name and options stand for.
 
         Raises:
-            UnknownError: there is no class of that name, or it does not have such an option.
+            UnknownError: no class has that name, or the class does not have an option.
         """
         kind = cls.registered.get(name) if isinstance(name, str) else None
         if kind is None:
@@ -89,7 +89,7 @@ class Registered:
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Return the options that users may give, and what they are where they do not."""
+        """Return the options that users may give, with their defaults."""
         return {f.name: f.default for f in fields(cls) if f.init}  # type: ignore[arg-type]
 
     @property
@@ -98,12 +98,12 @@ class Registered:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
 
     def record(self) -> dict[str, Any]:
-        """Return what a saved model keeps of it, for `from_record`."""
+        """Return its record in a saved model, for `from_record`."""
         return {"name": self.name, "class": path_of(type(self)), "options": self.options}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Return an equal of what gave the record, which may have been in another process.
+        """Return an equal of the object that gave the record, perhaps in another process.
 
         Raises:
             JitPassesError: its class is not known in this process, or has other options here.
@@ -136,5 +136,5 @@ def _check_type(what: str, annotation: Any, value: Any) -> None:
 
 
 def _frozen(value: Any) -> Any:
-    """Return what a file wrote as a list as a tuple: fields of frozen dataclasses hold no lists."""
+    """Return a file's list as a tuple: fields of frozen dataclasses hold no lists."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

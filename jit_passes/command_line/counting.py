@@ -26,7 +26,7 @@ def count_batches(files: Iterable[Path], size: int, limit: int | None = None) ->
             return limit
         try:
             found = _batches_in(file, size)
-        except Exception:  # whoever reads it says what is wrong with it
+        except Exception:  # the error of reading it names the fault
             return None
         if found is None:
             return None

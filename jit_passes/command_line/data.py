@@ -166,7 +166,7 @@ def random_data(texts: Sequence[str], count: int, method: Any) -> Data:
         method: that takes them.
 
     Raises:
-        JitPassesError: a text is none such.
+        JitPassesError: a text has another form.
     """
     specs = [RANDOM.fullmatch(text) for text in texts]
     for text, spec in zip(texts, specs, strict=True):
@@ -240,7 +240,7 @@ def _read_npy(path: Path) -> Samples:
 def _read_npz(path: Path) -> Samples:
     with np.load(path, allow_pickle=False) as archive:
         arrays = {name: _usable(archive[name], path, name) for name in archive.files}
-    ordered = [f"arr_{i}" for i in range(len(arrays))]  # what savez calls those without names
+    ordered = [f"arr_{i}" for i in range(len(arrays))]  # savez's names for arrays without one
     if set(arrays) == set(ordered):
         return Samples(str(path), tuple(arrays[name] for name in ordered))
     return Samples(str(path), named=arrays)
@@ -284,7 +284,7 @@ def _read_torch(path: Path) -> Samples | list[Batch]:
 def _usable(value: Any, path: Path, name: str) -> Any:
     """Return an argument as a model can take it: numbers, in the byte order of this machine.
 
-    Double numbers, which numpy makes where nobody asked for them, become float32.
+    Double numbers, numpy's default, become float32.
 
     Raises:
         JitPassesError: it holds text, dates, records or objects.
@@ -308,7 +308,7 @@ def _usable(value: Any, path: Path, name: str) -> Any:
 
 
 def _tensor(value: Any, part: slice) -> Any:
-    """Return some samples; what has no axis, a flag say, goes with all of them."""
+    """Return some samples; a value without axes, such as a flag, goes with all samples."""
     if np.ndim(value) == 0:
         return value.item() if isinstance(value, np.ndarray | torch.Tensor) else value
     if isinstance(value, torch.Tensor):

@@ -90,7 +90,7 @@ def _explain(path: Path, error: Exception) -> str:
     return f"no TorchScript model that can be loaded. PyTorch says: {said}"
 
 
-_before: dict[Path, Any] = {}  # files to be written, and what stood in their places
+_before: dict[Path, Any] = {}  # files to be written, and the files in their places before
 
 
 def forget_outputs() -> None:

@@ -13,7 +13,7 @@ import torch
 from ..errors import JitPassesError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff")
-MARGIN = 8 / 7  # what is scaled over what is cropped: 256 over 224, as torchvision evaluates
+MARGIN = 8 / 7  # scaled size over cropped size: 256 over 224, as torchvision evaluates
 
 
 @dataclass(frozen=True)

@@ -87,13 +87,13 @@ def run() -> None:
 
 
 def _ignore_signals() -> None:
-    """Let the process end: what there is to write is written."""
+    """Let the process end: all output is written."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _flushed(code: int) -> int:
-    """Write out what stdout still holds; return the exit code."""
+    """Flush stdout; return the exit code."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -147,7 +147,7 @@ DATA = _options(
 
 
 def common(command: Command) -> Command:
-    """Add what all commands have: plugins, and how errors are shown."""
+    """Add the options of all commands: plugins, and how errors are shown."""
 
     @functools.wraps(command)
     def run(*args: Any, plugin: tuple[str, ...], **kwargs: Any) -> Any:
@@ -188,7 +188,7 @@ def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | Non
     """Return the function that `metrics.py:accuracy` or `package.metrics:accuracy` stands for.
 
     Raises:
-        click.UsageError: it is no such text.
+        click.UsageError: the text has another form.
         JitPassesError: there is no such function, or its module does not import.
     """
     if text is None:
@@ -286,7 +286,7 @@ def given_data(
 
 
 def words_of(data: Mapping[str, Any]) -> list[str]:
-    """Return the words of a command that say what the data are: what `given_data` takes."""
+    """Return the words of a command that name the data, as `given_data` takes them."""
     words = [] if data["random"] else ["--data", str(data["data"] or "DATA")]
     words += [word for text in data["random"] for word in ("--random", text)]
     if data["image_size"] is not None:

@@ -24,13 +24,13 @@ class Exit(IntEnum):
 
 
 def note(message: str) -> None:
-    """Say something to people on stderr; where it cannot be written, nobody reads it."""
+    """Write a message to stderr; a stderr that cannot be written is ignored."""
     with contextlib.suppress(OSError):
         click.echo(message, err=True)
 
 
 def warning(message: str) -> None:
-    """Say on stderr that the result is probably not what was hoped for."""
+    """Warn on stderr that the result is probably not as hoped."""
     note(f"{click.style('warning:', fg='yellow')} {message}")
 
 

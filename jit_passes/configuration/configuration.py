@@ -13,7 +13,7 @@ from .selector import Selector, explain_nothing, is_operator, is_value, known_na
 
 @dataclass(frozen=True)
 class Rule:
-    """Options for what a selector matches.
+    """Options for the operators or values that a selector matches.
 
     Attributes:
         selector: which operators or values.
@@ -127,7 +127,7 @@ class ResolvedConfiguration:
     Attributes:
         everywhere: the options of operators that no rule is about.
         layers: the others', by index of the node.
-        values: those of values that a rule is about, by id.
+        values: the options of values that a rule is about, by id.
         decided_by: where the last word on keep_float was written, by index of the node.
         chosen: the modes of operators that may have any, where these are not static, by index.
         matches: each rule, where it was written, and the operators or values that it matches.
@@ -152,7 +152,7 @@ class ResolvedConfiguration:
     def mode(self, node: NodeView) -> str:
         """Return the mode of an operator: that which rules give it, or the one chosen for it.
 
-        Rules are for operators with weights and matrix products; what lies between them follows.
+        Rules are for operators with weights and matrix products; operators between them follow.
         """
         options = self.everywhere
         if node.traits.counts:
@@ -186,7 +186,7 @@ class ResolvedConfiguration:
         )
 
     def of_value(self, value: ValueView) -> TensorOptions:
-        """Return what rules say about a value itself, whichever operators make and use it."""
+        """Return the options that rules set for a value itself, for all operators around it."""
         return self.values.get(value.id, NOTHING)
 
     def last_rule_of(self, tensor: str, node: NodeView, value: ValueView | None) -> str:

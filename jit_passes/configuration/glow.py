@@ -1,4 +1,4 @@
-"""Reading Glow's lists of what stays in float."""
+"""Reading Glow's lists of operators that stay in float."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _KEEP = LayerOptions(keep_float=True)
 def from_glow_node_precision(
     source: str | Path | Mapping[str, Any], allow_unmatched: bool = False
 ) -> Configuration:
-    """Read what Glow's `-node-precision-info` takes: the operators that are not quantized.
+    """Read the file of Glow's `-node-precision-info`: the operators that are not quantized.
 
     `FP16NodeInstanceNames: [109, "layer1.0:add"]` names operators by their first result, here by
     its stable name or that of an input of the graph. They stay in float32.
@@ -88,14 +88,14 @@ def _of_name(source: Located) -> Rule:
 
 
 def from_glow_kinds(kinds: str, allow_unmatched: bool = False) -> Configuration:
-    """Read what Glow's `-keep-original-precision-for-nodes` takes: kinds of nodes, `Add,Div`.
+    """Read the text of Glow's `-keep-original-precision-for-nodes`: kinds of nodes, `Add,Div`.
 
     Args:
         kinds: the kinds, separated by commas.
         allow_unmatched: whether there may be none of a kind, as Glow allows.
 
     Raises:
-        JitPassesError: Glow has no such kind, or it has no counterpart here.
+        JitPassesError: Glow has no kind of that name, or the kind has no counterpart here.
     """
     rules = []
     for kind in (part.strip() for part in kinds.split(",")):

@@ -29,7 +29,7 @@ class Located:
         place: where it is: `layers.yaml:12:5`, or `configuration.rules[2]` in Python's data.
         content: dict of `Located` by key, list of `Located`, or a scalar.
         keys: where the keys of a dict were written.
-        text: what stands there, for scalars without quotes; else "".
+        text: the text as written, for scalars without quotes; else "".
     """
 
     place: str
@@ -98,7 +98,7 @@ class Located:
         return self.content
 
     def name(self, what: str) -> str:
-        """Return text. Numbers without quotes are the text that stands there: modules have such."""
+        """Return text. Numbers without quotes stay as written: modules have numbers as names."""
         if isinstance(self.content, str):
             return self.content
         if self.text and not self.empty:
@@ -223,7 +223,7 @@ def _decoded(data: bytes, name: str, hint: str) -> str:
 
 
 def _check_depth(text: str, name: str) -> None:
-    """Raise an error for what would exhaust the stack."""
+    """Raise an error for nesting that would exhaust the stack."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -233,7 +233,7 @@ def _check_depth(text: str, name: str) -> None:
 
 
 def brief(value: Any) -> str:
-    """Return what a message calls a value: short, whatever it is."""
+    """Return a short text for any value, for messages."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print very long numbers
@@ -244,7 +244,7 @@ def brief(value: Any) -> str:
 def _from_node(
     node: yaml.Node, name: str, loader: yaml.SafeLoader, done: dict[int, Located | None]
 ) -> Located:
-    """Read a node; `done` has what an alias may mean, None for what is being read."""
+    """Read a node; `done` has the anchors' values, None for nodes that are being read."""
     place = _place(node, name)
     if id(node) in done:
         known = done[id(node)]

@@ -1,4 +1,4 @@
-"""Reading NNI's lists of what to quantize."""
+"""Reading NNI's lists of layers to quantize."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def from_nni(
         allow_unmatched: whether entries may match nothing, as NNI allows.
 
     Raises:
-        JitPassesError: an entry has what NNI's format or this package does not; with its place.
+        JitPassesError: NNI's format or this package lacks a part of an entry; with its place.
     """
     source = from_python(config_list, "config_list")
     rules = tuple(_rule(entry) for entry in source.items("config_list"))

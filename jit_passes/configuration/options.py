@@ -45,7 +45,7 @@ _REPLACES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class TensorOptions:
-    """How one tensor is quantized, as far as it differs from what its backend does.
+    """How one tensor is quantized, where that differs from its backend's default.
 
     None leaves an option as it is.
 
@@ -200,10 +200,10 @@ class TensorOptions:
         of another size has all its bits, unless bits says otherwise.
 
         Args:
-            spec: what the backend does.
+            spec: the backend's default.
             ch_axis: the axis of the tensor's channels, for channelwise on a per-tensor
                 specification; None if it has none.
-            where: what messages begin with: the configuration's line, the operator.
+            where: the beginning of messages: the configuration's line, the operator.
 
         Raises:
             JitPassesError: these options do not go with the specification.
@@ -349,11 +349,11 @@ class LayerOptions:
 
     @cached_property
     def alone(self) -> LayerOptions:
-        """The same with input and result in float."""
+        """These options with input and result in float."""
         return replace(self, input=TensorOptions(dtype=FLOAT), output=TensorOptions(dtype=FLOAT))
 
     def check_mode(self) -> None:
-        """Refuse a mode next to what has no meaning in it, where both were said at once.
+        """Refuse an option that has no meaning in the mode, where both are given together.
 
         Raises:
             OptionError: they do not go together.

@@ -14,7 +14,7 @@ from ..graph.view import NodeView, ValueView
 
 @dataclass(frozen=True)
 class Selector:
-    """Which operators or values a rule is about: those for which all that is given holds.
+    """Which operators or values a rule is about: all given conditions hold for them.
 
     Patterns are globs in which case counts: `*` stands for any characters, dots included, `?` for
     one, `[ab]` for one of these. Several in a tuple: one of them fits.
@@ -127,7 +127,7 @@ def op_fits(pattern: str, kind: str) -> bool:
 
 
 def known_names(nodes: Iterable[NodeView], values: Iterable[ValueView]) -> dict[str, set[str]]:
-    """Return what the patterns of selectors can fit among operators and values, by attribute."""
+    """Return the texts of operators and values that patterns can fit, by attribute."""
     operators = list(nodes)
     modules = {node.module for node in operators}
     return {
@@ -141,7 +141,7 @@ def known_names(nodes: Iterable[NodeView], values: Iterable[ValueView]) -> dict[
 
 
 def explain_nothing(selector: Selector, names: Mapping[str, set[str]]) -> str | None:
-    """Say which pattern of a selector fits no name, and what is like it; None if all fit.
+    """Say which pattern of a selector fits no name, with similar names; None if all fit.
 
     Of modules, types and values, each pattern of several must fit: these are names, and one may be
     misspelled. Of operators one is enough: which of several a model has depends on how it was

@@ -88,7 +88,7 @@ def export_calibration(
 
 
 def _dynamic(model: torch.jit.ScriptModule | Encodings) -> Iterator[str]:
-    """Yield what no file says: which operators choose scales as the model runs."""
+    """Yield a loss of all formats: operators that choose scales as the model runs."""
     report = Report.read(model)
     rows = () if report is None else report.operators
     names = [f"'{row.name}'" for row in rows if row.mode == "dynamic" and row.dtype == "int8"]

@@ -34,10 +34,10 @@ def to_aimet(
     the operator; layers.
 
     Args:
-        encodings: what to write.
+        encodings: the encodings to write.
         names: from the names of values to those of tensors in the ONNX file that it is for. A
             name that is not listed stays.
-        quantizer_args: written as it is; for those who read it.
+        quantizer_args: written as it is, for readers of the file.
 
     Raises:
         JitPassesError: names are unknown or clash, or there are scales for groups.
@@ -52,7 +52,7 @@ def to_aimet(
 
 
 def losses(encodings: Encodings, **_: Any) -> Iterator[str]:
-    """Yield what an encoding file does not say, and what converters do not take."""
+    """Yield the facts that an encoding file cannot hold, or that converters do not take."""
     fewer = [e for e in encodings.activations if e.quant_max - e.quant_min + 1 < 2**e.bits]
     yield from loss(
         fewer,
@@ -79,9 +79,9 @@ def from_aimet(
     A symmetric encoding becomes signed, others unsigned.
 
     Args:
-        data: what `to_aimet` returns, or AIMET writes.
+        data: the result of `to_aimet`, or the content of AIMET's file.
         axes: channel axes by name, for encodings with a scale for each channel; 0 for others.
-        name: what messages call the data.
+        name: the name of the data in messages.
 
     Raises:
         JitPassesError: it holds something else; with its place.

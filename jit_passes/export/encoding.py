@@ -1,4 +1,4 @@
-"""How values are quantized, as plain data: what files for other engines are made of."""
+"""How values are quantized, as plain data: the source of files for other engines."""
 
 from __future__ import annotations
 
@@ -131,12 +131,12 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Layer:
-    """How an operator with a weight takes part: what engines that think in modules want to know.
+    """How an operator with a weight is quantized, for engines that work module by module.
 
     Attributes:
         name: path of the module, `layer1.0.conv1`; "" at the top.
         kind: `conv2d`, `linear`, ...; "" where it is not known.
-        input: what it sees of its operand; None for float.
+        input: the encoding of its operand; None for float.
         weight: of its weight; None for float.
         bias: of its bias; None for float, or no bias.
         output: of its result, or of that of the clip or relu behind it; None for float.
@@ -248,7 +248,7 @@ class Encodings:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Encodings:
-        """Read what `save` wrote. Nothing in a file is ever executed.
+        """Read a file that `save` wrote. Nothing in it is ever executed.
 
         Raises:
             JitPassesError: it holds something else; the message names file and key.
@@ -281,7 +281,7 @@ def bits_of(quant_min: int, quant_max: int) -> int:
 
 
 def refuse_groups(encoding: Encoding, form: str) -> None:
-    """Raise an error for scales of groups, of which another engine's form knows nothing."""
+    """Raise an error for scales of groups, which other engines' forms do not have."""
     if encoding.group_size is not None:
         raise JitPassesError(
             f"'{encoding.name}' has a scale for each group of {encoding.group_size} inputs, and "
@@ -320,7 +320,7 @@ def read_json(path: str | os.PathLike[str]) -> Located:
 
 
 def _record(encoding: Encoding) -> dict[str, Any]:
-    """Return what a file has; without group_size where there are none, as before there were."""
+    """Return a file's record; without groups it has no group_size, as in older files."""
     record = asdict(encoding)
     if encoding.group_size is None:
         del record["group_size"]

@@ -17,8 +17,8 @@ class Form:
     Attributes:
         write: makes the content.
         held: returns the encodings that a file holds.
-        losses: yields sentences on what a file does not say, and the engine does otherwise.
-        others: what the engine does with values that a file does not hold.
+        losses: yields sentences on facts that a file cannot hold and the engine decides otherwise.
+        others: how the engine treats values that a file does not hold.
     """
 
     write: Callable[..., Any]

@@ -43,7 +43,7 @@ def to_nni(encodings: Encodings, version: str = "2.5") -> dict[str, Any]:
     biases.
 
     Args:
-        encodings: what to write.
+        encodings: the encodings to write.
         version: the form, by the release of NNI that began with it.
 
     Raises:
@@ -75,7 +75,7 @@ def held(encodings: Encodings, version: str = "2.5", **_: Any) -> list[Encoding]
 
 
 def losses(encodings: Encodings, version: str = "2.5", **_: Any) -> Iterator[str]:
-    """Yield what a file does not say, and NNI does otherwise."""
+    """Yield the facts that a file cannot hold, and NNI decides otherwise."""
     names = {encoding.name for encoding in held(encodings, version)}
     yield from loss(
         [e for e in encodings.activations if e.name not in names],
@@ -100,10 +100,10 @@ FORM = Form(
 def from_nni(config: Mapping[str, Any]) -> Encodings:
     """Read a calibration configuration of any form.
 
-    Names are those of the module with NNI's targets, `conv1._input_0` and `conv1.weight`. The form
+    Names have the module and NNI's target, `conv1._input_0` and `conv1.weight`. The form
     2.0 does not say which codes there are: bounds that are each other's negative are read as
     symmetric codes without the smallest, others as unsigned ones. Both mean the same real numbers.
-    Scales are rounded to float32, where bounds give back those that they came from.
+    Scales are rounded to float32: then bounds give back the scales that they came from.
 
     Raises:
         JitPassesError: an entry has what the forms do not, or cannot be; with its place.
@@ -136,7 +136,7 @@ def save_nni(
 
 
 def load_nni(path: str | os.PathLike[str]) -> Encodings:
-    """Read what `save_nni` or NNI wrote; plain data and tensors only.
+    """Read a file of `save_nni` or NNI; plain data and tensors only.
 
     Raises:
         JitPassesError: the file cannot be read, is cut off, or holds something else.
@@ -242,7 +242,7 @@ def _read_layer(name: str, entry: Located) -> Layer:
 
 
 def _of_bounds(name: str, entry: Located, tensor: str, key: str, tracked: str) -> Encoding:
-    """Read an encoding of the form 2.x: what it does not say follows from what it does."""
+    """Read an encoding of the form 2.x: missing entries follow from the others."""
     entry.require((key,))
     found: Mapping[str, Located] = entry.content
     bits = _bits(found[key])

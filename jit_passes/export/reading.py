@@ -14,12 +14,11 @@ from ..graph.view import GraphView, NodeView, ValueView
 from ..specification.slots import CORRELATION, Correlation, quantized_behind, slot_of
 from ..stages.convert import convert
 from ..stages.module import ModelStage, Report, by_position
+from ..stages.values import DEQUANTIZE, QUANTIZE, grid_operands
 from ..targets.reference import Reference
 from .encoding import Encoding, Encodings, Layer, bits_of, middle
 
-_QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
-_DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
-_BETWEEN = ("jit_passes::fake_quantize", *_QUANTIZE, *_DEQUANTIZE)
+_BETWEEN = ("jit_passes::fake_quantize", *QUANTIZE, *DEQUANTIZE)
 _TABLE = "jit_passes::lookup_table"
 _CONVERTED = (ModelStage.PREPARED, ModelStage.QAT)  # on the way to a reference model
 
@@ -27,11 +26,11 @@ _CONVERTED = (ModelStage.PREPARED, ModelStage.QAT)  # on the way to a reference 
 def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
     """Return how a quantized model quantizes its values.
 
-    Bits and codes are those that were asked for, whichever of them occur. A model that was
-    calibrated, or has trained, has the encodings of what `convert` makes of it.
+    Bits and codes are as asked for, whichever codes occur. A model that was calibrated, or has
+    trained, has the encodings of its converted model.
 
-    Names are those that values have in the graph of the reference model. Its constants have lost
-    theirs, so a weight is called after its module, `conv1.weight`, and a second, different one
+    Values have their names in the graph of the reference model. Its constants have lost
+    their names, so a weight is called after its module, `conv1.weight`, and a second, different one
     there is numbered: `conv1.weight#1`. A value that is quantized in several ways has an encoding
     for each, all but the first called after the operator that reads it: `relu -> conv2:conv2d`.
     Names are the same for a model from a file, and for one lowered for the target "reference".
@@ -78,12 +77,12 @@ class _GraphReader:
 
     def read(self) -> Encodings:
         for node in self.graph.nodes:
-            if node.kind in _QUANTIZE and isinstance(_source(node).constant, torch.Tensor):
-                user, operand = node.output.uses[0][0].output.uses[0]
-                self.add_parameter(node, _codes(node), user, operand)
-            elif node.kind in _QUANTIZE or node.kind == _TABLE:
+            if node.kind in QUANTIZE and isinstance(_source(node).constant, torch.Tensor):
+                low, high = (_number(node.operand(f"quant_{end}"), node) for end in ("min", "max"))
+                self.add_parameter(node, (low, high), *node.output.uses[0][0].output.uses[0])
+            elif node.kind in QUANTIZE or node.kind == _TABLE:
                 self.read_activation(node)
-            elif node.kind in _DEQUANTIZE and isinstance(node.inputs[0].constant, torch.Tensor):
+            elif node.kind in DEQUANTIZE and isinstance(node.main_operand.constant, torch.Tensor):
                 ends = self.codes[self.known(node, self.codes)]
                 self.add_parameter(node, ends, *node.output.uses[0])
         layers = [layer for node in self.weighted if (layer := self.layer(node)) is not None]
@@ -107,7 +106,7 @@ class _GraphReader:
     def add(
         self, node: NodeView, kind: str, ends: tuple[int, int], grid: tuple[Any, ...], name: str
     ) -> None:
-        """Add what a node shows, under the name or the first `#k` behind it that is free."""
+        """Add a node's encoding, under the name or the first `#k` behind it that is free."""
         scale, zero_point, *axis = grid
         symmetric = all(zero == middle(*ends) for zero in zero_point)
         values = (kind, bits_of(*ends), *ends, symmetric, scale, zero_point, *axis)
@@ -144,13 +143,13 @@ class _GraphReader:
         return Layer(self.module(node), node.kind.removeprefix("aten::"), *used)
 
     def behind(self, value: ValueView) -> Encoding | None:
-        """Return the encoding of an operand, looking through what only moves data."""
+        """Return the encoding of an operand, looking through operators that only move data."""
         node = value.producer
         while node is not None and node.moves_data:
-            node = node.inputs[0].producer
-        if node is None or node.kind not in _DEQUANTIZE:
+            node = node.main_operand.producer
+        if node is None or node.kind not in DEQUANTIZE:
             return None
-        codes = node.inputs[0].producer
+        codes = node.main_operand.producer
         if codes is not None and codes.index in self.by_node:
             return self.by_node[codes.index]
         return self.by_node.get(node.index)
@@ -170,19 +169,19 @@ class _GraphReader:
 
 
 def _source(node: NodeView) -> ValueView:
-    """Return what is quantized: ahead of rounding, and of an earlier quantization."""
-    value = node.inputs[0]
+    """Return the quantized value as it is before rounding, and before an earlier quantization."""
+    value = node.main_operand
     while (maker := value.producer) is not None and maker.kind in _BETWEEN:
-        value = maker.inputs[0]
+        value = maker.main_operand
     return value
 
 
 def _parameters(node: NodeView) -> tuple[Any, ...]:
     """Return scales, zero points, the channel axis and the group size."""
-    scale, zero_point = (value.constant for value in node.inputs[1:3])
+    scale, zero_point = (value.constant for value in grid_operands(node)[:2])
     if isinstance(scale, torch.Tensor) and isinstance(zero_point, torch.Tensor):
-        axis = _number(node.inputs[3], node) if "per_channel" in node.kind else None
-        groups, codes = None, node.inputs[0].constant
+        axis = _number(node.operand("axis"), node) if "per_channel" in node.kind else None
+        groups, codes = None, node.main_operand.constant
         if scale.dim() > 1 and axis is not None and isinstance(codes, torch.Tensor):
             groups = codes.shape[1 - axis] // scale.shape[1]
         numbers = (tuple(values.reshape(-1).tolist()) for values in (scale, zero_point))
@@ -190,11 +189,6 @@ def _parameters(node: NodeView) -> tuple[Any, ...]:
     if not isinstance(scale, float) or not isinstance(zero_point, int):
         raise JitPassesError(f"{node!r} has no constant scale and zero point to export")
     return (scale,), (zero_point,), None, None
-
-
-def _codes(node: NodeView) -> tuple[int, int]:
-    low, high = (_number(value, node) for value in node.inputs[-3:-1])
-    return low, high
 
 
 def _number(value: ValueView, node: NodeView) -> int:

@@ -26,18 +26,18 @@ def strip(qat: torch.jit.ScriptModule) -> tuple[torch.jit.ScriptModule, Encoding
 
     For engines that quantize by themselves: `export_calibration(encodings, ...)` writes files, and
     does so with `qat` too. The model is frozen and in eval mode, batch norms are folded into
-    weights, and nothing is left of quantization: torch loads it without this package. It computes
-    what `qat` does in eval mode after `disable_fake_quantize`, to within the rounding of float32.
+    weights, and nothing is left of quantization: torch loads it without this package. Its results
+    equal those of `qat` in eval mode after `disable_fake_quantize`, up to rounding in float32.
 
-    Encodings are those of `encodings_of(jit_passes.convert(qat))`. Biases are int32 in steps of
+    The encodings equal `encodings_of(jit_passes.convert(qat))`. Biases are int32 in steps of
     input scale times weight scale.
 
     Args:
         qat: from `prepare_qat`, in training or eval mode; it is not touched.
 
     Raises:
-        JitPassesError: the model is no such model, or has not trained; or something in it has no
-            equal in PyTorch.
+        JitPassesError: the model is not from `prepare_qat`, or has not trained; or an operator
+            has no equal in PyTorch.
     """
     report = stage_of(qat, ModelStage.QAT, "call jit_passes.prepare_qat first, and train")
     module, _ = read_places(qat, report)

@@ -38,7 +38,7 @@ def to_tensorrt(
     quantized, and which values are not.
 
     Args:
-        encodings: what to write.
+        encodings: the encodings to write.
         version: of TensorRT, in its own digits: 8601 for 8.6.1. It takes a cache of its own only.
         names: from the names of values to those of tensors in the engine, as its ONNX file has
             them. Others keep their names.
@@ -66,7 +66,7 @@ def to_tensorrt(
 
 
 def losses(encodings: Encodings, **_: Any) -> Iterator[str]:
-    """Yield what a calibration cache does not say, and TensorRT does otherwise."""
+    """Yield the facts that a calibration cache cannot hold, and TensorRT decides otherwise."""
     shifted = [e for e in encodings.activations if not (e.signed and set(e.zero_point) == {0})]
     yield from loss(
         shifted,

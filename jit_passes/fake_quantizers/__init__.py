@@ -39,7 +39,7 @@ Place = TrainingPlace  # the name of earlier versions
 
 
 def methods() -> dict[str, type[FakeQuantizer]]:
-    """Return the training methods by name: ours, and those that others have defined."""
+    """Return the training methods by name: the package's own, and methods of other packages."""
     return FakeQuantizer.named()
 
 

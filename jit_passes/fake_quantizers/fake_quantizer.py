@@ -20,18 +20,18 @@ class FakeQuantizer(Registered, noun="training method"):
     """
 
     def at(self, place: TrainingPlace) -> Operator:
-        """Return what is inserted at a place, which from then on is this method's.
+        """Return the operator that is inserted at a place; the place then belongs to this method.
 
-        A method that leaves a place to another one calls this of that one: `LSQ().at(place)`.
+        A method that leaves a place to another method calls the other's `at`: `LSQ().at(place)`.
 
         Raises:
-            JitPassesError: the method cannot do what the place's specification says.
+            JitPassesError: the method cannot follow the place's specification.
         """
         operator = fixed_or_derived(place) or self.operator(place)
         return operator if operator.method else replace(operator, method=self.record())
 
     def operator(self, place: TrainingPlace) -> Operator:
-        """Return what is inserted at a place with a `QuantizationSpec`."""
+        """Return the operator for a place with a `QuantizationSpec`."""
         raise NotImplementedError
 
     def qparams(

@@ -32,15 +32,15 @@ class LSQ(FakeQuantizer):
 
     The gradient of the scale is multiplied by g = 1 / sqrt(N Q_P), N the number of weights, or of
     features of one sample, that share it. Scales are parameters `<slot>_scale`, float32 of shape
-    [1] or [channels]. Those of weights begin at once, those of activations with the first batch in
-    training mode:
+    [1] or [channels]. Scales of weights start at once, scales of activations with the first batch
+    in training mode:
 
     "lsq":                 2 mean|x| / sqrt(Q_P)
     "max":                 max|x| / max(Q_N, Q_P)
     "three_sigma":         max(|mean - 3 std|, |mean + 3 std|) / max(Q_N, Q_P)
     "klj":                 as the observer `KLJ`, activations only
     "mean_squared_error":  the least squared error, activations only
-    "auto":                "lsq" with 4 bits and fewer; with more, what calibration does: "max" for
+    "auto":                "lsq" with 4 bits and fewer; with more, as in calibration: "max" for
                            weights, and for activations "mean_squared_error", or "max" where
                            channels have scales of their own
 
@@ -53,8 +53,8 @@ class LSQ(FakeQuantizer):
     told and counted: see `scale_corrections`.
 
     Attributes:
-        weights: how the scales of weights begin.
-        activations: how those of activations do.
+        weights: how the scales of weights start.
+        activations: how the scales of activations start.
         per_sample: whether N counts the features of one sample, as the paper says, or of the whole
             batch, as some programs do.
 
@@ -118,7 +118,7 @@ class LSQ(FakeQuantizer):
 
 
 def check_rule(what: str, rule: str, known: tuple[str, ...]) -> None:
-    """Raise an error if there is no such rule."""
+    """Raise an error for an unknown rule."""
     if rule not in known:
         raise ArgumentError(not_among(f"the start of {what}", rule, known))
 
@@ -157,6 +157,6 @@ def scale_qparams(scale: torch.Tensor, quant_min: int, spec: QuantizationSpec) -
 
 
 def positive(scale: torch.Tensor) -> torch.Tensor:
-    """Return what the operator takes a scale for that the last step took to 0 or below."""
+    """Return the scale as the operator reads it, if the last step took it to 0 or below."""
     scale = scale.detach().cpu()
     return torch.where(scale > 0, scale, scale.abs().clamp_min(torch.finfo(torch.float32).eps))

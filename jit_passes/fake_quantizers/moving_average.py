@@ -68,7 +68,7 @@ class MovingAverage(FakeQuantizer):
     def qparams(
         self, kind: str, operands: Mapping[str, Any], spec: QuantizationSpec
     ) -> QParams | None:
-        """Return what follows from the range: of weights, that of their numbers as they are now."""
+        """Return the parameters that follow from the range; weights have their range of now."""
         spec = replace(spec, qscheme=operands["qscheme"])
         if operands["observe"] is True and isinstance(operands["x"], torch.Tensor):
             return measured_qparams(operands["x"], spec)
@@ -78,7 +78,7 @@ class MovingAverage(FakeQuantizer):
 def by_range(place: TrainingPlace) -> Operator | None:
     """Return the operator where the specification says which range, so that no scale is trained.
 
-    Such a range is fixed, or follows from a limit of the kernel.
+    The range is fixed then, or follows from a limit of the kernel.
     """
     spec = place.spec
     ranged = isinstance(spec, QuantizationSpec) and isinstance(spec.observer, PairSums | Fixed)

@@ -21,10 +21,10 @@ from ..specification.specification import (
 
 @dataclass(frozen=True)
 class TrainingPlace:
-    """A place, and what is known of its value before training.
+    """A place, and facts about its value from before training.
 
     Attributes:
-        place: what all stages know of it.
+        place: its record, which all stages share.
         weight: for weights and biases, their numbers as integers will see them: times the factor of
             the batch norm behind. None for activations.
         fold: index of that batch norm's node; None without one.
@@ -53,7 +53,7 @@ class TrainingPlace:
 
     @property
     def is_parameter(self) -> bool:
-        """Whether it is a weight or bias, the model's own or computed from such."""
+        """Whether it is a weight or bias, the model's own or computed from the model's own."""
         return self.place.is_parameter
 
 
@@ -86,7 +86,7 @@ class Operator:
         kind: name of the operator, in the namespace jit_passes unless it says another. The last
             argument of its schema is `str spec`.
         operands: by the names of its arguments behind the value: constants, a `State` that the
-            model keeps, or one of those above. Those in `common_operands` can be left out.
+            model keeps, or one of those above. Operands in `common_operands` can be left out.
         scale: (rule, smallest code, largest code) by which its scale follows from the first of its
             states: "scale", "log2_threshold", or the scheme of a range.
         method: the record of the training method that it is of: see `FakeQuantizer.at`.
@@ -104,7 +104,7 @@ class Operator:
 
 
 def common_operands(place: TrainingPlace) -> dict[str, Any]:
-    """Return the operands that a place has whatever the method; an operator takes those it names.
+    """Return the operands that a place has with any method; an operator takes the ones it names.
 
     `observe` is on in training while its switch is, or never. Weights have no `group`: they are the
     same on all ranks.
@@ -160,7 +160,7 @@ def fixed_or_derived(place: TrainingPlace) -> Operator | None:
 
 
 def unset(place: TrainingPlace) -> torch.Tensor:
-    """Return what a parameter holds that the first batch will set."""
+    """Return the value of a parameter until the first batch sets it."""
     return torch.full(place.place.scales or (1,), float("inf"))
 
 

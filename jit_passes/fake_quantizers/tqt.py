@@ -31,9 +31,9 @@ class TQT(FakeQuantizer):
     d x^ / d log2_threshold = scale ln 2 {round(x / scale) - x / scale within,
                                           quant_min or quant_max beyond}
 
-    where the rounded code says what is within; the ceiling is passed straight through. Thresholds
-    are parameters `<slot>_log2_threshold`, float32 of shape [1] or [channels]. Those of weights
-    begin at once, those of activations with the first batch in training mode:
+    where the rounded code decides which values are within; the ceiling is passed straight through.
+    Thresholds are parameters `<slot>_log2_threshold`, float32 of shape [1] or [channels].
+    Thresholds of weights start at once, thresholds of activations with the first batch in training:
 
     "three_sigma":         |mean(x + 1e-6)| + 3 std
     "max":                 max|x|
@@ -44,8 +44,8 @@ class TQT(FakeQuantizer):
     `PowerOfTwoQuantizer`. Others are trained too: their scales are powers of two all the same.
 
     Attributes:
-        weights: how the thresholds of weights begin.
-        activations: how those of activations do.
+        weights: how the thresholds of weights start.
+        activations: how the thresholds of activations start.
 
     Source: Jain et al., "Trained quantization thresholds for accurate and efficient fixed-point
     inference of deep neural networks", arXiv:1903.08066, equations 4, 7 and 8, and table 2.

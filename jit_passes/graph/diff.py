@@ -31,7 +31,7 @@ def diff_graphs(
     *,
     color: bool | None = None,
 ) -> str:
-    """Return what changed between a method's graphs, as a unified diff; "" when nothing did.
+    """Return the changes between a method's graphs, as a unified diff; "" without changes.
 
     Args:
         before: a module.
@@ -45,7 +45,7 @@ def diff_graphs(
 def diff_text(before: str, after: str, color: bool | None = None) -> str:
     """Return the unified diff of two graphs as text, without a header.
 
-    Nodes that both have go by the name that they have before. A rewrite renumbers others, such as
+    Nodes in both graphs keep their name from before. A rewrite renumbers others, such as
     `relu#2` where a `relu` in front of it is gone, and these lines have not changed.
     """
     if before == after:
@@ -64,12 +64,12 @@ _NUMBER = re.compile(r"#\d+")
 _PARTS = re.compile(r"(.*?)(?:#(\d+))?(\.\d+)?")  # lstm#1.0
 _NAME = re.compile(r"[^\s(),]+")
 _DEFINITION = re.compile(r"\s*(?:block\d+\((?P<inputs>.*)\):$|(?P<results>[^=(]+) = \S+?\()")
-# Products of numbers of lines up to which those that repeat are compared too.
+# Repeated lines are compared too, up to this product of the numbers of lines.
 _ALL_PAIRS = 4_000_000
 
 
 def _named_as_before(old: Sequence[str], new: Sequence[str]) -> list[str]:
-    """Return the new lines with the old lines' names for what both define."""
+    """Return the new lines with the old lines' names for values that both define."""
     names: dict[str, str] = {}
     for i, j in _common(old, new):
         names.update(zip(_defined(new[j]), _defined(old[i]), strict=False))
@@ -109,7 +109,7 @@ def _common(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int]]
 def _blocks(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
     """Yield the starts in both and the length of runs of equal lines; the last one may be empty.
 
-    `difflib` leaves lines aside that repeat, of which graphs have many.
+    `difflib` leaves repeated lines aside, and graphs have many of them.
     """
     short = min(len(a), len(b))
     start = next((k for k in range(short) if a[k] != b[k]), short)

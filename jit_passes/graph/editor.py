@@ -20,7 +20,7 @@ class GraphEditor:
 
     Attributes:
         inputs: the method's arguments, without self.
-        outputs: what it returns.
+        outputs: the values that it returns.
         changed: whether an operation was called.
         remarks: the (name, reason) of each remark.
     """
@@ -35,7 +35,7 @@ class GraphEditor:
 
     @property
     def nodes(self) -> list[NodeView]:
-        """The nodes as they are now: those that were there in program order, then the new ones."""
+        """The nodes as they are now: the old ones in program order, then the new ones."""
         return list(self._nodes.values())
 
     def insert(

@@ -25,7 +25,7 @@ def only(name: str) -> str:
 def fit_of(given: Patterns) -> Callable[[str], bool]:
     """Return whether a name fits one of some globs, as a function.
 
-    Names without wildcards, of which lists may hold thousands, are looked up.
+    Names without wildcards are looked up, since lists may hold thousands.
     """
     exact = {pattern for pattern in several(given) if not _WILDCARDS.search(pattern)}
     globs = [re.compile(translate(p)).match for p in several(given) if p not in exact]

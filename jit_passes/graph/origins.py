@@ -15,8 +15,8 @@ class Origins:
     transpose that a product by a matrix becomes a linear with. Numbers that passes have computed
     are neither: a weight with a batch norm folded in, say. So is everything of a frozen model.
 
-    Of a parameter that needs no gradient nobody knows whether it was learned: fixed filters are
-    stored so, and so are layers that a fine-tuning leaves alone.
+    A parameter that needs no gradient may be learned or not: fixed filters are stored so, and so
+    are layers that a fine-tuning leaves alone.
 
     Args:
         model: scripted, traced or loaded; it is read when the first constant is looked up.
@@ -68,7 +68,7 @@ def _is_among(constant: Tensor, tensors: dict[int, Tensor]) -> bool:
 
 
 def _has_numbers_of(constant: Tensor, tensor: Tensor) -> bool:
-    """Say whether two tensors hold the same numbers, in whatever order."""
+    """Say whether two tensors hold the same numbers, in any order."""
     if constant.numel() != tensor.numel() or constant.dtype != tensor.dtype:
         return False
     if not constant.numel() or torch.aminmax(constant) != torch.aminmax(tensor.detach()):

@@ -44,13 +44,13 @@ class Traits:
             operand, as averages do.
         nonnegative_if: the operands with which its result is not below 0 if they are not; none of
             them: it never is. None where nothing is known.
-        moves_data: whether it may be one of those that only rearrange; see `NodeView.moves_data`.
+        moves_data: whether it may only rearrange values; see `NodeView.moves_data`.
         dropout: whether it is dropout of some kind.
         asks_for_shape: whether it asks for its operand's shape and for no values.
         tells_layout: whether its result depends on how its first operand lies in memory.
         gives: the dtype of its result, where that is known and not that of its operands.
-        commutes: whether its first two operands may change places, as far as the name tells: those
-            of an addition with alpha may not.
+        commutes: whether its first two operands may change places, as far as the name tells: with
+            alpha, operands of an addition may not.
     """
 
     weighted: Weighted | None = None
@@ -91,7 +91,7 @@ TRAITS = _read()
 
 
 def kinds(holds: Callable[[Traits], object]) -> tuple[str, ...]:
-    """Return the operators, by qualified name, of which a condition holds."""
+    """Return the qualified names of the operators that fulfil a condition."""
     return tuple(kind for kind, traits in TRAITS.items() if holds(traits))
 
 

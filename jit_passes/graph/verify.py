@@ -25,10 +25,10 @@ def assert_equivalent(
     gradient_tolerance: float | None = None,
     seed: int = 0,
 ) -> None:
-    """Assert that two modules compute the same: outputs, gradients, and what they write to.
+    """Assert that two modules give equal outputs, gradients and written tensors.
 
-    Gradients are those of parameters and inputs, of sum(output * w) with one random w for both; a
-    missing one counts as 0. Writes count in buffers that both modules have, and in the inputs.
+    Parameters and inputs have gradients, of sum(output * w) with one random w for both modules; a
+    missing gradient counts as 0. Writes count in buffers that both modules have, and in the inputs.
     Copies of the modules run, so that running statistics and counters stay. Tensors are equal when
 
         max |a - b| <= tolerance * max(max |a|, 1e-3)
@@ -99,7 +99,7 @@ BUFFER = "buffer "
 def observe(
     module: Any, method: str, inputs: Inputs, gradients: bool = True, seed: int = 0
 ) -> dict[str, Any]:
-    """Return by name what a copy of the module computes: outputs, gradients, what it wrote to."""
+    """Return outputs, gradients and written tensors of a copy of the module, by name."""
     runner = _deepcopy(module)
     if isinstance(inputs, Tensor):
         inputs = (inputs,)

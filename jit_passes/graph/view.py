@@ -20,7 +20,7 @@ from .traits import NOTHING, TRAITS, Traits, arguments_of
 
 LIST = "prim::ListConstruct"
 CALL = "prim::CallMethod"
-_HOLDS = ("prim::Constant", "prim::GetAttr")  # what gives constants
+_HOLDS = ("prim::Constant", "prim::GetAttr")  # nodes that give constants
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class ValueView:
         is_result: whether the method, or a block in it, returns it.
         is_constant: whether it is a literal or a frozen parameter; see also `GraphView.of`.
         constant: the constant, if it is one and readable from Python; may be set to a `Deferred`.
-        shape: what the graph knows of a tensor's shape: sizes, None for unknown ones; None if
-            nothing. Traced graphs have that of the example inputs.
+        shape: a tensor's sizes as far as the graph knows them, None for unknown sizes; None if it
+            knows nothing. Traced graphs have the sizes of the example inputs.
         dtype: a tensor's dtype, if the graph knows.
         from_sizes: whether it is a number, or a list of whole ones, that follows from sizes of
             tensors and from constants alone. Traces have tensors without axes for numbers.
         producer: the node that makes it; None for inputs of the graph and of blocks.
-        uses: (node, operand index) of all uses but those as a result.
+        uses: (node, operand index) of all uses, except as a result.
     """
 
     id: int
@@ -113,16 +113,16 @@ class NodeView:
         module_type: class name of that module.
         source: `file:line` of the user's code; "" where the graph does not know.
         block: number of the block it stands in; 0 is the method's own.
-        moves_data: whether it only rearranges values of its first operand.
+        moves_data: whether it only rearranges values of its main operand.
         inputs: operands.
         outputs: results.
         folded: in a model that is prepared for training, the batch norm that conversion will fold
-            into this operator; result and bias are then what they will be.
+            into this operator; result and bias are then as after folding.
         overload: of the operator's overloads, the one that takes these operands; None for `prim::`
             nodes, and for calls.
-        carried: of a branch or loop, the values that go into its blocks or out of them, and those
-            that they are then: what a branch returns and its result, what a round of a loop returns
-            and the next one reads.
+        carried: of a branch or loop, pairs of values, before and after they go into or out of its
+            blocks: a branch's returned value and result, a value that a round of a loop returns and
+            its counterpart in the next round.
         traits: facts about its kind of operator.
         analyses: more facts about it; None in a graph without a module, and in an editor.
     """
@@ -153,6 +153,11 @@ class NodeView:
             JitPassesError: it has none of that name; the message lists those that it has.
         """
         return self.inputs[self.position(name)]
+
+    @property
+    def main_operand(self) -> ValueView:
+        """The first operand: what the operator quantizes, unpacks, rearranges or limits."""
+        return self.inputs[0]
 
     def position(self, name: str) -> int:
         """Return the place of that operand among the inputs.
@@ -235,8 +240,8 @@ class GraphView:
     Attributes:
         nodes: in program order, those of nested blocks before the node that holds the blocks.
         inputs: the method's arguments, without self.
-        outputs: what it returns.
-        origins: says of its constants whether they were parameters; None where nobody knows.
+        outputs: the values that it returns.
+        origins: says of its constants whether they were parameters; None where that is unknown.
     """
 
     nodes: Sequence[NodeView]
@@ -288,7 +293,7 @@ def without_folded(nodes: list[NodeView]) -> list[NodeView]:
 def read_snapshot(
     records: Any,
 ) -> tuple[list[NodeView], dict[int, ValueView], list[ValueView], list[ValueView]]:
-    """Return nodes, values by id, inputs and outputs of what C++ recorded."""
+    """Return nodes, values by id, inputs and outputs of a snapshot from C++."""
     node_records, value_records, inputs, outputs = records
     values = {record[0]: ValueView(*record) for record in _drained(value_records)}
     nodes = [node_of(index, record, values) for index, record in enumerate(_drained(node_records))]

@@ -33,7 +33,7 @@ __all__ = [
 
 
 def methods() -> dict[str, type[Observer]]:
-    """Return the calibration methods by name: ours, and those that others have defined."""
+    """Return the calibration methods by name: the package's own, and methods of other packages."""
     return Observer.named()
 
 
@@ -51,15 +51,15 @@ def observer_of(method: str, /, **parameters: Any) -> Observer:
 
     Args:
         method: one of `methods`, "entropy" say, or an alias.
-        parameters: the attributes of its class; those left out have their defaults.
+        parameters: the attributes of its class; missing ones have their defaults.
 
     Raises:
-        JitPassesError: there is no such method or parameter, or the parameter cannot be that.
+        JitPassesError: the method or a parameter is unknown, or a value does not fit.
     """
     return Observer.make(method, **parameters)
 
 
 def parameters_of(observer: Observer) -> tuple[str, dict[str, Any]]:
-    """Return what `observer_of` makes it from: the method, and what differs from the defaults."""
+    """Return the arguments of `observer_of` for it: the method, and all but default parameters."""
     defaults = observer.defaults()
     return observer.name, {name: v for name, v in observer.options.items() if v != defaults[name]}

@@ -35,7 +35,7 @@ def magnitudes(state: ObserverState) -> tuple[Tensor, float]:
 
 
 def mirrored_bins(state: ObserverState) -> tuple[Tensor, int, float]:
-    """Return what `filled_bins` does, with as many bins below 0 as above.
+    """Return the result of `filled_bins`, with as many bins below 0 as above.
 
     Neighbouring bins are added until there are no more of them than in the histogram.
     """
@@ -46,7 +46,7 @@ def mirrored_bins(state: ObserverState) -> tuple[Tensor, int, float]:
 
 
 def clip(state: ObserverState, threshold: float, symmetric: bool) -> tuple[float, float]:
-    """Return [-threshold, threshold], or what the values seen have of it if not symmetric."""
+    """Return [-threshold, threshold]; if not symmetric, its part within the values seen."""
     threshold = min(threshold, torch.finfo(torch.float32).max)
     if symmetric:
         return -threshold, threshold

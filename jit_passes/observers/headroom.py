@@ -1,4 +1,4 @@
-"""Room beyond the ends of a range of which little data was seen."""
+"""Headroom: room beyond the ends of a range that rests on little data."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def headroom(state: ObserverState, codes: int, most: int) -> tuple[float, float]
 def widened(
     low: float, high: float, state: ObserverState, codes: int, most: int
 ) -> tuple[float, float]:
-    """Return a range that was found, with headroom beyond what was seen."""
+    """Return a range that was found, with headroom beyond the values seen."""
     below, above = headroom(state, codes, most)
     least, largest = state.range[:2].tolist()
     if below:

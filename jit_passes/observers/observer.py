@@ -1,4 +1,4 @@
-"""The bases of all observers, and what these have seen."""
+"""The bases of all observers, and their statistics."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class HistogramObserver(Observer):
 
     Attributes:
         bins: number of bins, at least two.
-        headroom: how many numbers a range has to rest on; of fewer it gets room beyond what was
-            seen, see headroom.py. With few codes, four for each code are enough. 0: none.
+        headroom: how many numbers a range has to rest on; with fewer it gets room beyond the
+            values seen, see headroom.py. With few codes, four for each code are enough. 0: none.
     """
 
     op: ClassVar[str] = "observe_histogram"
-    bins: int = field(default=2048, kw_only=True)  # so that those of subclasses come first
+    bins: int = field(default=2048, kw_only=True)  # so that subclasses' fields come first
     headroom: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Passes before autograd: what PyTorch compiles is handed to them.
+"""Passes before autograd: they get the graphs that PyTorch compiles.
 
-The functions of PyTorch that compile are replaced while there is such a pass.
+PyTorch's compiling functions are replaced while a pass of this stage is scheduled.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _around_script(original: Function, active: Active) -> Function:
         obj: Any, optimize: Any = None, _frames_up: int = 0, *rest: Any, **options: Any
     ) -> Any:
         with _compilation() as outermost:
-            # One frame more than without us, between the user's names and who looks for them.
+            # One frame more than usual, between the user's names and the code that looks them up.
             compiled = original(obj, optimize, _frames_up + 1, *rest, **options)
         return _process(compiled, active()) if outermost and compiled is not obj else compiled
 
@@ -87,7 +87,7 @@ def _around_check(original: Function, active: Active) -> Function:
 
 
 _PLACES: tuple[tuple[Any, str, Callable[[Function, Active], Function]], ...] = (
-    # `script` and `trace` call these two, so whoever has imported the former before has them too.
+    # `script` and `trace` call these two, so earlier imports of the former have them too.
     (torch.jit._script, "_script_impl", _around_script),
     (torch.jit._trace, "_trace_impl", _around_trace),
     (torch.jit._trace, "trace_module", _around_trace),
@@ -115,17 +115,17 @@ def intercept(wanted: bool, active: Active) -> None:
 
 
 def is_own_work() -> bool:
-    """Return whether what is compiled now belongs to a pass or a rule, not to the user."""
+    """Return whether the present compilation belongs to a pass or a rule, not to the user."""
     return _own_work.get()
 
 
 def own_work() -> AbstractContextManager[bool]:
-    """Keep scheduled passes away from what is compiled inside."""
+    """Keep scheduled passes away from code that is compiled inside."""
     return _noted(_own_work)
 
 
 def _compilation() -> AbstractContextManager[bool]:
-    """Give whether what is compiled inside is a whole, not part of something else."""
+    """Give whether a compilation inside is a whole, not part of another compilation."""
     return _noted(_compiling)
 
 
@@ -151,7 +151,7 @@ def _process(compiled: Any, handles: Sequence[Handle]) -> Any:
 
 
 def _process_module(module: torch.jit.ScriptModule, handles: Sequence[Handle]) -> None:
-    # Those like __len__ are for Python, and compute no tensors.
+    # Methods like __len__ are for Python, and compute no tensors.
     methods = [name for name in module._c._method_names() if not name.startswith("__")]
     if not methods:
         return

@@ -54,7 +54,7 @@ class PassOption:
 
 
 def check_options(what: str, options: Iterable[PassOption], given: Mapping[str, Any]) -> None:
-    """Check the options given to a pass against those that it declares."""
+    """Check the options given to a pass against its declared options."""
     known = {option.name: option for option in options}
     for name, value in given.items():
         if name not in known:

@@ -1,4 +1,4 @@
-"""Pipelines: steps in order, as data, and what runs them.
+"""Pipelines: steps in order, as data, and their runner.
 
 The runner checks names, options and their types before anything runs. It works on a module of its
 own, lints after every step that changed something, checks invariants, and hands the result out only
@@ -90,10 +90,10 @@ class Pipeline:
             inplace: for a ScriptModule, make this very object the result, once all has gone well.
             verify: example inputs, a tuple or dict of arguments: compares outputs and gradients of
                 the result with those of the module, and raises an error where they differ.
-            through: what walks through the steps, a progress bar say.
+            through: a walk through the steps, such as a progress bar's.
 
         Raises:
-            JitPassesError: there is no such pass, option or method, or an option has another type.
+            JitPassesError: a pass, option or method is unknown, or an option has another type.
             PassError: a step raised, broke an invariant or left an invalid graph, or the result
                 computes something else than the module. The module is as it was.
         """
@@ -125,7 +125,7 @@ class Pipeline:
         """Look all steps up and check their options.
 
         Raises:
-            JitPassesError: there is no such step, option or invariant, or a value has another type.
+            JitPassesError: a step, option or invariant is unknown, or a value has another type.
         """
         where, given = f"pipeline '{self.name}'", options or {}
         names = [name_of(step) for step in self.steps]
@@ -220,7 +220,7 @@ def run_pass(
     inplace: bool = False,
     verify: Inputs | None = None,
 ) -> torch.jit.ScriptModule:
-    """Run one pass ahead of autograd: what it does changes forward and backward.
+    """Run one pass ahead of autograd: its changes are in forward and backward.
 
     Args:
         name: from the registry, `jit_passes.passes`.
@@ -237,7 +237,7 @@ def run_pass(
 
     Raises:
         PassError: the pass raised, or left a graph that is not valid, or computes something else.
-        JitPassesError: there is no such pass or method, or the name is no text.
+        JitPassesError: the pass or method is unknown, or the name is no text.
     """
     if not isinstance(name, str):
         got = type(name).__name__
@@ -251,7 +251,7 @@ def run_pass(
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """The module that came out, and what each step did.
+    """The resulting module, and the work of each step.
 
     Attributes:
         module: a ScriptModule if one went in, else a C++ module.

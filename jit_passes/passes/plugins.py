@@ -45,9 +45,9 @@ _lock = threading.Lock()
 def load_plugins(group: str = "jit_passes.plugins") -> list[Plugin]:
     """Import the packages that have passes for us.
 
-    Each is imported once; calling this again returns what the first call found, imports what has
-    been installed meanwhile, and tries again what failed. A package that fails to import is skipped
-    with a `JitPassesWarning`. Nothing is loaded unless this is called.
+    Each package is imported once; another call returns the packages that the first call found,
+    imports packages installed meanwhile, and tries failed packages again. A package that fails to
+    import is skipped with a `JitPassesWarning`. Nothing is loaded unless this is called.
 
     Args:
         group: of the entry points.

@@ -24,7 +24,7 @@ class PassInfo:
         summary: one line.
         requires: invariants that must hold before it runs.
         ensures: invariants that hold once it has run.
-        options: what it can be told.
+        options: the options that it takes.
     """
 
     name: str
@@ -104,7 +104,7 @@ def register_pass(
     ensures: Sequence[str] = (),
     replace: bool = False,
 ) -> Callable[[PassFunction], PassFunction]:
-    """Register a Python function as a pass; it then is one like those in C++.
+    """Register a Python function as a pass, equal in rank to the passes in C++.
 
     The function gets a `GraphEditor`. Its further parameters are the pass's options, with types and
     defaults as annotated. It returns whether it changed something; None stands for what the editor
@@ -114,7 +114,7 @@ def register_pass(
         def relu_to_gelu(graph: GraphEditor, approximate: str = "none") -> None:
             for node in graph.nodes:
                 if node.kind == "aten::relu":
-                    gelu = graph.insert("aten::gelu", [node.inputs[0], approximate], before=node)
+                    gelu = graph.insert("aten::gelu", [node.main_operand, approximate], before=node)
                     graph.replace(node.output, gelu.output)
                     graph.remove(node)
 
@@ -149,7 +149,7 @@ def register_invariant(
 ) -> Callable[[InvariantFunction], InvariantFunction]:
     """Register a Python function as an invariant that passes and pipelines may require or ensure.
 
-    The function gets a `GraphView`, and returns what is wrong, with the place, or None.
+    The function gets a `GraphView`, and returns the fault and its place as text, or None.
 
     Args:
         name: unique; an adjective or a state, `inlined`.
@@ -179,7 +179,7 @@ def register_invariant(
 
 
 def runnable(function: Callable[..., bool | None]) -> Callable[..., tuple[bool, list[Any]]]:
-    """Return what C++ calls for a pass in Python, with an editor and the options."""
+    """Return the function that C++ calls for a pass in Python, with an editor and the options."""
 
     def run(editor: Any, options: dict[str, Any]) -> tuple[bool, list[Any]]:
         graph = GraphEditor(editor)

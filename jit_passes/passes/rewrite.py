@@ -1,6 +1,6 @@
 """Applying rewrite rules to a module, and results to look at.
 
-Matcher and rewriter are C++. Rules run ahead of autograd, so that what they do changes forward and
+Matcher and rewriter are C++. Rules run ahead of autograd, so that their changes are in forward and
 backward.
 """
 
@@ -45,7 +45,7 @@ class RewriteResult:
 
     Attributes:
         module: the new module; the one that went in, in a dry run.
-        matches: all matches, those that were rewritten first.
+        matches: all matches, rewritten ones first.
         before: the graph that went in, and
         after: the one that came out, or would, as text.
     """
@@ -89,11 +89,11 @@ class Place:
     """Where a pattern could have ended.
 
     Attributes:
-        name: stable name of the operator: of a match, that of its `Rewrite`.
+        name: stable name of the operator; a match has the name of its `Rewrite`.
         source: its `file:line`.
         matched: operators of the pattern that fit before it failed.
         size: operators of the pattern.
-        reason: what failed, and at which operator; "" for a match.
+        reason: the failed condition and its operator; "" for a match.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Explanation:
     Attributes:
         rule: its name.
         kind: the operator that the pattern ends in.
-        places: the operators of that kind; those that came furthest first.
+        places: the operators of that kind, the nearest to a match first.
     """
 
     rule: str

@@ -1,4 +1,4 @@
-"""Rewrite rules: a pattern, and what takes its place.
+"""Rewrite rules: a pattern, and its replacement.
 
 Pattern and replacement are typed Python functions or IR text; both become graphs.
 """
@@ -36,11 +36,11 @@ class Match:
         module: path of the module that it was written in, `layer1.0.conv1`.
         module_type: class name of that module, with what scripting puts in front of it.
         source: `file:line` of the user's code.
-        types: by input of the pattern, the type of what it stands for, `Tensor` or `Optional[int]`.
-        constants: by input, the value of those that are known ahead of time; parameters and buffers
-            are their tensors.
-        shapes: by input, the shape of those where it is known: parameters and buffers, and in
-            traced modules that of the example.
+        types: by input of the pattern, the type of its value, `Tensor` or `Optional[int]`.
+        constants: by input, its value if it is known ahead of time; parameters and buffers are
+            their tensors.
+        shapes: by input, its shape if that is known: of parameters and buffers, and in traced
+            modules of the example's values.
         operators: by operator of the pattern, the one that was matched there.
     """
 
@@ -74,7 +74,7 @@ Compute = Callable[[Match], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RewriteRule:
-    """A pattern and what takes its place.
+    """A pattern and its replacement.
 
         def pattern(x: Tensor, scale: float):
             return torch.relu(x * scale)
@@ -111,10 +111,10 @@ class RewriteRule:
         alternatives: operators that a name in the pattern may stand for, `{"aten::relu":
             ["aten::relu", "aten::relu_", "aten::relu6"]}`. In the replacement the name is the one
             that was matched.
-        modules: globs over the path of the module that the match stands in, or of one around it,
-            of which one must match.
-        module_types: class names of that module, of which one must match; () for all.
-        repeat: whether the rule may match what it has made itself. False for a replacement that
+        modules: globs over the path of the module that the match stands in, or of a module
+            around it; one must match.
+        module_types: class names of that module; one must match; () for all.
+        repeat: whether the rule may match its own replacements. False for a replacement that
             contains the pattern, one that puts an operator behind another: each run adds it once.
         commutative: whether the operands of operators that commute match in either order: additions
             without alpha, multiplications, maxima, comparisons for equality and logic. False takes

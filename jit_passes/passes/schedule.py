@@ -160,10 +160,10 @@ class ScheduledPass:
         return changed
 
 
-# All handles that were not removed, those of other threads too.
+# All handles that were not removed, also from other threads.
 _handles: list[ScheduledPass] = []
 _lock = threading.RLock()
-# Those of `scheduled` blocks around the code that runs now.
+# Handles of `scheduled` blocks around the code that runs now.
 _here: ContextVar[tuple[ScheduledPass, ...]] = ContextVar("jit_passes_scheduled", default=())
 
 
@@ -211,7 +211,7 @@ def schedule(
         A handle.
 
     Raises:
-        JitPassesError: there is no such pass or option, or a rule is not valid.
+        JitPassesError: a pass or option is unknown, or a rule is not valid.
     """
     return _schedule(pass_, stage, where, order, options, everywhere=True)
 
@@ -231,7 +231,7 @@ def scheduled(
     the block. Graphs that PyTorch prepares in threads of its own are not reached: the backward of
     CUDA tensors, and differentiated parts inside of `torch.jit.fork`.
 
-    Arguments and errors are those of `schedule`.
+    Arguments and errors are as in `schedule`.
 
     Yields:
         The handle. When the block ends it counts as removed.
@@ -263,9 +263,9 @@ class Schedule(tuple[ScheduledPass, ...]):
 
 
 def scheduled_passes() -> Schedule:
-    """Return what is scheduled for the code that runs now, by stage and order.
+    """Return the handles for the code that runs now, by stage and order.
 
-    Passes that were switched off are there too; those of other threads are not.
+    Passes that were switched off are there too; passes of other threads are not.
     """
     stages = list(Stage)
     with _lock:

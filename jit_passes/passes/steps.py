@@ -68,7 +68,7 @@ class RuleSet:
 
     Attributes:
         name: for messages and dumps.
-        rules: each a `RewriteRule`, or what its `compile()` returns. Earlier ones win.
+        rules: each a `RewriteRule`, or the result of its `compile()`. Earlier rules win.
     """
 
     name: str

@@ -58,7 +58,7 @@ class Subject(ABC):
         return self._keep(_C.run_rules(rules, self.held, self.method))
 
     def run_module(self, run: Callable[[Any, str], tuple[Any, bool, Sequence[Remark]]]) -> Outcome:
-        """Run what takes the module as a whole: see `steps.ModuleStep`."""
+        """Run a step that takes the module as a whole: see `steps.ModuleStep`."""
         if not self.method:
             raise JitPassesError("the step needs a module, and this is a graph alone")
         self.held, changed, remarks = run(self.held, self.method)

@@ -37,14 +37,14 @@ def fill(
 ) -> torch.jit.ScriptModule:
     """Fill a prepared model's observers from a profile, instead of calibrating.
 
-    They then hold what `calibrate` would have left in them, had it seen the profile's data; what
-    they held before is forgotten. Weights are measured in the model itself.
+    They then have the state that `calibrate` would have left, had it seen the profile's data; their
+    earlier state is forgotten. Weights are measured in the model itself.
 
     Args:
         prepared: the result of `prepare`; its observers are updated.
         profile: of the same model, or the file of one.
         partial: take a profile of another graph as far as its names agree. Values that it does not
-            have count as never reached, so what needs them stays float.
+            have count as never reached, so operators that need them stay float.
 
     Returns:
         The prepared model.
@@ -69,7 +69,7 @@ def fill(
         for index, op, operands in known
         if op != qualified(NOTHING)
     ]
-    # Those that only look at whether something was computed may share the buffers of others.
+    # Observers that only note whether a value was computed may share the buffers of others.
     observers.sort(key=lambda observer: observer.op == REACH)
     _check_graph(sites, record, observers, partial)
     buffers = _Buffers()
@@ -110,7 +110,7 @@ def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], par
             command=f"{why}: `jit-passes profile --target`",
         )
     if lacking:
-        warn(f"the profile has no {shortened(lacking)}: what needs them stays float")
+        warn(f"the profile has no {shortened(lacking)}: their operators stay float")
 
 
 def _check_names(sites: Sites, profile: Profile) -> None:
@@ -120,7 +120,7 @@ def _check_names(sites: Sites, profile: Profile) -> None:
         if name not in known and not value.weight:
             where = f"{profile.lines[name]}: " if name in profile.lines else ""
             raise JitPassesError(
-                f"{where}the model has no value '{name}', of which the profile tells: "
+                f"{where}the model has no value '{name}', which the profile names: "
                 f"{nearest(name, known)}"
             )
 
@@ -129,7 +129,7 @@ class _Observer:
     """An observer of the prepared graph, with its buffers."""
 
     def __init__(self, sites: Sites, node: NodeView, op: str, operands: Mapping[str, Any]) -> None:
-        self.sites, self.edge, self.op, self.operands = sites, node.inputs[0], op, operands
+        self.sites, self.edge, self.op, self.operands = sites, node.main_operand, op, operands
         self.range: Tensor = operands["range"]
         self.histogram: Tensor | None = operands.get("histogram")
         self.value = origin(self.edge)
@@ -139,7 +139,7 @@ class _Observer:
         return self.sites.names[self.value.id]
 
     def find(self, profile: Profile) -> ValueProfile | None:
-        """Return what the profile has on what the observer sees; None for nothing."""
+        """Return the profile's record of the observed value; None without one."""
         value, edge, names = self.value, self.edge, []
         if edge.producer is not None and edge.producer.kind == EDGE:
             block = edge.producer.block
@@ -159,7 +159,7 @@ class _Buffers:
     new: dict[int, Tensor] = field(default_factory=dict)
 
     def fresh(self, buffer: Tensor) -> Tensor:
-        """Return what will be written to a buffer, at first what `prepare` wrote."""
+        """Return the coming content of a buffer, at first as `prepare` wrote it."""
         address = buffer.data_ptr()
         if address not in self.new:
             empty = torch.zeros_like(buffer)
@@ -188,7 +188,7 @@ def _fill(observer: _Observer, profile: Profile, buffers: _Buffers) -> None:
     if found is None or not (found.reached or found.ranks or not found.finite):
         return
     _check(observer, found, profile)
-    # Where none are known: those that its target can do.
+    # Unknown ranks become the ranks that its target can do.
     lowest, highest = found.ranks or Place.from_text(observer.operands["spec"]).ranks
     seen = bool(range_[0] <= range_[1])  # by others that share the buffers
     if observer.op == REACH:

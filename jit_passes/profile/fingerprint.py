@@ -1,4 +1,4 @@
-"""A hash of a graph: the same for equal graphs, in whatever process and from whatever file."""
+"""A hash of a graph: equal graphs have equal hashes, in any process and from any file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hash_of_graph(view: GraphView, graph: Any, hidden: Collection[int]) -> str:
 def origin(value: ValueView) -> ValueView:
     """Return the model's own value that an edge stands for."""
     while value.producer is not None and value.producer.kind == EDGE:
-        value = value.producer.inputs[0]
+        value = value.producer.operand("x")
     return value
 
 
@@ -36,7 +36,7 @@ def hash_of_weights(view: GraphView, hidden: Collection[int]) -> str:
     """Return 16 hexadecimal digits that stand for the bytes of all constant tensors.
 
     They are CRC-32 of the bytes, one after another in program order, hashed by SHA-256: fast, and
-    no protection against anyone who looks for two models with the same.
+    no protection against a search for two models with equal hashes.
     """
     known: dict[int, int] = {}
     found: list[int] = []
@@ -108,7 +108,7 @@ class _Writer:
         yield f"{indent}return {', '.join(map(self.number, block.outputs()))}"
 
     def is_tuple(self, node: Any) -> bool:
-        """Note what a tuple holds, or what is taken out of one: files leave such nodes out."""
+        """Note a tuple's elements, put in or taken out: files leave nodes of tuples out."""
         inputs, outputs = list(node.inputs()), list(node.outputs())
         if node.kind() == "prim::TupleConstruct":
             elements = [self.number(value) for value in inputs]

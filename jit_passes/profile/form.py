@@ -26,7 +26,7 @@ HEADER = """\
 # are left out. min and max may be edited: what lies outside then counts at the ends. A value with
 # fewer than 1024 numbers gets headroom beyond them: "range:" in a configuration is exact.
 """
-BEYOND_FLOAT32 = 3.4028235677973366e38  # what is below rounds to the largest float32 at most
+BEYOND_FLOAT32 = 3.4028235677973366e38  # numbers below it round to the largest float32 at most
 _Dumper = cast(type[yaml.SafeDumper], getattr(yaml, "CSafeDumper", yaml.SafeDumper))
 
 

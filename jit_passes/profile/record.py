@@ -27,7 +27,7 @@ class Profile:
     Attributes:
         graph: hash of the normalized graph, see `Sites`.
         bins: number of bins of each histogram.
-        values: what is known of each value, by its name, in program order. One that was never
+        values: the record of each value, by its name, in program order. A value that was never
             reached is there without a range, or not at all; integers and constants are not.
         version: of the jit_passes that made it, or of Glow.
         weights: hash of the model's weights; "" where it is not known.
@@ -70,7 +70,7 @@ class Profile:
     def merge(*given: Profile | Iterable[Profile]) -> Profile:
         """Return the profile of all data that the given ones are profiles of parts of.
 
-        It is exactly that of one run over everything, whatever the parts and their order.
+        It equals exactly the profile of one run over all data, for any parts in any order.
 
             a.merge(b, c)
             Profile.merge(a, b, c)
@@ -128,10 +128,10 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Profile:
-        """Read what `save` wrote. Nothing in a file is ever executed.
+        """Read a file that `save` wrote. Nothing in it is ever executed.
 
         Raises:
-            JitPassesError: it is no profile, or holds what cannot be; the message says where.
+            JitPassesError: it is no profile, or holds impossible values; the message says where.
             JitPassesError: the file cannot be read; this is an OSError too.
         """
         return cls(**form.read(path))
@@ -170,7 +170,7 @@ class Profile:
             bins: number of bins to have.
 
         Raises:
-            JitPassesError: it is no such file, or holds what cannot be; the message says where.
+            JitPassesError: it is another file, or holds impossible values; the message says where.
             JitPassesError: the file cannot be read; this is an OSError too.
         """
         if not 2 <= bins <= MOST_BINS:

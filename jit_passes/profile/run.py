@@ -1,4 +1,4 @@
-"""Run a float model and write down what its values are."""
+"""Run a float model and record its values."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def profile(
 ) -> Profile:
     """Run batches through a float model and return the ranges and histograms of all its values.
 
-    Quantizing with the profile gives what calibrating with the data would, for any observers that
-    need no more bins, and any target that computes the operators as they are. "x86" writes fused
-    attention as products and a softmax, whose values are other ones: name the target then.
+    Quantizing with the profile gives the same model as calibrating with the data, for any observers
+    that need no more bins, and any target that computes the operators as they are. "x86" writes
+    fused attention as products and a softmax, with other values: name the target then.
 
-    Values are those of the canonical form that `prepare` makes. Each is looked at where it is
-    computed. One that may be written in place is also looked at by each operator that reads it, and
-    one that a branch or loop takes from outside also there: these have names such as
+    The values are in the canonical form that `prepare` makes. Each is recorded where it is
+    computed. A value that may be written in place is also recorded at each operator that reads it,
+    and a value that a branch or loop takes from outside also there: these have names such as
     `conv:conv2d -> head:linear`. Integers, constants, and what lists hold are left out; a value
     with an infinity, as masks have it, has no range.
 
@@ -53,7 +53,7 @@ def profile(
         data: batches, as for `calibrate`.
         bins: number of bins of each histogram.
         weights: also write down the constants, as `conv:conv2d[1]` for that operator's operand 1.
-        input_fn: makes a batch of inputs out of what `data` gives.
+        input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
         method: the method to run.
         target: profile the values of the forms in which this target computes static operators.

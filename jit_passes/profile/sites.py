@@ -70,7 +70,7 @@ class Sites:
         """Return all places to look at: where values are computed, in program order, and uses.
 
         Between two uses a value may be written in place, and a branch or loop may run more or less
-        often than what surrounds it: there, a use sees something else than was computed.
+        often than the code around it: there, a use sees other values than were computed.
         """
         found = []
         for value in self.values():
@@ -114,7 +114,7 @@ class Sites:
         return block != home or value.id in self.unsure
 
     def use_name(self, value: ValueView, use: Use) -> str:
-        """Return what a profile calls a use."""
+        """Return a use's name in profiles."""
         return f"{self.names[value.id]} -> {use[0].name}"
 
     def uses(self, value: ValueView) -> list[Use]:
@@ -192,7 +192,7 @@ class _Namer:
                 self.later.append((value.unique(), f"{view.name}.block{index}.{k}"))
 
     def spread_unsure(self) -> None:
-        """Note results of branches and loops, and what loops carry, that may be uninitialized."""
+        """Note results of branches and loops, and values loops carry, that may be uninitialized."""
         unsure, before = self.sites.unsure, -1
         while len(unsure) != before:
             before = len(unsure)

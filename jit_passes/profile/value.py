@@ -148,7 +148,7 @@ class State(ObserverState):
         return cls(torch.tensor(row, dtype=torch.float64), torch.zeros(bins, dtype=torch.int64))
 
     def add(self, other: State) -> None:
-        """Add what other buffers have seen; exact if their bins are not the wider ones."""
+        """Add the data of other buffers; exact if their bins are not the wider ones."""
         torch.ops.jit_passes.merge_histogram(
             other.range, other.histogram, self.range, self.histogram
         )
@@ -170,7 +170,7 @@ def spread(counts: Sequence[int], edges: Sequence[float], targets: Sequence[floa
     Args:
         counts: one fewer than edges.
         edges: borders of the bins, not decreasing.
-        targets: borders of the new bins, increasing; what lies outside goes to the ends.
+        targets: borders of the new bins, increasing; numbers outside go to the ends.
     """
     total, sums, passed, bin_ = sum(counts), [0], 0, 0
     for target in targets[1:-1]:
@@ -187,6 +187,6 @@ def spread(counts: Sequence[int], edges: Sequence[float], targets: Sequence[floa
 
 
 def index_of(x: float, exponent: int) -> int:
-    """Return the bin of x as a float32, which is what observers see."""
+    """Return the bin of x as a float32, as observers see it."""
     (rounded,) = struct.unpack("f", struct.pack("f", x))
     return math.floor(math.ldexp(rounded, -exponent))

@@ -64,7 +64,7 @@ def choose_modes(
 
     A convolution of patches, windows of several pixels that lie side by side, counts as a linear:
     vision transformers begin with one. Others give codes to each other, and finding ranges takes
-    two passes over what they read: so they are dynamic only where somebody says so.
+    two passes over what they read: so they are dynamic only where a rule says so.
 
     Each has the first of these that the target has. Operators are static whose input or result a
     rule says something of that needs a range.
@@ -72,7 +72,7 @@ def choose_modes(
     Args:
         graph: in canonical form.
         can: all that the target can do.
-        resolved: what rules say of each operator.
+        resolved: the options that rules set for each operator.
         has_data: whether there will be batches or a profile.
         front_end: why operators are better left in float, by index: see `find_front_end`.
     """
@@ -189,7 +189,7 @@ def _is_softmax(value: ValueView) -> bool:
             return True
         if not (maker.moves_data or maker.traits.dropout or maker.kind == "aten::to"):
             return False
-        value = maker.inputs[0]
+        value = maker.main_operand
     return False
 
 

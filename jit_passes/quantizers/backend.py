@@ -1,4 +1,4 @@
-"""The quantizer that follows a backend's support table, and what users say about single layers."""
+"""The quantizer that follows a backend's support table, and users' options for single layers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WEIGHT_ONLY = "weight_only"
 
 
 class BackendQuantizer(Quantizer):
-    """Quantize all that a backend can do: weighted operators, and what lies between them.
+    """Quantize all that a backend can do: weighted operators, and operators between them.
 
     The methods `set_*` and `skip` apply in the order in which they are called, and later ones win.
     Each returns the quantizer.
@@ -38,7 +38,7 @@ class BackendQuantizer(Quantizer):
     Args:
         target: the backend, a `Target`, which is taken where a caller of `prepare` says "auto"; or
             the `Capability` of one that has none here.
-        capability: what of the backend is used, where that is less than all.
+        capability: the part of the backend that is used, where that is less than all.
         activation: specification of activations; None for uint8, affine, or what comes nearest to
             it of what the backend has.
         weight: specification of weights, see `Policy`; None for int8, symmetric, per channel, or
@@ -49,7 +49,7 @@ class BackendQuantizer(Quantizer):
 
     Attributes:
         policy: all that, as it was settled.
-        configuration: what is said of single layers.
+        configuration: options of single layers.
         has_data: whether static operators will get ranges from data, which the mode "auto" asks.
 
     Raises:
@@ -112,11 +112,11 @@ class BackendQuantizer(Quantizer):
         return self._add(Selector(value=name), options)
 
     def skip(self, **selector: Any) -> BackendQuantizer:
-        """Leave operators in float; the arguments are those of `Selector`."""
+        """Leave operators in float; the arguments are as for `Selector`."""
         return self._add(Selector(**selector), None)
 
     def configure(self, configuration: Any) -> BackendQuantizer:
-        """Add what a configuration says: a path, a dict, or a `Configuration`."""
+        """Add the rules of a configuration: a path, a dict, or a `Configuration`."""
         if not isinstance(configuration, Configuration):
             configuration = read_configuration(configuration)
         self.configuration = replace(
@@ -127,11 +127,11 @@ class BackendQuantizer(Quantizer):
         return self
 
     def configured(self, configuration: Any) -> BackendQuantizer:
-        """Return a copy with what a configuration says."""
+        """Return a copy with the rules of a configuration."""
         return copy.copy(self).configure(configuration)
 
     def without_data(self) -> BackendQuantizer:
-        """Return a copy whose mode "auto" chooses what needs no data."""
+        """Return a copy whose mode "auto" chooses modes without data."""
         made = copy.copy(self)
         made.has_data = False
         return made
@@ -179,7 +179,7 @@ class BackendQuantizer(Quantizer):
             if node.kind in operators and resolved.of(node).input.dtype == "float"
         )
         blamed: set[str] = set()
-        while True:  # what cannot be quantized changes what is left between the others
+        while True:  # a refused operator changes the set between the others
             selection = Selection(
                 self.policy.capability,
                 graph,

@@ -36,7 +36,7 @@ class Quantizer(ABC):
 
 
 def annotations_of(quantizer: Quantizer, graph: GraphView) -> Annotations:
-    """Return what a quantizer says about a graph.
+    """Return a quantizer's annotations of a graph.
 
     Raises:
         JitPassesError: its `annotate` returns something else.

@@ -35,7 +35,7 @@ class Flow:
 def on_integers(flows: Sequence[Flow]) -> set[Hashable]:
     """Return the operators to compute on integers, so that the fewest values are converted.
 
-    Of several such choices, the one with the fewest operators on integers.
+    Of several choices with equally few, the one with the fewest operators on integers.
     """
     found: set[Hashable] = set()
     for part in _components(flows):

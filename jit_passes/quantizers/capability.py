@@ -1,4 +1,4 @@
-"""A backend's integer operators as data, and the one place that refuses what is not among them."""
+"""A backend's integer operators as data, and the one place that refuses other operators."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Capability:
     Attributes:
         operators: its operators, by kind.
         activations: the specifications of activations that it can compute with.
-        weights: those of weights, where an operator has none of its own.
-        accumulators: those of biases, which are added to a sum of products; None where it takes
-            them in float.
+        weights: the specifications of weights, where an operator has none of its own.
+        accumulators: the specifications of biases, which are added to a sum of products; None
+            where it takes them in float.
         mixed: whether an operator may have some operands in float and others quantized, and
             results of its own specification where the table says that they share.
-        moves: operators that only rearrange integers, each with what says why a node cannot be
-            done, or None; None where it takes all of them as they are. Asked for regions only.
-        floats: operators that it computes in float within a region, each with what says why a node
-            cannot be done, or None. Asked for regions only.
-        in_regions: says why an operator can be in no region, though the backend may compute it
-            elsewhere.
-        begins: those of `floats` at which a region may begin, with what leads to them.
-        forms: passes that give operators the forms that it has, after those of all targets.
+        moves: operators that only rearrange integers, each with a function that says why a node
+            cannot be done, or None; None where it takes all of them. For regions only.
+        floats: operators that it computes in float within a region, each with a function that says
+            why a node cannot be done, or None. Asked for regions only.
+        in_regions: a function that says why an operator can be in no region, though the backend
+            may compute it elsewhere.
+        begins: the ones of `floats` at which a region may begin, with operators that lead to them.
+        forms: passes that give operators the forms that it has, after all targets' passes.
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
             operators that have this mode; None where there are none.
-        dynamic_regions: whether regions take such operators, with float operators between them.
+        dynamic_regions: whether regions take dynamic operators, with float operators between them.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -68,7 +68,7 @@ class Capability:
         return row is not None and row.role is Role.WEIGHTED
 
     def has_mode(self, node: NodeView, mode: str) -> bool:
-        """Say whether the backend has an operator in a mode, whatever its weight is."""
+        """Say whether the backend has an operator in a mode, for any weight."""
         row = self.operators.get(node.kind)
         return row is not None and (
             mode in row.modes
@@ -106,7 +106,7 @@ class Capability:
         spec: Spec | None = None,
         mode: str = "static",
     ) -> str | None:
-        """Say why the backend cannot do what is asked of an operator; None when it can.
+        """Say why the backend cannot do an operator as asked; None when it can.
 
         Args:
             node: the operator. Without a specification: whether it has an integer form at all.
@@ -244,7 +244,7 @@ def recurrent_reason(node: NodeView) -> str | None:
     return next(filter(None, (_reason_of_weight(value) for _, value in matrices)), None)
 
 
-# As those of a spectral norm do.
+# The values of a spectral norm change so.
 _CHANGED = (
     ", from values that change as it runs: where they do so in training mode, script or trace it "
     "in eval mode"
@@ -266,7 +266,7 @@ def _reason_of_weight(weight: ValueView) -> str | None:
 
 
 def _reads_inputs(value: ValueView) -> bool:
-    """Say whether a value may depend on what the model takes."""
+    """Say whether a value may depend on the model's inputs."""
     pending = [value]
     seen = {value.id}
     for value in pending:  # which grows

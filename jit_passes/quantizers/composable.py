@@ -46,7 +46,7 @@ class ComposableQuantizer(Quantizer):
         operands of earlier ones.
 
         Warns:
-            JitPassesWarning: one overwrote what another had said; see `overwritten`.
+            JitPassesWarning: one overwrote another's annotation; see `overwritten`.
         """
         annotations = Annotations()
         owners: dict[NodeView, str] = {}
@@ -82,7 +82,7 @@ class ComposableQuantizer(Quantizer):
 def _about_others(
     shared: list[tuple[EdgeOrNode, ...]], annotations: Annotations
 ) -> list[tuple[EdgeOrNode, ...]]:
-    """Return what is shared but for the operands of operators that are annotated now."""
+    """Return the shared places, except operands of operators that are annotated now."""
     rest = []
     for places in shared:
         kept = [p for p in places if not (isinstance(p, tuple) and p[1] in annotations)]

@@ -19,7 +19,7 @@ FOLD_BIAS = "jit_passes::fold_bias"
 def show_folded(graph: GraphView, attribute: Callable[[str], torch.Tensor]) -> None:
     """Fold deferred batch norms in a snapshot."""
     for norm in graph.nodes:
-        if norm.kind == DEFERRED and (node := norm.inputs[0].producer) is not None:
+        if norm.kind == DEFERRED and (node := norm.operand("input").producer) is not None:
             for operand, value in enumerate(norm.inputs):
                 value.uses.remove((norm, operand))
             result, bias, place = norm.output, norm.operand("rounded"), node.position("bias")
@@ -32,7 +32,7 @@ def show_folded(graph: GraphView, attribute: Callable[[str], torch.Tensor]) -> N
 
 
 def _bias_now(made: ValueView, attribute: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """Return what folding would make of the bias of an untrained model."""
+    """Return the bias of an untrained model as folding would make it."""
     assert made.producer is not None
     *tensors, eps = made.producer.inputs
     given = [value.constant if value.is_constant else attribute(value.name) for value in tensors]

@@ -27,5 +27,5 @@ class DisjointSets(Generic[Item]):
         return item
 
     def unite(self, one: Item, other: Item) -> None:
-        """Make one set of those that the two are in."""
+        """Unite the sets that the two are in."""
         self._parent[self.root(one)] = self.root(other)

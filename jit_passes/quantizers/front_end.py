@@ -6,7 +6,7 @@
     ...                                # layers that have learned
 
 One grid of 8 bits has two decades, so codes of the product are 0 in quiet bands, whatever its range
-is. Layers that have learned are different: their numbers are of one size, and what follows them has
+is. Layers that have learned are different: their numbers are of one size, and later layers have
 learned with that.
 """
 
@@ -43,12 +43,12 @@ def find_front_end(graph: GraphView) -> dict[int, str]:
     - all that a logarithm, power, root or quotient of computed values depends on;
     - convolutions and linears by a buffer.
 
-    A product by a buffer that stands behind learned layers is one too, where no such layer follows
-    or a logarithm comes before it: an inverse Fourier transform at the end, say. Between layers, as
-    a blur is, it computes on the same numbers as they do.
+    A product by a buffer behind learned layers is better in float too, where no learned layer
+    follows or a logarithm comes before it: an inverse Fourier transform at the end, say. Between
+    layers, as a blur is, it computes on the same numbers as they do.
 
-    Where nobody knows whether a weight was learned, in a frozen model or where a parameter needs no
-    gradient, one with a bias was. One without is fixed if a logarithm, power, root or quotient
+    In a frozen model, and for a parameter that needs no gradient, nothing says whether a weight was
+    learned. With a bias it was. Without a bias it is fixed if a logarithm, power, root or quotient
     depends on it before anything learned, or before a function of neural networks.
     """
     return _FrontEnd(graph).find()
@@ -59,8 +59,8 @@ class _FrontEnd:
 
     Attributes:
         weighing: operators with weights, by index.
-        fixed: those of them that multiply by a buffer.
-        unsure: others whose weight may not be learned.
+        fixed: the ones that multiply by a buffer.
+        unsure: other ones, whose weight may not be learned.
     """
 
     def __init__(self, graph: GraphView) -> None:
@@ -92,7 +92,7 @@ class _FrontEnd:
         return {
             node.index: OF_A_BUFFER
             for node in self.fixed
-            if node.inputs[0].id not in behind or _matters_behind(self.graph, node, learned)
+            if node.main_operand.id not in behind or _matters_behind(self.graph, node, learned)
         }
 
     def _read_by(self, readers: list[NodeView]) -> dict[int, str]:
@@ -119,7 +119,7 @@ class _FrontEnd:
 
 
 def _is_steep(node: NodeView) -> bool:
-    """Say whether a node is a logarithm, power, root or quotient of what the model computes."""
+    """Say whether a node is a logarithm, power, root or quotient of computed values."""
     if node.kind not in _STEEP:
         return False
     computed = [value for value in node.inputs[:2] if value.is_tensor and not value.is_constant]
@@ -127,10 +127,8 @@ def _is_steep(node: NodeView) -> bool:
     if not computed or len(node.outputs) != 1 or not node.output.is_tensor:
         return False
     if node.kind == "aten::mul":
-        return node.inputs[0] is node.inputs[1]
-    if node.kind == "aten::div":
-        return node.inputs[1] in computed
-    return node.inputs[0] in computed
+        return node.operand("self") is node.operand("other")
+    return node.operand("other" if node.kind == "aten::div" else "self") in computed
 
 
 def _values_behind(graph: GraphView, first: Container[int]) -> set[int]:

@@ -15,16 +15,16 @@ from .support import Role
 def idle_rules(
     resolved: ResolvedConfiguration, selection: Selection, blamed: Container[str]
 ) -> list[str]:
-    """Return where each such rule was written, with the reason.
+    """Return the places of rules that change nothing, each with the reason.
 
     A rule does something if one of its options holds for one operator or value that it matches,
-    even if a later rule has the last word. A wish for float is granted wherever there is float. So
-    does a rule that asks for what the backend cannot do: operators stay in float for it.
+    even if a later rule has the last word. A wish for float is granted wherever there is float. A
+    rule that asks for more than the backend can do has an effect too: operators stay in float.
 
     Args:
-        resolved: the rules, and what they match.
-        selection: what is quantized.
-        blamed: where such rules were written.
+        resolved: the rules, and their matches.
+        selection: the operators that are quantized.
+        blamed: the places of rules that ask for more than the backend can do.
     """
     own = _OwnTensors(selection, resolved)
     found = []
@@ -127,7 +127,7 @@ class _OwnTensors:
         return ("input", "weight") if runs and self.resolved.mode(node) == "dynamic" else ()
 
     def tensors(self, node: NodeView) -> Iterator[str]:
-        """Yield those of input, weight, bias, output and mode that it has, or can have."""
+        """Yield the names among input, weight, bias, output and mode that it has, or can have."""
         row = self.selection.selected.get(node.index)
         if row is not None:
             yield "input"

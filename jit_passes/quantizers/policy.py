@@ -19,9 +19,9 @@ class Policy:
         capability: of the backend.
         activation: specification of activations.
         dynamic: specification of inputs in the mode dynamic; None where the backend has none.
-            Operators that have less than the backend's others get what they have of it.
-        weight: specification of weights. Operators that have less than the backend's others get
-            what they have of it: one scale for the whole tensor, fewer codes.
+            Operators that can do less than the backend's others get the nearest that they can do.
+        weight: specification of weights. Operators that can do less than the backend's
+            others get the nearest that they can do: one scale for the whole tensor, fewer codes.
         equal_operands: operators whose operands must have the same parameters.
         unsigned: whether activations that cannot be below 0 have codes from 0 on, where the
             specification has signed ones: as many, so steps of half the size.
@@ -57,7 +57,7 @@ class Policy:
 def output_channels(node: NodeView) -> int | None:
     """Return the axis of a weight along which the output channels lie.
 
-    None for transposed convolutions in groups, whose weight has those of one group only.
+    None for transposed convolutions in groups: their weight has the channels of one group only.
     """
     weighted = node.traits.weighted
     if weighted is None or not weighted.transposed:

@@ -35,14 +35,14 @@ class Refusals:
 
     Attributes:
         writer: how each tensor is to be quantized.
-        blamed: where rules were written that ask for what the backend cannot do.
+        blamed: the places of rules that ask for more than the backend can do.
     """
 
     writer: AnnotationWriter
     blamed: set[str] = field(default_factory=set)
 
     def find(self) -> dict[int, str]:
-        """Return, by index of the operator, what the backend cannot do of what is wanted."""
+        """Return, by index of the operator, the wishes that the backend cannot fulfil."""
         found = {}
         for index in self.writer.selection.selected:
             if wish := self.refused_wish(self.writer.nodes[index]):
@@ -101,14 +101,14 @@ class Refusals:
         if weight is None:
             said = self.writer.resolved.of(node).output
             floats = not self.writer.quantized_values(node) and not (said and said.dtype != "float")
-            if floats:  # a result that nobody asked for is no reason to call it quantized
+            if floats:  # a result that no rule asks for is no reason to call it quantized
                 return refused("weight", ALL_FLOAT)
             return None if can.mixed else refused("weight", "its weight is to stay in float")
         mode = "static" if self.writer.quantized_values(node) else "weight_only"
         if why := can.refusal(node, 1, weight, mode):
             return refused("weight", f"its weight is to be {why}")
-        if why := no_groups_of(weight, node.inputs[1]):
+        if why := no_groups_of(weight, node.operand("weight")):
             return refused("weight", why)
-        bias = self.writer.bias(node, node.inputs[2], weight)
+        bias = self.writer.bias(node, node.operand("bias"), weight)
         why = can.refusal(node, 2, bias) if isinstance(bias, OwnSpec) else None
         return refused("bias", why and f"its bias is to be {why}")

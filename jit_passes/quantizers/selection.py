@@ -17,7 +17,7 @@ Use = tuple[NodeView, int]
 def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
     """Return the value that is quantized: the node's result, or that of the clip behind it."""
     value = node.output
-    # A further reader of what is in between, of its shape alone too, is in the way of fusing.
+    # A further reader of the value in between, even of its shape alone, prevents fusing.
     if value.written or value.is_result or len(value.uses) != 1 or value.uses[0][1] != 0:
         return value
     user = value.uses[0][0]
@@ -33,25 +33,25 @@ def _is_absorbed(clip: NodeView) -> bool:
 
 
 def passes_on(node: NodeView) -> bool:
-    """Say whether a node only rearranges what it is given; dropout by the mode does, in use."""
+    """Say whether a node only rearranges its operand; dropout by the mode does, in use."""
     return node.moves_data or (node.traits.dropout and not node.operand("train").is_constant)
 
 
 def origin_of(value: ValueView, results: Container[int]) -> ValueView:
-    """Return the value that this one is a rearrangement of, at most those with the ids given."""
+    """Return the value that this one rearranges; the way back ends at the given ids."""
     while (node := value.producer) is not None and not value.written:
         if value.id in results:
             break
-        if node.kind == "prim::ListUnpack" and (maker := node.inputs[0].producer) is not None:
+        if node.kind == "prim::ListUnpack" and (maker := node.main_operand.producer) is not None:
             node = maker
-        if not passes_on(node) or node.inputs[0].written:
+        if not passes_on(node) or node.main_operand.written:
             break
-        value = node.inputs[0]
+        value = node.main_operand
     return value
 
 
 def readers_of(value: ValueView, reads: Callable[[NodeView, int], bool]) -> Iterator[Use | None]:
-    """Yield the uses of a value, those of its rearrangements too, but not questions for its shape.
+    """Yield the uses of a value and of its rearrangements, but not questions for its shape.
 
     None stands for the method's caller, and for whatever an operator writes to the value. `reads`
     says which uses count even where the operator only moves data.
@@ -74,8 +74,8 @@ def readers_of(value: ValueView, reads: Callable[[NodeView, int], bool]) -> Iter
 class Selection:
     """Which nodes are quantized.
 
-    A value has an origin: what it is a rearrangement of. An origin counts as quantized when a
-    selected node computes it, or when a selected weighted node reads it, or one that may begin.
+    A value has an origin: the value that it is a rearrangement of. An origin counts as quantized
+    when a selected node computes it, or a selected node reads it that has weights or may begin.
 
     Attributes:
         capability: what the backend can do.
@@ -179,10 +179,10 @@ class Selection:
             else:
                 self.add(node, row)
         for index in self.selected.keys() - self.dynamic - self.float_inputs:
-            self.quantized.add(self.origin(self.nodes[index].inputs[0]).id)
+            self.quantized.add(self.origin(self.nodes[index].main_operand).id)
 
     def quantize_beginnings(self) -> None:
-        """Let what operators read that only take floats be quantized, in a model with integers."""
+        """Quantize operands of operators that only take floats, in a model with integers."""
         if not self.selected.keys() - self.dynamic - self.float_inputs:
             return
         for node in self.graph.nodes:
@@ -191,7 +191,7 @@ class Selection:
             if row is None or not row.begins or left:
                 continue
             if not self.capability.refusal(node):
-                self.quantized.add(self.origin(node.inputs[0]).id)
+                self.quantized.add(self.origin(node.main_operand).id)
 
     def quantize_wanted(self) -> None:
         """Let all operands be quantized of products that are to be on integers."""
@@ -240,7 +240,7 @@ class Selection:
     def drop_for_fewest_conversions(self) -> None:
         """Of the operators between weighted ones, keep those with which the fewest are converted.
 
-        Of several such choices the one with the fewest integers: float is more exact, and as fast.
+        Of several choices, take the one with the fewest integers: float is more exact, and as fast.
         """
         flows = self.flows()
         chosen = on_integers(flows)
@@ -268,7 +268,7 @@ class Selection:
         return {index for index in found if self.integers_of(self.nodes[index])}
 
     def flows(self) -> list[Flow]:
-        """Return who makes and who reads each value that selected operators make or read.
+        """Return maker and readers of each value that selected operators make or read.
 
         A product of matrices that may begin is worth a conversion: so much is left to compute.
         """

@@ -131,7 +131,7 @@ class SlotQuantizer(Quantizer):
         return annotations
 
     def _specs(self, op: Correlation) -> Specs:
-        """Return what there is for each slot: its specification, or None for float."""
+        """Return the specification of each slot, None for float."""
         channels = -(op.spatial_dims + 1)
         operands = {"input": (0, channels), "weight": (1, int(op.transposed)), "bias": (2, 0)}
         found: Specs = {}
@@ -183,12 +183,12 @@ def _annotate(op: Correlation, specs: Specs, annotations: Annotations) -> None:
         output_qspec_again=None if added else total,
     )
     if added:
-        operands = {added.inputs[1]: _checked(specs, "bias", added, 1)}
+        operands = {added.operand("bias"): _checked(specs, "bias", added, 1)}
         annotations[added] = QuantizationAnnotation(operands, total, allow_implicit_sharing=False)
 
 
 def _checked(specs: Specs, slot: str, node: NodeView, operand: int | None = None) -> Any:
-    """Return the specification of a slot that nobody has quantized yet."""
+    """Return the specification of a slot that is not quantized yet."""
     makers = [] if operand is None else [node.inputs[operand].producer]
     near = quantized_behind(node.output) if operand is None else filter(None, makers)
     places = [place for other in near if (place := place_at(other)) is not None]

@@ -1,6 +1,6 @@
-"""Operators with weights that read and give floats, whatever stands beside them.
+"""Operators with weights that read and give floats, next to any other operators.
 
-Embeddings look rows of their weight up. Recurrent layers quantize what they read as the model runs.
+Embeddings look rows of their weight up. Recurrent layers quantize their input as the model runs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Standalone:
 
     Attributes:
         policy: the choice of the quantizer.
-        resolved: what rules say of each operator.
+        resolved: the options that rules set for each operator.
         tied: by index of an embedding, the quantized operator that has its table for a weight. The
             table is quantized too then: the float one would have to stay in the file beside the
             integers, which would be larger than before.
@@ -68,7 +68,7 @@ class Standalone:
         return row.role if row is not None and row.role in STANDALONE else None
 
     def reason(self, node: NodeView) -> str | None:
-        """Say why an operator is not asked to be quantized, or has no such form."""
+        """Say why an operator is not asked to be quantized, or has no quantized form."""
         role, mode = self.role(node), self.resolved.mode(node)
         options = self.resolved.of(node)
         if options.weight.dtype == FLOAT:
@@ -115,7 +115,7 @@ class Standalone:
         return QuantizationAnnotation({value: spec for _, value, _, spec in specs})
 
     def _specs(self, node: NodeView) -> Iterator[tuple[str, ValueView, int, OwnSpec]]:
-        """Yield what is quantized: the word for it, the value, the operand, and how."""
+        """Yield the quantized operands: the word for it, the value, the position, and how."""
         weight = weight_spec(self.policy, self.resolved, node)
         assert weight is not None
         if self.role(node) is Role.LOOKUP:

@@ -80,7 +80,7 @@ class SpecSupport:
         return replace(spec, quant_min=low, quant_max=high) if low < high else spec
 
     def nearest(self, spec: QuantizationSpec) -> QuantizationSpec:
-        """Return the specification, or what comes nearest to it of what there is."""
+        """Return the specification, or the nearest one that the backend has."""
         spec = self.narrow(spec)
         if spec.dtype not in self.grids:
             dtype, (low, high) = next(iter(self.grids.items()))
@@ -94,11 +94,11 @@ class SpecSupport:
         return spec
 
     def nearest_dynamic(self, spec: QuantizationSpec) -> QuantizationSpec:
-        """Return the same of an input in the mode dynamic, with the formulas that come first."""
+        """Return the nearest one for the mode dynamic, with the backend's first formulas."""
         return self.nearest(replace(spec, range_form=self.range_forms[0]))
 
     def refusal(self, spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> str | None:
-        """Say what the backend cannot do about a specification; None when it can."""
+        """Say which part of a specification the backend cannot do; None when it can do all."""
         low, high = self.grids.get(spec.dtype, (0, 0))
         whole = (spec.quant_min, spec.quant_max) == (low, high)
         if not (whole if self.whole else low <= spec.quant_min and spec.quant_max <= high):
@@ -121,7 +121,7 @@ class SpecSupport:
 
 
 def _schemes(spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> set[str]:
-    """Return those that it is of: a given scale for codes around 0 is symmetric as well."""
+    """Return the schemes that it fits: a given scale for codes around 0 is symmetric as well."""
     if isinstance(spec, FixedQParamsQuantizationSpec) and spec.zero_point == 0 > spec.quant_min:
         return {spec.qscheme, "per_tensor_symmetric"}
     return {spec.qscheme}
@@ -155,8 +155,8 @@ class OperatorSupport:
         ranks: numbers of dimensions of the result that the backend can do.
         check: says why a node cannot be quantized, or None when it can.
         weights: the specifications of its weight, where the backend can do less than for others.
-        weights_alone: those of its weight while its input stays in float; None where the backend
-            needs both quantized.
+        weights_alone: the specifications of its weight while its input stays in float; None where
+            the backend needs both quantized.
         adds_pairs: says whether its kernel for a node adds pairs of products in int16.
         fixed: the parameters, for Role.FIXED.
         elementwise: whether the target computes it by a table when it depends on one tensor only:
@@ -169,14 +169,14 @@ class OperatorSupport:
         sums: of an addition, the weighted operators whose results it takes before they are rounded,
             one of its two operands: only the sum is quantized then, where nothing else reads it.
         constants: whether it takes constant tensors among its operands, on grids of their own.
-        modes: those that it has: "static", parameters of its input come from calibration;
+        modes: the modes that it has: "static", parameters of its input come from calibration;
             "dynamic", from the input itself as the model runs, and its result is float;
             "weight_only", see `weights_alone`.
         dynamic: the specifications of its input in the mode dynamic, where the backend can do less
             than for others.
         adds_batch_axis: of a convolution, whether its kernel takes batches alone: `convert` adds an
-            axis of one where data had none, and the lowering moves quantize in front of what takes
-            that off again, `raise_quantize`.
+            axis of one where data had none, and the lowering moves quantize in front of the
+            operator that takes that axis off again, `raise_quantize`.
     """
 
     kind: str

@@ -41,12 +41,12 @@ class AnnotationWriter:
     resolved: ResolvedConfiguration
     annotations: Annotations = field(default_factory=Annotations)
     results: dict[int, AnySpec | None] = field(default_factory=dict)  # by index of the node
-    negative: dict[int, bool] = field(default_factory=dict)  # what can be below 0, by id
+    negative: dict[int, bool] = field(default_factory=dict)  # whether it can be below 0, by id
 
     def __post_init__(self) -> None:
         self.nodes = self.selection.nodes
         self.standalone = Standalone(self.policy, self.resolved, self.tied_tables())
-        self.readers: dict[int, list[NodeView]] = {}  # selected, by id of what they go back to
+        self.readers: dict[int, list[NodeView]] = {}  # selected, by id of their origin
         for index in sorted(self.selection.selected.keys() - self.selection.dynamic):
             for _, _, value in self.selection.operands(self.nodes[index]):
                 origin = self.selection.origin(value)
@@ -143,9 +143,9 @@ class AnnotationWriter:
         return node.kind in self.policy.equal_operands and not within
 
     def make_equal(self, node: NodeView, specs: dict[ValueView, AnySpec | None]) -> None:
-        """Quantize anew what has another specification than the first; what is float stays so.
+        """Quantize operands anew whose specification differs from the first; float stays float.
 
-        Of unsigned and signed ones a signed one counts as the first: without negative codes,
+        Of unsigned and signed operands a signed one counts as the first: without negative codes,
         negative numbers would be lost.
         """
         present = {v: specs[v] or self.produced(v) for v in self.quantized_values(node)}
@@ -225,7 +225,7 @@ class AnnotationWriter:
         return self.apply(options, node, value)
 
     def wanted_by_readers(self, value: ValueView, node: NodeView) -> TensorOptions:
-        """Return what all that read a result want of it, where nothing is said of itself.
+        """Return the options that all readers want of a result, where it has none of its own.
 
         A wish that the backend cannot fulfil leaves the reader in float, not the value.
         """
@@ -259,7 +259,7 @@ class AnnotationWriter:
 
     def bias(self, node: NodeView, bias: ValueView, weight: OwnSpec | None) -> AnySpec | None:
         """Return how a bias is quantized; None where there is none, or for not at all."""
-        inputs = node.inputs[0]
+        inputs = node.main_operand
         options = self.resolved.of(node).bias
         if not isinstance(bias.constant, torch.Tensor) or options.dtype == "float":
             return None
@@ -287,7 +287,7 @@ class AnnotationWriter:
         return None
 
     def source(self, node: NodeView, value: ValueView) -> EdgeOrNode:
-        """Return what is quantized that the node's operand is, or is a rearrangement of."""
+        """Return the quantized value that the node's operand is, or rearranges."""
         if self.is_produced(value) and self.operand(node, value) is None:
             return self.selection.origin(value)
         return value, node
@@ -303,7 +303,7 @@ def speaker(resolved: ResolvedConfiguration, node: NodeView, result: ValueView) 
 def result_options(
     resolved: ResolvedConfiguration, node: NodeView, result: ValueView
 ) -> TensorOptions:
-    """Return what is said about the result of an operator, or of the clip behind it."""
+    """Return the options of an operator's result, or of the clip's behind it."""
     said = resolved.of(speaker(resolved, node, result)).output
     return said.updated(resolved.of_value(result))
 

@@ -52,7 +52,7 @@ class ValueComparison:
         name: of the value in the float model's canonical graph, `layer1.0.conv1:conv2d`, as
             `Encoding` has it; `output`, `output.1`.
         kind: "quantized"; "float" for the result of an operator that is not quantized; "output".
-        operator: what computes it, `aten::conv2d`; "" for inputs and outputs of the model.
+        operator: the kind of its operator, `aten::conv2d`; "" for inputs and outputs of the model.
         source: `file:line` of the model's code.
         elements: how many were compared.
         sqnr: in dB; inf where nothing differs.
@@ -200,7 +200,7 @@ def compare(
             `strip(qat)[0]`, which has its weights. It is not touched.
         quantized: a reference model or a lowered one, also from a file; it is not touched.
         data: batches, as for `calibrate`.
-        input_fn: makes a batch of inputs out of what `data` gives.
+        input_fn: makes a batch of inputs out of an item of `data`.
         jump: by how many dB the own error of an operator must stand out from the typical one to be
             `Comparison.first`.
         progress: a progress bar; None for one on terminals only.
@@ -343,7 +343,7 @@ def _nodes_by_value(graph: GraphView) -> dict[str, NodeView]:
     found: dict[str, NodeView] = {}
     for node in graph.nodes:
         if node.kind == EDGE:
-            found[node.inputs[0].name] = node
+            found[node.operand("x").name] = node
         elif node.name and len(node.outputs) == 1 and node.output.is_tensor:
             found[node.name] = node
     return found

@@ -12,7 +12,7 @@ import torch
 
 from ..stages.batches import cloned
 
-CALLS = 10  # of which the median is taken, after as many to warm up
+CALLS = 10  # the median counts, after as many calls to warm up
 Cost = Callable[[torch.jit.ScriptModule], float]
 
 
@@ -24,7 +24,7 @@ def file_size(model: torch.jit.ScriptModule) -> float:
 
 
 def latency_on(batch: Any, method: str) -> Cost:
-    """Return what measures the median time of a call on a batch, in seconds."""
+    """Return a function that measures the median time of a call on a batch, in seconds."""
 
     def measure(model: torch.jit.ScriptModule) -> float:
         times = []

@@ -44,7 +44,7 @@ class Coverage(tuple[OperatorRecord, ...]):
 
     @property
     def int8(self) -> tuple[OperatorRecord, ...]:
-        """The operators that are quantized, with whatever bits."""
+        """The operators that are quantized, with any number of bits."""
         return tuple(row for row in self if row.dtype == "int8")
 
     @property

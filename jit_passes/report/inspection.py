@@ -209,14 +209,14 @@ class _Inspector:
         )  # fmt: skip
 
     def on_integers(self, node: NodeView) -> bool:
-        """Whether it sees an operand quantized, or what it is computed together with does."""
+        """Whether it sees a quantized operand, or an operator computed together with it does."""
         return node in self.annotations and self.owner(node) in self.owners
 
     def owner(self, node: NodeView) -> NodeView:
         return self.annotations[node].part_of or node
 
     def seen(self, node: NodeView) -> list[ValueView]:
-        """Return the operands of which it sees codes, or what they are rearranged from."""
+        """Return the operands that it sees as codes, or the values that they rearrange."""
         return [
             origin_of(value, self.uses.results)
             for position, element, value in node.operands
@@ -248,7 +248,7 @@ class _Inspector:
                            for v in self.codes_of(n)):  # fmt: skip
             maker = value.producer
             if maker is not None and maker.kind == "prim::ListUnpack":
-                maker = maker.inputs[0].producer
+                maker = maker.main_operand.producer
             if maker is not None and maker.index in number:
                 handed.append((number[maker.index], own))
             if own < integers:
@@ -263,12 +263,12 @@ class _Inspector:
         """Whether it rearranges integers."""
         return (
             passes_on(node)
-            and origin_of(node.inputs[0], self.uses.results).id in self.uses.results
+            and origin_of(node.main_operand, self.uses.results).id in self.uses.results
             and self.target.capability.move_refusal(node) is None
         )
 
     def codes_of(self, node: NodeView) -> list[ValueView]:
-        """Return the operands of which it sees codes; all of those in float."""
+        """Return the operands that it sees as codes; all operands of an operator in float."""
         if node not in self.annotations:
             return [value for _, _, value in node.operands]
         return [
@@ -279,7 +279,7 @@ class _Inspector:
 
 
 def before(row: OperatorRecord, kind: str) -> OperatorInspection:
-    """Return what is said of an operator that was quantized before the model."""
+    """Return the row of an operator that was quantized before the model."""
     texts = (row.source, row.bits, row.mode, row.why)
     return OperatorInspection(row.name, kind, row.dtype, None, row.reason, *texts)
 

@@ -50,10 +50,10 @@ NOTHING = Seen([], [], [])
 
 
 class Lockstep:
-    """Compares values while batches go through; what is kept is of one batch.
+    """Compares values while batches go through; it holds the values of one batch.
 
     Three models run: the first, the second, and the second once more, in which each compared value,
-    as soon as it is computed, is replaced by that of the first. A difference in that run is a
+    as soon as it is computed, is replaced by the first model's value. A difference in that run is a
     value's own, and a difference in the plain run only is inherited.
 
     Args:
@@ -62,13 +62,13 @@ class Lockstep:
         method: of both.
         pairs: values to compare.
         also: nodes of the first model whose values are wanted too.
-        called: what messages call the two.
+        called: the name of the two in messages.
         rounded: whether values of the first model are put on the second one's grid before it sees
             them; without that they are on it already.
         origin: the model from which the first one was made, if that is known.
 
     Attributes:
-        pairs: those that can be compared.
+        pairs: the pairs that can be compared.
     """
 
     def __init__(

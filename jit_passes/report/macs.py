@@ -116,7 +116,7 @@ def _read(node: NodeView) -> list[ValueView]:
         return [input_of(node)]
     if node.kind == ATTENTION:
         return [node.output, node.operand("query"), node.operand("key")]
-    return [node.output, node.inputs[0]]
+    return [node.output, node.main_operand]
 
 
 def _kept(value: ValueView) -> int | None:
@@ -128,8 +128,8 @@ def _constants(value: ValueView) -> list[torch.Tensor]:
 
 
 def _weight(node: NodeView) -> torch.Tensor | None:
-    value: ValueView = node.inputs[1]
-    return value.constant if isinstance(value.constant, torch.Tensor) else None
+    weight = node.operand("weight").constant if node.traits.weighted is not None else None
+    return weight if isinstance(weight, torch.Tensor) else None
 
 
 def _count(node: NodeView, result: torch.Tensor, *operands: torch.Tensor) -> int:

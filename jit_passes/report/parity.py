@@ -36,7 +36,7 @@ class ValueParity:
     Attributes:
         name: of the value where it trained: `bn1:batch_norm`; of a weight, also who reads it.
         kind: "activation", "parameter" or "output".
-        operator: what computes it, `aten::conv2d`; "" for parameters and outputs.
+        operator: the operator that computes it, `aten::conv2d`; "" for parameters and outputs.
         source: `file:line` of the model's code.
         elements: how many were compared, over all batches.
         different: how many of them differ.
@@ -177,7 +177,7 @@ def parity(
         qat: from `prepare_qat`, in any mode; it is not touched.
         converted: what `convert` made of it, or `lower` of that; it is not touched.
         data: batches, as for `calibrate`.
-        input_fn: makes a batch of inputs out of what `data` gives.
+        input_fn: makes a batch of inputs out of an item of `data`.
         atol_steps: how large an own difference may be without being `first`.
 
     Raises:

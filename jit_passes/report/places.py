@@ -15,7 +15,7 @@ from ..specification.place import Place
 from ..stages.module import Report, by_position
 from ..stages.parameters import choose_parameters
 from ..stages.seen import QuantizedPlace, refusals
-from ..stages.values import DEQUANTIZE, QUANTIZE, QuantizedValue
+from ..stages.values import DEQUANTIZE, QUANTIZE, QuantizedValue, grid_operands
 
 DERIVED = "jit_passes::derive_quantization"
 # Dequantize becomes these, where PyTorch has dtypes for codes.
@@ -29,11 +29,11 @@ class TrainedPlace:
     """A place at which the trained model is quantized.
 
     Attributes:
-        place: what annotation has made of it.
-        name: as reports on the converted model have it; of a weight, also who reads it.
+        place: its record from the annotation.
+        name: as reports on the converted model have it; of a weight, also its reader.
         parameters: what `convert` makes of it.
         node: index of its node in the model's graph.
-        operator, source: what computes the value, and the line of the model's code.
+        operator, source: the operator that computes the value, and the line of the model's code.
         constant: for weights and biases, the numbers with batch norms folded in.
         derived: whether it is left alone in training, and rounded on conversion.
         order: its number in the order of the converted model.
@@ -62,7 +62,7 @@ def trained_places(
         qat: the model that trains.
         report: its report.
         places: its places, as they are once it is out of training.
-        labels: what the converted model calls values, by id of the place.
+        labels: the names of values in the converted model, by id of the place.
     """
     parameters = choose_parameters(list(places), refusals(list(places))).at
     nodes = GraphView.of(qat, report.method).nodes
@@ -78,7 +78,7 @@ def trained_places(
         constant = known.operands["x"]
         computed = not isinstance(constant, torch.Tensor)
         reader = before.output.uses[0][0] if before.output.uses else None
-        maker = before.inputs[0].producer if computed else reader
+        maker = before.main_operand.producer if computed else reader
         found.append(
             TrainedPlace(
                 known.place,
@@ -107,7 +107,7 @@ class Site:
         scale, zero_point, axis: what a code stands for; None for PyTorch's quantized dtypes, which
             say it themselves, and for a value that stays in float.
         value: what the report knows of a computed value, its name and the ends of its grid.
-        codes: those of a constant.
+        codes: the codes of a constant.
         foreign: whether an operator of another package computes it.
     """
 
@@ -137,7 +137,7 @@ def sites_of(converted: Any, report: Report) -> list[Site]:
         if place is None or node.kind in _FLOAT:
             continue
         if node.kind in DEQUANTIZE:
-            if isinstance(codes := node.inputs[0].constant, torch.Tensor):
+            if isinstance(codes := node.main_operand.constant, torch.Tensor):
                 found.append(Site(place, node.index, (), False, *_grid(node), codes=codes))
         elif len(node.outputs) == 1 and node.output.is_tensor:
             value = values.get(place)
@@ -157,9 +157,8 @@ _Grid = tuple[Any, Any, int | None]
 
 def _grid(node: NodeView) -> _Grid:
     """Return the grid that a quantize or a dequantize has."""
-    per_channel = "per_channel" in node.kind
-    scale, zero_point = (value.constant for value in node.inputs[1:3])
-    return scale, zero_point, int(node.inputs[3].constant) if per_channel else None
+    scale, zero_point, *axis = (value.constant for value in grid_operands(node))
+    return scale, zero_point, int(axis[0]) if axis else None
 
 
 def _recorded(value: QuantizedValue | None) -> _Grid:

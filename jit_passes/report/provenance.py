@@ -23,7 +23,7 @@ class Description(Coverage):
 
     @classmethod
     def of(cls, model: torch.jit.ScriptModule, method: str, made: dict[str, Any]) -> Description:
-        """Describe a model of which it is known what made it."""
+        """Describe a model by its provenance."""
         covered = coverage(model, method)
         found = cls(covered, covered.needs_package)
         found.made = made
@@ -38,7 +38,7 @@ class Description(Coverage):
 
 
 def described(made: dict[str, Any]) -> str:
-    """Return what made a model, a line for each thing."""
+    """Return a model's provenance as text, a line for each fact."""
     rows = []
     for name, value in made.items():
         text = _shown(value)
@@ -56,7 +56,7 @@ def _shown(value: Any) -> str:
 
 
 def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[str, Any] | None:
-    """Return what made a model that a stage has seen, from its file too; None for others.
+    """Return the provenance of a model that a stage has made, also from a file; else None.
 
     There are no paths, names of machines or times in it, so the same input gives the same file.
 
@@ -65,7 +65,7 @@ def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[s
         method: of a model with several quantized methods, which.
 
     Returns:
-        Of these, what applies: `stage` that the model has reached; `method`; `target`, its name,
+        The facts that apply: `stage` that the model has reached; `method`; `target`, its name,
         class and options; `quantizer`, its class; `mode` of all operators; `forms`, False where the
         target's own forms of operators were left out; `configuration`, as YAML; `batches` that it
         was calibrated with, or `profile`, the digest of the one in their place; `calibration`, the
@@ -81,7 +81,7 @@ def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[s
 
 
 def note(model: torch.jit.ScriptModule, **facts: str | float) -> None:
-    """Write into the model what else made it: its `data`, or by how much it was smoothed."""
+    """Add to the model's provenance: its `data`, or by how much it was smoothed."""
     report = Report.read(model)
     assert report is not None
     replace(report, made={**report.made, **facts}).write(model._c)

@@ -29,7 +29,7 @@ def rounded(x: torch.Tensor, parameters: QParams) -> torch.Tensor:
 
 
 def value_of(codes: torch.Tensor, site: Site) -> torch.Tensor:
-    """Return what the codes of the converted model stand for; floats are values already."""
+    """Return the values of the converted model's codes; floats are values already."""
     if codes.is_quantized or codes.is_floating_point():
         return codes.dequantize() if codes.is_quantized else codes
     return _dequantized(codes, site.scale, site.zero_point, site.axis)

@@ -1,4 +1,4 @@
-"""Sums over the elements of a value of two models, and what follows from them."""
+"""Sums over the elements of a value of two models, and measures from these sums."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-# Elements, of which all that is computed stays in a processor's cache. PyTorch takes one thread for
+# So few elements that all their results stay in a processor's cache. PyTorch takes one thread for
 # so few, and threads that wait for each other thousands of times are slow where others compute too.
 PIECE = 1 << 14
 
 
 def pieces(first: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield the elements of tensors in pieces, as float64, without those where the first is none.
-
-    That is where the first is NaN or infinite.
+    """Yield the elements of tensors in pieces, as float64, where the first is finite.
 
     Args:
         first: of any shape.

@@ -25,13 +25,13 @@ class QuantizationAnnotation:
 
     Attributes:
         input_qspec_map: for operands that it is to see quantized, how; by value, or by the node
-            that makes it; None for as it is. Elements of a list operand count as operands; who
-            else reads the same list sees them quantized too.
+            that makes it; None for as it is. Elements of a list operand count as operands; other
+            readers of the same list see them quantized too.
         output_qspec: how all users see its result; None for as it is.
         allow_implicit_sharing: whether operands have the parameters that the operators that make
             them, and their other users, ask for with an equal specification.
         part_of: the operator that this one is computed together with, as a relu with the
-            convolution in front: what calibration shows to be impossible for one is for both.
+            convolution in front: if calibration rules one out, it rules out both.
         ranks: lowest and highest number of dimensions of its result with which it can be quantized.
         output_qspec_again: how to quantize its result once more, for fake quantization only: a wide
             sum of products that is then narrowed.
@@ -56,7 +56,7 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
         lossy: for operators that are quantized as all others are, and would be better in float, by
             name, why.
         idle: rules of a configuration that match and change nothing: which, and why.
-        shared: what `share` was told.
+        shared: the groups that `share` was given.
     """
 
     def __init__(self, reasons: Mapping[str, str] | None = None) -> None:
@@ -136,7 +136,7 @@ def value_of(place: ValueOrNode) -> ValueView:
 
 
 def name_of(place: EdgeOrNode) -> str:
-    """Return what messages call a value, or an edge: `value -> user`, `user[1]` for a constant."""
+    """Return a value's or an edge's name in messages: `value -> user`, `user[1]` for a constant."""
     if not isinstance(place, tuple):
         value = value_of(place)
         return "constant" if _is_nameless(value) else value.name
@@ -147,7 +147,7 @@ def name_of(place: EdgeOrNode) -> str:
 
 
 def _operand(node: NodeView, value: ValueView) -> str:
-    """Return what the table calls an operand."""
+    """Return an operand's name in the table."""
     if _is_nameless(value) and value in node.inputs:
         return f"operand {node.inputs.index(value)}"
     return name_of(value)

@@ -59,7 +59,7 @@ def fitting_scales(
         bias: `[channels]`.
         largest: the largest code that the bias is to have.
         inputs: the parameters of the input.
-        weight: those of the weight, one scale or `[channels]`.
+        weight: the parameters of the weight, one scale or `[channels]`.
         free: whether the scales of input and weight may be raised.
     """
     needed = bias.detach().double().abs() / largest

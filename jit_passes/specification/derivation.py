@@ -17,7 +17,7 @@ from .parameters import QParams
 Derivation = Callable[[Sequence[QParams]], tuple[float | torch.Tensor, int | torch.Tensor]]
 
 _MARKED: dict[str, Derivation] = {}
-# Those that are not marked. Names of closures hold a number that no other process has.
+# Unmarked functions. Names of closures hold a number that no other process has.
 _LOCAL: WeakValueDictionary[str, Derivation] = WeakValueDictionary()
 _HOLDERS: WeakKeyDictionary[torch.nn.Module, tuple[Derivation, ...]] = WeakKeyDictionary()
 _PROCESS = secrets.token_hex(4)

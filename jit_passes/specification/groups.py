@@ -38,7 +38,7 @@ def scales_of(
 
 
 def no_groups(shape: Sequence[int], ch_axis: int, group_size: int) -> str | None:
-    """Say why a tensor has no such groups, and which it has; None if it has them."""
+    """Say why a tensor has no groups of this size, and which it has; None if it has them."""
     axis = ch_axis % max(len(shape), 1)
     if len(shape) < 2 or axis > 1:
         return f"has shape {list(shape)}: groups are for weights [out, in, ...]"

@@ -29,14 +29,14 @@ Use = tuple[NodeView, int]
 
 @dataclass(eq=False)
 class Member:
-    """An edge or a result that is annotated: what union-find works on."""
+    """An edge or a result that is annotated: an element of union-find."""
 
     value: ValueView
     node: NodeView
     uses: tuple[Use, ...]  # none for a result
     spec: AnySpec
     parent: Member | None = None
-    own: OwnSpec | None = None  # after following what it shares with
+    own: OwnSpec | None = None  # after following shared specifications
 
     @cached_property
     def name(self) -> str:
@@ -113,10 +113,10 @@ class Members:
             self.all.append(found[value])
 
     def find(self, target: EdgeOrNode, who: str, what: str) -> list[Member]:
-        """Return what a specification refers to; `who` and `what` are for messages.
+        """Return the members that a specification refers to; `who` and `what` are for messages.
 
-        A value without a specification of its own stands for its uses. Those that say themselves
-        how they are quantized come first.
+        A value without a specification of its own stands for its uses. Uses with a specification
+        of their own come first.
         """
         if isinstance(target, tuple):
             check_edge(target, who)
@@ -133,7 +133,7 @@ class Members:
         return sorted(found, key=lambda m: isinstance(m.spec, SharedQuantizationSpec))
 
     def why_not(self, target: EdgeOrNode) -> str:
-        """Say why a specification cannot refer to that, and what to do instead."""
+        """Say why a specification cannot refer to the target, and name the way out."""
         if not self.knows(target):
             return "of another graph: refer to the graph that `annotate` was given"
         hint = "or give this a specification of its own"
@@ -177,7 +177,7 @@ class Members:
                 )
 
     def share_places(self, places: tuple[EdgeOrNode, ...]) -> None:
-        """Unite what is to have the same parameters, whoever said so."""
+        """Unite members that are to have the same parameters, by any annotation."""
         found = [m for place in places for m in self.find(place, "annotations.share()", "is about")]
         for member in found[1:]:
             assert found[0].own is not None and member.own is not None
@@ -203,7 +203,7 @@ class Members:
         return spec
 
     def source(self, target: EdgeOrNode, who: str) -> Member:
-        """Return what parameters are derived from; after sharing."""
+        """Return the member that parameters are derived from; after sharing."""
         found = self.find(target, who, "is derived from")
         self.check_agree(found, f"{who} is derived from")
         for edge in found[1:]:

@@ -37,8 +37,8 @@ class Place:
 
     Attributes:
         id: its number, in the order in which places are planned.
-        name: what messages and files call it.
-        slot: what it is to its operator: "weight", "input", "output", "bias", ...; the names of its
+        name: its name in messages and files.
+        slot: its role at its operator: "weight", "input", "output", "bias", ...; the names of its
             parameters and buffers start with it.
         spec: how it is quantized; the same for all of a group.
         group: number of the values that have the same parameters.
@@ -71,7 +71,7 @@ class Place:
 
     @property
     def is_parameter(self) -> bool:
-        """Whether it is a weight or bias, the model's own or computed from such."""
+        """Whether it is a weight or bias, the model's own or computed from the model's own."""
         return self.slot in ("weight", "bias")
 
     def to_text(self) -> str:
@@ -81,7 +81,7 @@ class Place:
 
     @classmethod
     def from_text(cls, text: str) -> Place:
-        """Read what `to_text` wrote.
+        """Read the text of `to_text`.
 
         Raises:
             JitPassesError: another version of this package wrote it.
@@ -104,12 +104,12 @@ class Place:
 
 
 def spec_to_text(spec: ResolvedSpec, **extra: Any) -> str:
-    """Return a specification, and what else is to be kept with it, as JSON."""
+    """Return a specification, with further entries to keep, as JSON."""
     return json.dumps({"spec": _spec_to_dict(spec), **extra}, sort_keys=True)
 
 
 def spec_from_text(text: str) -> tuple[ResolvedSpec, dict[str, Any]]:
-    """Read what `spec_to_text` wrote: the specification, and what was kept with it."""
+    """Read the text of `spec_to_text`: the specification, and the further entries."""
     extra = json.loads(text)
     return _spec_from_dict(extra.pop("spec")), extra
 

@@ -81,7 +81,7 @@ def glow_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[float
     power of two: symmetric, with the next power of two as scale
 
     This is for types with 0 in the middle. Zero points of others are counted from the middle.
-    Scales below float32's normal numbers are raised to those: their reciprocal is finite.
+    Scales below float32's normal numbers are raised to these: their reciprocal is finite.
     """
     middle = spec.middle
     bottom, top = spec.quant_min - middle, spec.quant_max - middle
@@ -126,13 +126,13 @@ def choose_qparams(
     *,
     sampled: bool = False,
 ) -> QParams:
-    """Return the parameters that a specification gives for what its observer has seen.
+    """Return the parameters that a specification gives for its observer's state.
 
     Args:
         spec: the specification.
-        state: what its observer has seen.
+        state: the statistics of its observer.
         scales: the shape of scales and zero points of channels.
-        sampled: whether there may be other numbers than those seen; not of constants.
+        sampled: whether numbers may occur that were not seen; never for constants.
     """
     grid = (spec.quant_min, spec.quant_max, spec.dtype, spec.rounding)
     if spec.ch_axis is None:
@@ -170,7 +170,7 @@ def fixed_qparams(spec: FixedQParamsQuantizationSpec) -> QParams:
 
 
 def derive_qparams(spec: GroupDerivation, sources: Sequence[QParams], name: str) -> QParams:
-    """Return the parameters that a specification derives from those of others."""
+    """Return the parameters that a specification derives from other values' parameters."""
     function = find_derivation(spec.function)
     who = f"deriving the parameters of '{name}' with {spec.function}"
     try:

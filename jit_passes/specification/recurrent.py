@@ -19,14 +19,14 @@ def is_matrix(node: NodeView, operand: int) -> bool:
 
 
 def input_of(node: NodeView) -> ValueView:
-    """Return what the first layer reads, `[..., input]`."""
+    """Return the input of the first layer, `[..., input]`."""
     return node.inputs[_INPUT]
 
 
 def matrices_of(node: NodeView) -> list[tuple[int, ValueView]] | None:
     """Return the weights, each with the operand that it is or is listed in; None without constants.
 
-    For each layer, and in each for both directions: those of the input `[gates * hidden, input]`,
+    For each layer, and in each for both directions: weights of the input `[gates * hidden, input]`,
     of the state `[gates * hidden, hidden]`, and of a projection `[projection, hidden]`.
     """
     positions = _positions(node)

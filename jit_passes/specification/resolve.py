@@ -1,6 +1,6 @@
 """From annotations to groups of values with the same parameters.
 
-Annotations say what each operator wants. Here it is decided who shares parameters with whom, as
+Annotations say what each operator wants. This module decides which places share parameters, as
 PyTorch's PT2 export quantization does (torchao/quantization/pt2e/prepare.py), and what is quantized
 where: the result does not depend on the order in which annotations were made.
 """
@@ -91,7 +91,7 @@ class _Writer:
     groups: dict[Member, int] = field(default_factory=dict)  # by root
     specs: dict[Member, OwnSpec] = field(default_factory=dict)  # by root, of the first member
     places: list[Quantization] = field(default_factory=list)
-    # Shapes of scales by group, and of which.
+    # Shapes of scales by group, each with the name of its first place.
     scales: dict[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def write(self) -> list[Quantization]:
@@ -111,7 +111,7 @@ class _Writer:
         return self.places
 
     def check_dynamic(self) -> None:
-        """Refuse parameters of one run of the model for what needs them before, or elsewhere."""
+        """Refuse parameters of one run of the model where they are needed before, or elsewhere."""
         first: dict[Member, Member] = {}
         for member in self.members.all:
             spec = self.specs[member.root()]
@@ -265,14 +265,14 @@ def in_order(uses: Iterable[Use]) -> tuple[Use, ...]:
 
 
 def position(use: Use) -> tuple[int, int]:
-    """Return what sorts uses into program order."""
+    """Return the key that sorts uses into program order."""
     return use[0].index, use[1]
 
 
 def scales_at(quantization: Quantization, axis: int) -> tuple[int, ...]:
     """Return the shape of the scales that a value has, ahead of time.
 
-    Empty if that is not known of what is derived, which is not measured.
+    Empty if the shape of a derived scale is not known, since it is not measured.
 
     Raises:
         JitPassesError: the graph does not know, or the value has no such groups.
@@ -327,7 +327,7 @@ def observed(member: Member) -> bool:
 
 
 def check_claim(first: Member, second: Member) -> None:
-    """Refuse what operators want of an element of the same list, if it is not the same."""
+    """Refuse different wishes of operators for an element of the same list."""
     if first.root() is not second.root():
         raise JitPassesError(
             f"'{first.name}' and '{second.name}' are elements of one list and are to have "

@@ -25,7 +25,7 @@ class Correlation:
 
     Attributes:
         node: the correlation.
-        add_bias: what adds the bias to it; None without bias.
+        add_bias: the operator that adds the bias to it; None without bias.
         spatial_dims: number of axes of the window.
         transposed: whether it is a transposed convolution.
         groups: number of groups; None where it is not constant.
@@ -40,9 +40,8 @@ class Correlation:
     @classmethod
     def of(cls, node: NodeView) -> Correlation:
         """Read the operands of a node of that kind."""
-        by_mode = len(node.inputs) == 6
-        stride, groups = node.inputs[2].constant, node.inputs[-1].constant
-        transposed = False if by_mode else node.inputs[5].constant
+        stride, groups = node.operand("stride").constant, node.operand("groups").constant
+        transposed = node.overload != "mode" and node.operand("transposed").constant
         if stride is None or transposed is None:
             raise JitPassesError(
                 f"the stride of {where(node)} is computed while the model runs: make it constant, "
@@ -55,31 +54,30 @@ class Correlation:
     @property
     def convolution(self) -> NodeView:
         """The convolution that merging both gives, as a node that stands in no graph."""
-        dims, padding = self.spatial_dims, self.node.inputs[3]
+        dims, padding = self.spatial_dims, self.node.operand("padding").constant
         bias = ValueView(-1, "", False, False, False, True, None)
         if self.add_bias is not None:
-            bias = self.add_bias.inputs[1]
+            bias = self.add_bias.operand("bias")
             unwrapping = bias.producer
             if unwrapping is not None and unwrapping.kind == "aten::_unwrap_optional":
-                bias = unwrapping.inputs[0]
-        first, last = self.node.inputs[:2], self.node.inputs[-1]
-        stride, dilation = self.node.inputs[2], self.node.inputs[4]
-        kind, overload = f"aten::conv{dims}d", "padding" * isinstance(padding.constant, str)
-        rest = [stride, padding, dilation, last]
+                bias = unwrapping.main_operand
+        kind, overload = f"aten::conv{dims}d", "padding" * isinstance(padding, str)
+        names = ["stride", "padding", "dilation", "groups"]
         if self.transposed:
             kind, overload = f"aten::conv_transpose{dims}d", "input" if dims > 1 else ""
-            rest = [stride, padding, self.node.inputs[6], last, dilation]
+            names = ["stride", "padding", "output_padding", "groups", "dilation"]
+        first, rest = self.node.inputs[:2], [self.node.operand(name) for name in names]
         return replace(self.node, kind=kind, overload=overload, inputs=[*first, bias, *rest])
 
 
 def place_at(node: NodeView) -> Place | None:
-    """Return what is quantized at an operator of a model that trains; None for others."""
+    """Return the place that an operator quantizes in a model that trains; None for others."""
     names = {} if node.overload is None else arguments_of(node.kind, node.overload)
     return Place.from_text(node.operand("spec").constant) if "spec" in names else None
 
 
 def quantized_behind(result: ValueView) -> list[NodeView]:
-    """Return the operators, one behind the other, that quantize a result for all who see it."""
+    """Return the operators, one behind the other, that quantize a result for all its readers."""
     found: list[NodeView] = []
     while len(result.uses) == 1:
         user = result.uses[0][0]
@@ -93,7 +91,7 @@ def quantized_behind(result: ValueView) -> list[NodeView]:
 def convolution_use(node: NodeView, operand: int | None) -> tuple[NodeView, int | None]:
     """Return the convolution that an operator was split from, and which operand of it this is.
 
-    Likewise the recurrent layer that a list is of; of others, what was given.
+    Likewise the recurrent layer of a list; other operators are returned as they are.
     """
     if node.kind == LIST:
         readers = (use for use in node.output.uses if use[0].kind in RECURRENT)
@@ -102,9 +100,9 @@ def convolution_use(node: NodeView, operand: int | None) -> tuple[NodeView, int 
         return Correlation.of(node).convolution, operand
     if node.kind != ADD_BIAS:
         return node, operand
-    maker = node.inputs[0].producer
+    maker = node.operand("x").producer
     while maker is not None and place_at(maker) is not None:
-        maker = maker.inputs[0].producer
+        maker = maker.main_operand.producer
     if maker is None or maker.kind != CORRELATION:
         return node, operand
     return Correlation.of(maker).convolution, 2 if operand == 1 else operand
@@ -139,11 +137,11 @@ def channels_of(node: NodeView, slot: str) -> int | None:
 
     None where these are computed while the model runs.
     """
-    shape = node.inputs[1].shape
-    if node.kind == ADD_BIAS:
-        return shape[0] if shape else None
-    if node.kind != CORRELATION or shape is None:
+    if not is_split(node):
         return None
+    shape = node.operand("bias" if node.kind == ADD_BIAS else "weight").shape
+    if node.kind == ADD_BIAS or shape is None:
+        return shape[0] if shape else None
     op = Correlation.of(node)
     # Transposed, the weight is [in, out / groups, ...], else [out, in / groups, ...].
     if slot == "weight":
@@ -156,7 +154,7 @@ def channels_of(node: NodeView, slot: str) -> int | None:
 
 
 def label(node: NodeView, slot: str) -> str:
-    """Return what messages call a slot of an operator."""
+    """Return the name of an operator's slot in messages."""
     return f"{node.name} {slot}"
 
 

@@ -44,7 +44,7 @@ class QuantizationSpec:
         group_size: of a weight, how many neighbours along its input axis share a scale within a
             channel; None for all of them. The input axis is the other of the first two: a weight
             `[out, in]` with ch_axis 0 has scales `[out, in / group_size]`.
-        observer: what watches the value during calibration.
+        observer: watches the value during calibration.
         rounding: half_even; half_away (from zero); half_up; floor; ceil; toward_zero. Others than
             half_even are for fake quantization: backends' kernels round halves to even.
         range_form: whose formulas take a range to scale and zero point: pytorch (see
@@ -208,7 +208,7 @@ class SharedQuantizationSpec:
         edge_or_node: whose: a value (or the node that makes it) that is quantized for all its
             users, or the pair of a value and one of its users.
         observed: whether the numbers of this value count too when parameters are chosen. False
-            for results that lie within what they share with, as those of pools do.
+            for results that lie within the shared range, as results of pools do.
     """
 
     edge_or_node: EdgeOrNode
@@ -223,7 +223,7 @@ class FixedQParamsQuantizationSpec:
         scale: input units per step.
         zero_point: the q that means 0.
         dtype, quant_min, quant_max: as in `QuantizationSpec`.
-        qscheme: "per_tensor_affine", or another per-tensor one: for those who read it.
+        qscheme: "per_tensor_affine", or another per-tensor scheme, for readers of the model.
 
     Raises:
         JitPassesError: the range does not fit the dtype, zero_point is outside of it, scale is not
@@ -250,7 +250,7 @@ class FixedQParamsQuantizationSpec:
 
 @dataclass(frozen=True)
 class DerivedQuantizationSpec:
-    """Parameters computed from those of other values, as a bias's from input and weight.
+    """Parameters computed from other values' parameters, as a bias's from input and weight.
 
     Attributes:
         derived_from: edges, values or nodes, as in `SharedQuantizationSpec`.

@@ -1,4 +1,4 @@
-"""From a float model to what is quantized in it, and how: the front of all modes.
+"""From a float model to its annotated values and their places: the front of all modes.
 
     check -> normalize -> annotate -> operator records -> refusals -> places -> legality
 
@@ -105,17 +105,17 @@ FROZEN = frozen()
 
 @dataclass(frozen=True)
 class Annotated:
-    """A model and what is to be quantized in it.
+    """A model and the values to be quantized in it.
 
     Attributes:
         module: in canonical form, as the quantizer has changed it.
         method: whose graph.
         backend: the target; None where no target's operators will compute.
-        graph: what was annotated.
-        annotations: what the quantizer says about it.
+        graph: the annotated graph.
+        annotations: the quantizer's annotations of it.
         operators: all operators with weights and all matrix products.
         quantizations: the places at which values are quantized.
-        made: what the report says of the quantizer.
+        made: the report's entries on the quantizer.
     """
 
     module: Any
@@ -161,7 +161,7 @@ def annotate(
     refine: Callable[[Quantizer, Any], Quantizer] | None = None,
     strict: bool | None = None,
 ) -> Annotated:
-    """Return what is quantized in a model, and how.
+    """Return the values that are quantized in a model, and how.
 
     Args:
         model: it is not touched.
@@ -197,7 +197,7 @@ def annotate(
         assert isinstance(quantizer, BackendQuantizer)
         regions = backend.capability.dynamic_regions
         if not regions and not quantizer.is_static(view(module)):
-            made["forms"] = False  # a target's own are for what a region takes
+            made["forms"] = False  # a target's own are for operators in regions
     module, remarks = formed(module, method, backend, made)
     if refine is not None:
         quantizer = refine(quantizer, module)
@@ -229,8 +229,8 @@ def formed(
 ) -> tuple[Any, Sequence[Remark]]:
     """Return a canonical module in the forms that a target computes, and remarks on others.
 
-    Forms are for what a region takes: of dynamic operators, only some targets have regions. The
-    last argument is what a report says of the quantizer.
+    Forms are for operators in regions: of dynamic operators, only some targets have regions. The
+    last argument has a report's entries on the quantizer.
     """
     if backend is None or not backend.capability.forms:
         return module, ()
@@ -250,9 +250,9 @@ def choose_quantizer(
     *,
     default: str | None = AUTO,
 ) -> tuple[Target, Quantizer]:
-    """Return the backend, and the quantizer with what a mode for all operators and rules say.
+    """Return the backend, and the quantizer with the mode for all operators and the rules.
 
-    Without a mode a quantizer that the caller gives has its own, and the target's the default.
+    Without a mode, the caller's quantizer keeps its own mode, and the target's has the default.
 
     Raises:
         JitPassesError: the target or the mode is unknown, the quantizer is none, or takes no
@@ -279,7 +279,7 @@ def choose_quantizer(
 
 
 def description_of(quantizer: Quantizer) -> dict[str, Any]:
-    """Return what a report says of the quantizer: class, mode, and options of single layers."""
+    """Return a report's entries on the quantizer: class, mode, and options of single layers."""
     described: dict[str, Any] = {"quantizer": path_of(type(quantizer))}
     if isinstance(quantizer, BackendQuantizer):
         said = quantizer.configuration
@@ -295,7 +295,7 @@ def of_mode(mode: Any) -> Configuration:
     """Return a configuration that says the mode of all operators.
 
     Raises:
-        JitPassesError: there is no such mode.
+        JitPassesError: the mode is unknown.
     """
     try:
         return Configuration(LayerOptions(mode=mode))
@@ -306,7 +306,7 @@ def of_mode(mode: Any) -> Configuration:
 def check_places(places: Sequence[Quantization], target: Target) -> None:
     """Raise an error for specifications that the target's operators do not compute with.
 
-    Those of a target's own quantizer have passed this already.
+    Specifications of a target's own quantizer have passed this already.
     """
     seen = QuantizedUses(places)
     for place in places:

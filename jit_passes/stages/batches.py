@@ -18,15 +18,15 @@ InputFn = Callable[[Any], Any]
 def progress_bar(
     name: str, progress: bool | None, unit: str = "batch", delay: float = 0
 ) -> Callable[..., Any]:
-    """Return what shows how far a walk through batches is, and the time left, on stderr.
+    """Return a walk through batches that shows progress and the time left, on stderr.
 
-    It takes what to walk through, and a function that returns the number of steps, or None: that is
-    asked only where the bar is drawn, since it may have to look into many files.
+    It takes the steps, and a function that returns their number, or None: the function is called
+    only where the bar is drawn, since it may have to look into many files.
 
     Args:
         name: of the work.
         progress: whether to; None for terminals only.
-        unit: what a step is.
+        unit: the name of a step.
         delay: seconds before it is drawn, for work that seldom takes longer.
     """
     shown = sys.stderr.isatty() if progress is None else progress
@@ -47,14 +47,14 @@ def batches(
     """Yield the positional and the keyword arguments of each batch.
 
     The data are walked through once, and an iterator of them is made once: it may start processes,
-    or take from what cannot be taken from again.
+    or read from a source that can be read once.
 
     Args:
         data: an iterable of batches: a tensor, a tuple of positional arguments, or a dict of
             keyword arguments.
-        input_fn: makes such a batch out of what `data` gives; None where it gives batches.
+        input_fn: makes a batch out of an item of `data`; None where the items are batches.
         through: a walk that shows progress, as `progress_bar` makes it.
-        what: what messages call the data.
+        what: the name of the data in messages.
 
     Raises:
         JitPassesError: data is no iterable of batches, or there is none.

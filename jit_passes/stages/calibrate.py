@@ -35,7 +35,7 @@ def calibrate(
         prepared: the result of `prepare`; its observers are updated.
         data: an iterable of batches, a DataLoader for instance. A batch is a tensor, a tuple of
             positional arguments, or a dict of keyword arguments.
-        input_fn: makes such a batch out of what `data` gives, for a DataLoader that yields
+        input_fn: makes a batch out of an item of `data`, for a DataLoader that yields
             labels too: `input_fn=lambda batch: batch[0]`.
         progress: a progress bar; None for one on terminals only.
 
@@ -61,7 +61,7 @@ def observe(
     input_fn: InputFn | None,
     progress: bool | None,
 ) -> tuple[Report, OutlierWatch]:
-    """Do what `calibrate` does, but for its warning: return the outliers that were found."""
+    """Calibrate like `calibrate`, but return the outliers found instead of a warning."""
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     before = _C.deepcopy(prepared._c)
     watch = OutlierWatch(prepared, report.method)

@@ -40,7 +40,7 @@ def with_remarks(
 
     Args:
         graph: the normalized graph.
-        operators: what will become of those with weights.
+        operators: the records of operators with weights.
     """
     on_integers = {row.name for row in operators if row.dtype == "int8" and row.mode in _RANGED}
     channels, found = _Channels(), {}
@@ -66,7 +66,7 @@ class _Channels:
 
         1 where weights do not tell.
         """
-        ranges = self._ranges(node.inputs[0])
+        ranges = self._ranges(node.operand("input"))
         if ranges is None or _ratio(ranges) < SPREAD:
             return 1.0
         read = _inputs_of(node)
@@ -78,7 +78,7 @@ class _Channels:
     def _ranges(self, value: ValueView) -> Tensor | None:
         node = value.producer
         while node is not None and _keeps_channels(node):
-            node = node.inputs[0].producer
+            node = node.main_operand.producer
         if node is None:
             return None
         if node.index not in self._known:
@@ -89,7 +89,7 @@ class _Channels:
         made = _outputs_of(node)
         if made is None or not _is_depthwise(node):
             return made
-        before = self._ranges(node.inputs[0])
+        before = self._ranges(node.operand("input"))
         return made if before is None or len(before) != len(made) else made * before
 
 

@@ -67,7 +67,7 @@ def convert(
 
 @paused()
 def converted(module: Any, report: Report, progress: bool | None) -> torch.jit.ScriptModule:
-    """Do what `convert` does, with a C++ module that no one else holds: float weights are freed."""
+    """Convert a C++ module like `convert`; only the caller holds it: float weights are freed."""
     module, places = places_in(module, report)
     refused = refusals(places)
     check_seen(places, report)
@@ -98,7 +98,7 @@ def converted(module: Any, report: Report, progress: bool | None) -> torch.jit.S
     )
     known = {id: qparams for id, qparams in found.items() if isinstance(qparams, QParams)}
     named = _C.quantized_values(result, report.method)
-    # Of a result whose batch axis is taken off, what stands there is a reshape.
+    # Where the batch axis is taken off a result, the node is a reshape.
     values = quantized_values(
         [(id, unbatched.get(id, name), user) for id, name, user in named], known
     )

@@ -65,7 +65,7 @@ def misfit(
     error: Exception,
     fits: bool | None = None,
 ) -> JitPassesError:
-    """Return the error for a batch that a model does not run: why, what it takes, what came.
+    """Return the error for a batch that a model does not run: why, its inputs, and the batch.
 
     Args:
         method: of the model.
@@ -169,7 +169,7 @@ def failing_line(error: BaseException) -> str:
 
 
 def last_line(error: BaseException) -> str:
-    """Return what went wrong, without the interpreter's traceback in front of it."""
+    """Return the error's text, without the interpreter's traceback in front of it."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     found = [line for line in lines if line.startswith(("RuntimeError: ", "builtins."))]
     line = (found or lines or [type(error).__name__])[-1 if found else 0]

@@ -55,7 +55,7 @@ def lower(
 def lowered(
     module: Any, report: Report, backend: Target, progress: bool | None
 ) -> torch.jit.ScriptModule:
-    """Do what `lower` does, with a C++ module that no one else holds: its integers are freed."""
+    """Lower a C++ module like `lower`; only the caller holds it: its integers are freed."""
     through = progress_bar("lower", progress, "pass", delay=MOMENT)
     result = backend.lowering().run(module, report.method, through=through)
     reasons: dict[str, str] = {}

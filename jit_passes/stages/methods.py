@@ -1,4 +1,4 @@
-"""A model with several methods, some of which are quantized, each in a module of its own."""
+"""A model with several methods. Some are quantized, each in a module of its own."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def check_methods(model: Any, methods: Any) -> tuple[tuple[str, ...], tuple[str,
 
 
 def by_method(given: Any, methods: Sequence[str], what: str) -> Mapping[str, Any]:
-    """Return what is given for each method: a dict by method, or for one method the thing itself.
+    """Return the value given for each method: a dict by method, or for one method the value.
 
     Raises:
-        JitPassesError: it is no such dict.
+        JitPassesError: it is no dict by method.
     """
     if given is None or (len(methods) == 1 and not isinstance(given, dict)):
         return dict.fromkeys(methods, given)
@@ -70,7 +70,7 @@ def by_method(given: Any, methods: Sequence[str], what: str) -> Mapping[str, Any
 def join_methods(
     model: torch.jit.ScriptModule, parts: Mapping[str, torch.jit.ScriptModule]
 ) -> torch.jit.ScriptModule:
-    """Return a copy of the model in which some methods are those of other modules.
+    """Return a copy of the model in which some methods come from other modules.
 
     State that methods have in common is in a module of its own, `common_state`.
 

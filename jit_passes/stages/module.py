@@ -45,7 +45,7 @@ class OperatorRecord:
     Attributes:
         name: stable name, `layer1.0.conv1:conv2d`.
         kind: `conv2d`, `linear`, `lstm`, ...
-        dtype: "int8" where it is quantized, with whatever bits, or "float".
+        dtype: "int8" where it is quantized, with any number of bits, or "float".
         reason: why it is float; "" for int8.
         source: `file:line` of the model's code.
         bits: of its weight and its activations, as it was prepared: `w4a8`; `a8` for a product;
@@ -103,15 +103,15 @@ class Report:
         target: the backend's record, see `Target.from_record`.
         operators: all operators with weights and all matrix products.
         calibrated: whether `calibrate` has run batches through it.
-        places: for each kind of operator that quantizes, the ids of the places that those in the
-            graph stand for, in program order, None for those without. It is how a converted
+        places: for each kind of operator that quantizes, the ids of the places that its nodes in
+            the graph stand for, in program order, None for nodes without one. It is how a converted
             model's values are known, also from a file.
         codes: for each range of codes that `convert` has chosen, the smallest one, the largest one
             and the ids of the places that have it. Constants show only the codes that occur.
         plan: stands for the places that `convert` found: see `digest_of`.
         values: the computed values that it quantizes, in program order of the reference model.
-        made: what made the model: see `provenance`.
-        names: for each kind of those listed above, the names of those in the graph, likewise.
+        made: the model's provenance: see `provenance`.
+        names: for each kind listed above, the names of its nodes in the graph, likewise.
     """
 
     stage: ModelStage
@@ -140,7 +140,7 @@ class Report:
         return replace(self, places=_C.place_ids(module, self.method), names=names)
 
     def write(self, module: Any) -> None:
-        """Write the record, and what names depend on, of a model that a stage will go on with."""
+        """Write the record, and the sources of names, of a model that a stage will go on with."""
         if self.stage is not ModelStage.LOWERED:
             _C.keep_modules(module, self.method)
         fields = {**vars(self), "operators": [vars(row) for row in self.operators]}
@@ -186,7 +186,7 @@ def _unreadable(error: Exception) -> JitPassesError:
 
 
 def by_position(graph: GraphView, known: Mapping[str, list[Any]]) -> dict[int, Any]:
-    """Return what a report knows of the graph's nodes, by index: its `places` or its `names`."""
+    """Return a report's entries on the graph's nodes, by index: its `places` or its `names`."""
     found: dict[int, Any] = {}
     for kind, labels in known.items():
         nodes = [node.index for node in graph.nodes if node.kind == kind]
@@ -256,9 +256,9 @@ def stage_of(
     Args:
         model: the module.
         wanted: the stages.
-        instead: the end of the message: what to do.
+        instead: the end of the message: the way out.
         what: which of several modules it is, for the message.
-        command: what to do on the command line; "" where none needs it.
+        command: the way out on the command line; "" where no command needs it.
 
     Raises:
         JitPassesError: it has not reached one of them.

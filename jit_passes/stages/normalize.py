@@ -20,7 +20,7 @@ _STRAIGHT = ("resolve_dicts", "resolve_lists", "unroll_loops", "propagate_consta
 # Answers make constants, which decide branches.
 _SETTLED = ("settle_branches", "propagate_constants")
 
-# The canonical form, of models for use and of those that train: constants first, which tell later
+# The canonical form, of models for use and of models that train: constants first, which tell later
 # steps the ranks and options that they go by.
 CANONICAL_FORM = (
     "avoid_fast_path",
@@ -66,7 +66,7 @@ NORMALIZE = Pipeline(
         "remove_dropout",
         "propagate_constants",  # branches on keys
         "fold_written_constants",
-        "resolve_dicts",  # which keep what is written in place
+        "resolve_dicts",  # which keep values that are written in place
         "replace_inplace",
         *CANONICAL_FORM,
         "fold_batch_norm",
@@ -123,9 +123,9 @@ def normalize(module: Any, method: str = "forward", state: Sequence[str] = ()) -
 
 
 def normalized_graph(model: torch.jit.ScriptModule, method: str = "forward") -> GraphView:
-    """Return the graph that quantizers annotate: what `prepare` first makes of a model.
+    """Return the graph that quantizers annotate: the first form of a model in `prepare`.
 
-    Its names are those that configurations, profiles and reports go by.
+    Configurations, profiles and reports use its names.
 
     Args:
         model: scripted, traced or loaded, in eval mode. It is not touched.

@@ -157,7 +157,7 @@ class OutlierWatch:
         makers: dict[int, tuple[int, int]] = {}
         found = {}
         for place, (node, _, operands) in enumerate(_C.places(self._prepared._c, self._method)):
-            value = nodes[node].inputs[0]
+            value = nodes[node].main_operand
             index = wanted.pop(operands["range"].data_ptr(), None)
             if index is None:
                 continue

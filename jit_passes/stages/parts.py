@@ -47,14 +47,14 @@ def _is_layer(kind: str) -> bool:
 
 
 def record_of(node: NodeView) -> OperatorRecord:
-    """Return what reports say of one of PyTorch's quantized operators."""
+    """Return the record of one of PyTorch's quantized operators for reports."""
     mode = "weight_only" if "embedding" in node.kind else "static"
     mode = "dynamic" if _DYNAMIC.search(node.kind) else mode
     return OperatorRecord(node.name, node.kind, "int8", "", node.source, "", mode, ALREADY)
 
 
 def records_of(parts: Mapping[str, Report]) -> list[OperatorRecord]:
-    """Return what reports say of the operators of quantized submodules."""
+    """Return the records of the operators of quantized submodules for reports."""
     return [
         replace(row, name=f"{path}.{row.name}", why=ALREADY if row.dtype == "int8" else "")
         for path, report in parts.items()

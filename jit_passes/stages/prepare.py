@@ -84,7 +84,7 @@ def prepare_for(
     method: str = "forward",
     state: Sequence[str] = (),
 ) -> torch.jit.ScriptModule:
-    """Return what `prepare` does, smoothed if that is asked for, with state that others change."""
+    """Return the result of `prepare`, smoothed if asked for, with state that others change."""
     with stage("prepare"):
         annotated = annotate(
             model, method, frozen(state), quantizer, backend, change=smoother, strict=strict
@@ -131,7 +131,7 @@ def _unseen(channels: int) -> torch.Tensor:
 
 
 def operands_of(op: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the known operands that the operator takes behind the value, by name."""
+    """Return the known operands that the operator takes behind the value, by name."""
     return {name: known[name] for name in _arguments(op) if name in known}
 
 
@@ -155,8 +155,8 @@ class _Plan:
     Attributes:
         requests: one for each place.
         states: (name, node, tensor, whether it is trained) of each buffer.
-        live: groups of which something is observed while the model runs.
-        numbers: those of the states by their names.
+        live: groups with a member that is observed while the model runs.
+        numbers: the numbers of the states by their names.
     """
 
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -234,7 +234,7 @@ class _Plan:
 def request(
     value: int, uses: list[tuple[int, int]], home: int | None, op: str, operands: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what the inserting passes take for a place: see cpp/core/insertion.h."""
+    """Return the request of a place to the inserting passes: see cpp/core/insertion.h."""
     return {"value": value, "uses": uses, "home": home, "op": qualified(op), "operands": operands}
 
 
@@ -254,7 +254,7 @@ def measure(op: str, value: Any, operands: Mapping[str, Any], name: str) -> None
 
 
 def _check(quantization: Quantization) -> None:
-    """Raise an error for what only fake quantization does."""
+    """Raise an error for annotations that only fake quantization follows."""
     if quantization.again:
         raise JitPassesError(
             f"'{quantization.name}' is to be quantized twice, which only fake quantization does: "

@@ -1,4 +1,4 @@
-"""Running copies of models that keep what their values are, or are told."""
+"""Running copies of models that record their values, or replace them by given ones."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Recorder:
         module: a C++ module that no one else holds: see `copy_of`.
         method: which to run.
         kept: indices of nodes in the method's `GraphView` whose results are kept.
-        told: those whose results users do not see: `run` says what they see.
+        told: indices of nodes whose users see other values, which `run` is given.
         origin: the model from which the module was made, if that is known.
-        called: what messages call the model.
+        called: the name of the model in messages.
 
     Attributes:
         lost: indices of nodes where neither can be done.
@@ -55,23 +55,23 @@ class Recorder:
         self, arguments: tuple[Any, ...], told: Mapping[int, Sequence[torch.Tensor]] | None = None,
         fits: bool | None = None,
     ) -> tuple[Any, dict[int, list[torch.Tensor]]]:  # fmt: skip
-        """Run the method; return what it returns and, by node, the tensors that were kept.
+        """Run the method; return its result and, by node, the tensors that were kept.
 
         Args:
             arguments: a batch, positional and by name.
-            told: what the users of some nodes see.
+            told: the values that users of some nodes see.
             fits: whether the model from which this one was made takes the batch; None to ask
                 `origin` if this one does not.
 
         Raises:
-            JitPassesError: the model does not take such a batch.
+            JitPassesError: the model does not take the batch.
         """
         for index in self.kept:
             setattr(self._model, _kept(index), [])
-        for index in self.told:  # copies, since the model may write to what it is told
+        for index in self.told:  # copies, since the model may write to them
             setattr(self._model, _told(index), [t.clone() for t in (told or {})[index]])
         with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            args, kwargs = cloned(arguments)  # the next model sees what this one may write to
+            args, kwargs = cloned(arguments)  # this model may write to its arguments
             method = getattr(self._model, self._method)
             try:
                 result = method(*args, **kwargs)

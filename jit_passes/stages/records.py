@@ -20,7 +20,7 @@ class QuantizedUses:
     """Finds how an operator sees its operands quantized.
 
     Args:
-        places: what `resolve` returns.
+        places: the result of `resolve`.
     """
 
     def __init__(self, places: Sequence[Quantization]) -> None:
@@ -91,13 +91,13 @@ def operator_records(
     target: Target | None = None,
     places: Sequence[Quantization] = (),
 ) -> list[OperatorRecord]:
-    """List all operators with weights and all matrix products, and what will become of them.
+    """List all operators with weights and all matrix products, and how each will compute.
 
     Args:
         graph: the normalized graph.
-        annotations: what a quantizer says of it.
+        annotations: a quantizer's annotations of it.
         target: the backend, for the reason why something stays in float.
-        places: what `resolve` makes of the annotations.
+        places: the result of `resolve` for the annotations.
     """
     records = []
     quantized, uses = annotations.quantized, QuantizedUses(places)
@@ -130,7 +130,7 @@ def float_reason(node: NodeView, annotations: Annotations, target: Target | None
 def check_refusals(
     annotations: Annotations, operators: Sequence[OperatorRecord], strict: bool
 ) -> None:
-    """Tell what stays in float although it was wanted otherwise; with `strict`, raise it."""
+    """Warn of operators that stay in float against a wish; with `strict`, raise an error."""
     kept = annotations.kept
     unwanted = [row for row in operators if row.dtype == "float" and row.name not in kept]
     if strict:

@@ -51,13 +51,13 @@ NO_DATA = {
 
 @dataclass(frozen=True)
 class QuantizedPlace:
-    """A place at which convert quantizes, and what was found there.
+    """A place at which convert quantizes, and the data seen there.
 
     Attributes:
-        place: what annotation has made of it.
-        reached: whether data came by; True for what is not looked at.
+        place: its record from the annotation.
+        reached: whether data came by; True for unobserved places.
         seen: whether data is known to have come by.
-        found: makes parameters out of what was seen, or trained.
+        found: makes parameters out of the data seen, or trained.
         dims: the lowest and highest number of dimensions seen, if that was noted.
         node: index of its node in the graph that was read.
         operands: of its node, by name: constants and attributes, others None.
@@ -89,7 +89,7 @@ def read_places(
 
 
 def places_in(module: Any, report: Report) -> tuple[Any, list[QuantizedPlace]]:
-    """Do what `read_places` does, with a C++ module that no one else holds."""
+    """Read the places of a C++ module like `read_places`; only the caller holds it."""
     if report.stage is ModelStage.QAT:
         wrap(module).eval()
         module = SETTLE.run(module, report.method).module
@@ -169,7 +169,7 @@ def _trained(node: int, kind: str, operands: dict[str, Any]) -> QuantizedPlace:
 
 
 def refusals(places: list[QuantizedPlace]) -> dict[str, str]:
-    """Return, by name of the operator, why what was seen rules out that it is quantized."""
+    """Return, by name of the operator, why the data seen rule out that it is quantized."""
     refused: dict[str, str] = {}
     for known in places:
         owner = known.place.owner or next(iter(known.place.users), "")

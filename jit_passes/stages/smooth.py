@@ -20,14 +20,12 @@ from .batches import InputFn, batches, progress_bar
 from .recording import Recorder
 
 _NORM, _LINEAR = "aten::layer_norm", "aten::linear"
-_GAIN, _SHIFT = 2, 3  # operands of layer norm
-_WEIGHT = 1  # of linear
 STRENGTH = 0.5
 OUTLYING = 4.0  # times the median channel: two of eight bits of the others are lost
 NOTHING_TO_SMOOTH = (
     "no layer norm over the last axis is read by a linear with constant weights in float32"
 )
-_DEVIATIONS = 3.0  # that what is normalized reaches
+_DEVIATIONS = 3.0  # that normalized numbers reach
 
 Arguments = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
 
@@ -43,12 +41,12 @@ class _Group:
     @property
     def can_be_quantized(self) -> bool:
         """Whether a linear may be, which targets do with float32 alone: else nothing is gained."""
-        return any(n.inputs[_WEIGHT].constant.dtype == torch.float32 for n in self.linears)
+        return any(n.operand("weight").constant.dtype == torch.float32 for n in self.linears)
 
     @property
     def largest_weights(self) -> torch.Tensor:
         """The largest magnitude of the weights that read each channel, `[channels]`."""
-        weights = [node.inputs[_WEIGHT].constant.detach() for node in self.linears]
+        weights = [node.operand("weight").constant.detach() for node in self.linears]
         ends = [weight.aminmax(dim=0) for weight in weights]  # of abs() there would be a copy
         return torch.stack([torch.maximum(-low, high) for low, high in ends]).amax(0).double()
 
@@ -56,7 +54,7 @@ class _Group:
     def expected(self) -> torch.Tensor:
         """The largest magnitude by gain and shift, if normalized numbers reach 3, `[channels]`."""
         ones = torch.ones_like(self.largest_weights)
-        gain, shift = (value.constant for value in self.norm.inputs[_GAIN : _SHIFT + 1])
+        gain, shift = (self.norm.operand(name).constant for name in ("weight", "bias"))
         gain = ones if gain is None else gain.detach().abs().double()
         shift = 0 * ones if shift is None else shift.detach().abs().double()
         return _DEVIATIONS * gain + shift
@@ -71,7 +69,7 @@ def smooth(
     input_fn: InputFn | None = None,
     progress: bool | None = None,
 ) -> torch.jit.ScriptModule:
-    """Move large channels of what layer norms give into the weights of the linears behind them.
+    """Move large channels of layer norms' results into the weights of the linears behind them.
 
     In transformers a few channels behind a layer norm are 20 to 100 times larger than the rest. One
     scale for all channels leaves the others next to no digits. For channel j of the values X that
@@ -95,7 +93,7 @@ def smooth(
         data: batches of typical inputs, as for `calibrate`.
         strength: 0 to 1: how much of the differences between channels goes into the weights.
         method: the method to change. The result has this one only.
-        input_fn: makes a batch of inputs out of what `data` gives.
+        input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
 
     Returns:
@@ -118,7 +116,7 @@ def smooth(
 
 
 def check_strength(strength: Any, said: str = "strength is a number from 0 to 1") -> None:
-    """Raise an error, which begins with what is said, for all but a number from 0 to 1."""
+    """Raise an error that begins with the given text, for all but a number from 0 to 1."""
     is_number = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
     if not is_number or not 0 <= strength <= 1:
         raise ArgumentError(f"{said}, not {strength!r}")
@@ -136,8 +134,8 @@ class Smoother:
         input_fn: see `smooth`.
         progress: see `smooth`.
         names: the layer norms that were smoothed.
-        largest: what was measured, by index of a layer norm, once it is: data are looked at for
-            the first copy of a model, and all further ones become the same.
+        largest: the measured magnitudes, by index of a layer norm: data are read for the first
+            copy of a model, and all further copies become equal to it.
         origin: the float model, for messages about data.
     """
 
@@ -192,9 +190,9 @@ def _measured(
     data: Arguments,
     origin: torch.jit.ScriptModule | None,
 ) -> dict[int, torch.Tensor]:
-    """Return the largest magnitude in each channel of what layer norms give, by index.
+    """Return the largest magnitude in each channel of layer norms' results, by index.
 
-    Those that stand in branches that no data took are left out.
+    Layer norms in branches that no data took are left out.
     """
     watched = _C.deepcopy(_C.clone(module, method))
     recorder = Recorder(watched, method, [group.norm.index for group in groups], origin=origin)
@@ -216,7 +214,7 @@ def _migrated(
     largest: dict[int, torch.Tensor],
     strength: float,
 ) -> Any:
-    """Return a module whose layer norms, those of which the largest are given, are smooth."""
+    """Return a module whose layer norms are smooth, if their largest magnitudes are given."""
     factors = {
         group.norm.index: _factors(group, largest[group.norm.index], strength)
         for group in groups
@@ -247,8 +245,9 @@ def _groups(graph: GraphView) -> list[_Group]:
 
 
 def _has_one_axis(norm: NodeView) -> bool:
-    sizes, gain, shift = norm.inputs[1].constant, *norm.inputs[_GAIN : _SHIFT + 1]
-    return isinstance(sizes, list | tuple) and len(sizes) == 1 and _known(gain) and _known(shift)
+    sizes = norm.operand("normalized_shape").constant
+    known = _known(norm.operand("weight")) and _known(norm.operand("bias"))
+    return known and isinstance(sizes, list | tuple) and len(sizes) == 1
 
 
 def _known(value: ValueView) -> bool:
@@ -256,7 +255,7 @@ def _known(value: ValueView) -> bool:
 
 
 def _is_constant(node: NodeView) -> bool:
-    return node.kind == _LINEAR and torch.is_tensor(node.inputs[_WEIGHT].constant)
+    return node.kind == _LINEAR and torch.is_tensor(node.operand("weight").constant)
 
 
 def _factors(group: _Group, largest: torch.Tensor, strength: float) -> torch.Tensor:
@@ -272,19 +271,19 @@ def _migrate(
     graph: GraphEditor, group: _Group, nodes: dict[int, NodeView], factors: torch.Tensor
 ) -> None:
     norm = nodes[group.norm.index]
-    gain, shift = (value.constant for value in norm.inputs[_GAIN : _SHIFT + 1])
+    gain, shift = (norm.operand(name).constant for name in ("weight", "bias"))
     if gain is None:
-        gain = torch.ones(len(factors), dtype=group.linears[0].inputs[_WEIGHT].constant.dtype)
+        gain = torch.ones(len(factors), dtype=group.linears[0].operand("weight").constant.dtype)
     operands = list(norm.inputs)
-    operands[_GAIN] = graph.constant(_scaled(gain, 1 / factors), before=norm)
+    operands[norm.position("weight")] = graph.constant(_scaled(gain, 1 / factors), before=norm)
     if shift is not None:
-        operands[_SHIFT] = graph.constant(_scaled(shift, 1 / factors), before=norm)
+        operands[norm.position("bias")] = graph.constant(_scaled(shift, 1 / factors), before=norm)
     smoothed = graph.insert(_NORM, operands, before=norm, like=norm).output
     for linear in group.linears:
         node = nodes[linear.index]
-        weight = _scaled(linear.inputs[_WEIGHT].constant, factors)
+        weight = _scaled(linear.operand("weight").constant, factors)
         graph.set_input(node, 0, smoothed)
-        graph.set_input(node, _WEIGHT, graph.constant(weight, before=node))
+        graph.set_input(node, node.position("weight"), graph.constant(weight, before=node))
     if not group.shared:
         graph.remove(norm)
 

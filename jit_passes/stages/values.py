@@ -9,10 +9,17 @@ from typing import Any
 
 import torch
 
+from ..graph.view import NodeView, ValueView
 from ..specification.parameters import QParams
 
 QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
+
+
+def grid_operands(node: NodeView) -> list[ValueView]:
+    """Return scale and zero point of a quantize or a dequantize, and the axis if per channel."""
+    names = "scales zero_points axis" if "per_channel" in node.kind else "scale zero_point"
+    return [node.operand(name) for name in names.split()]
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,7 @@ class QuantizedValue:
         scale, zero_point: one, or one for each channel.
         axis: of the channels; None for one scale.
         low, high: the codes at the ends.
-        label: what tables and files call it: the name, or where the value has several grids, for
+        label: its name in tables and files: the name, or where the value has several grids, for
             all but the first with the operator that reads it, `relu -> conv2:conv2d`. Files of
             versions that did not note it have the name.
     """
@@ -59,8 +66,8 @@ def quantized_values(
     """Return the values that a reference model quantizes while it runs, in program order.
 
     Args:
-        named: ids of places, names of the values that are quantized there, and of who reads them.
-        parameters: by id. Those that are chosen as the model runs are missing, and left out.
+        named: ids of places, names of the values that are quantized there, and of their readers.
+        parameters: by id. Places whose parameters are chosen as the model runs are left out.
     """
     found = []
     grids: dict[str, Any] = {}  # by label

@@ -65,6 +65,6 @@ def make_target(name: str, options: Mapping[str, Any]) -> Target:
     """Return the backend of that name with the options that `Target.options` gave.
 
     Raises:
-        JitPassesError: there is none, it has no such option, or it cannot be had here.
+        JitPassesError: no target has that name, it lacks an option, or this build lacks it.
     """
     return Target.make(name, **options)

@@ -1,4 +1,4 @@
-"""Quantizers of backends by name: policies over what `Stock` and `Reference` can do."""
+"""Quantizers of backends by name: policies over the operators of `Stock` and `Reference`."""
 
 from __future__ import annotations
 

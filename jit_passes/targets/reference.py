@@ -60,7 +60,7 @@ def _average(node: NodeView) -> str | None:
 
 @cache
 def capability_of(activation: QuantizationSpec) -> Capability:
-    """Return what the reference model can compute, for activations of that specification.
+    """Return the reference model's capability, for activations of that specification.
 
     The results of sigmoid and tanh take all codes of uint8; of other dtypes they are calibrated.
     """
@@ -95,7 +95,7 @@ def capability_of(activation: QuantizationSpec) -> Capability:
     ]
     rows += [OperatorSupport(kind, Role.LOOKUP, (), modes=("weight_only",)) for kind in LOOKUPS]
     rows += [OperatorSupport(kind, Role.RECURRENT, modes=("dynamic",)) for kind in RECURRENT]
-    table = {row.kind: row for row in rows}  # what is spelled out comes after, and wins
+    table = {row.kind: row for row in rows}  # explicit rows come after, and win
     if (activation.dtype, activation.quant_min, activation.quant_max) == ("uint8", 0, 255):
         for kind, spec in FIXED.items():
             table[kind] = replace(table[kind], role=Role.FIXED, fixed=spec)

@@ -1,4 +1,4 @@
-"""Nodes of a reference model as what they stand for: codes, parameters, constants, operators."""
+"""The meaning of a reference model's nodes: codes, parameters, constants, operators."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ..specification.specification import FixedQParamsQuantizationSpec, Quantiza
 from .units import DEQUANTIZE, QUANTIZE
 
 PER_CHANNEL = f"{DEQUANTIZE}_per_channel"
+_PARAMETERS = ("scale", "zero_point", "quant_min", "quant_max", "dtype")
 
 
 def quantizer_of(value: ValueView) -> NodeView | None:
     """Return the quantize whose codes a value stands for, as they are or rearranged."""
     maker = origin_of(value, ()).producer
-    if maker is None or maker.kind != DEQUANTIZE:
+    source = maker.main_operand.producer if maker and maker.kind == DEQUANTIZE else None
+    if source is None or source.kind != QUANTIZE:
         return None
-    source = maker.inputs[0].producer
-    known = source is not None and all(value.is_constant for value in source.inputs[1:])
-    return source if known and source is not None and source.kind == QUANTIZE else None
+    return source if all(source.operand(name).is_constant for name in _PARAMETERS) else None
 
 
 def parameters_of(quantize: NodeView) -> QParams:
     """Return the parameters of an activation."""
-    scale, zero_point, low, high, dtype = (value.constant for value in quantize.inputs[1:])
+    scale, zero_point, low, high, dtype = (quantize.operand(p).constant for p in _PARAMETERS)
     return QParams(scale, zero_point, None, low, high, dtype_of(dtype))
 
 
@@ -40,7 +40,7 @@ def dtype_of(number: int) -> str:
 
 
 def show_constants(graph: GraphView) -> None:
-    """Let what a reference model dequantizes of constants count as constants in a snapshot.
+    """Let dequantized constants of a reference model count as constants in a snapshot.
 
     Only the last one that was looked at is kept: all of them are the float model again.
     """
@@ -54,7 +54,7 @@ def show_constants(graph: GraphView) -> None:
         return last[node.index]
 
     for node in graph.nodes:
-        if node.kind in (DEQUANTIZE, PER_CHANNEL) and node.inputs[0].is_constant:
+        if node.kind in (DEQUANTIZE, PER_CHANNEL) and node.main_operand.is_constant:
             node.output.is_constant = True
             node.output.constant = Deferred(partial(dequantized, node))
 
@@ -101,7 +101,7 @@ def specs_of(quantize: NodeView) -> list[Spec]:
 
 
 def specs_of_weight(dequantize: NodeView) -> list[Spec]:
-    """Return those of a weight; of its codes, the range that occurs, widened to 0 and 1."""
+    """Return a weight's specifications; their range is that of its codes, widened to 0 and 1."""
     codes, scale, zero_point, *axis = (value.constant for value in dequantize.inputs)
     per = "channel" if axis else "tensor"
     schemes = [f"per_{per}_affine"]

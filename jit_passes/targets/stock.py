@@ -43,13 +43,13 @@ class Stock(Target):
             ResNet-18 that alone costs 1.3 dB, and saves next to no time.
         fuse_sums: on the engine onednn, add within convolutions, so that their own result is not
             rounded: 0.9 dB more on ResNet-18. The kernel overwrites the tensor it adds, so it
-            gets a copy, and ResNet-50 takes a third longer. Such a model runs only where
+            gets a copy, and ResNet-50 takes a third longer. The model then runs only where
             `torch.backends.quantized.engine` is onednn.
         bfloat16_weights: multiply by 8-bit weights whose input stays in float in bfloat16, by
             `aten::_weight_int8pack_mm`: for few rows of input as fast as float. Weights of normal
             numbers lose 43 dB by 8 bits, and half a dB more by this. False decodes the weight, to
             the bit as the reference model has it. PyTorch does so in the first call and keeps it,
-            so that memory and time are then those of float.
+            so that memory and time are as in float.
         isolate_nan: in the mode dynamic, look for NaN and infinity in the input of each linear,
             LSTM and GRU, so that a row that holds one becomes NaN and the others stay as they are.
             It takes 3 µs for each linear, and 2 to 4 % of its time from 32 rows. PyTorch's kernels

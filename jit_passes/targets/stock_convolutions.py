@@ -84,8 +84,8 @@ def is_depthwise(node: NodeView) -> bool:
 def adds_pairs_in_int16(node: NodeView) -> bool:
     """Say whether a kernel may add pairs of neighbouring products in int16, which can overflow.
 
-    FBGEMM's depthwise kernels do so even on processors that have VNNI. Whatever engine the model
-    is made for, its file may be loaded under one that hands the convolution to FBGEMM.
+    FBGEMM's depthwise kernels do so even on processors that have VNNI. A file made for another
+    engine may be loaded under one that hands the convolution to FBGEMM.
     """
     return is_depthwise(node)
 
@@ -185,7 +185,7 @@ def convolution_reason(node: NodeView, engine: str) -> str | None:
 
 
 def transposed_reason(node: NodeView, engine: str) -> str | None:
-    """Refuse what PyTorch 2.13 does not compute, or computes wrongly.
+    """Refuse operators that PyTorch 2.13 does not compute, or computes wrongly.
 
     With other numbers of input than of output channels oneDNN's results have nothing to do with
     the right ones; `quantized::conv_transpose2d` of 8 channels into 12 shows it. FBGEMM's have not

@@ -2,7 +2,7 @@
 
 A row gives the float operator and the quantized one that takes its place, as calls. Operands in
 `quantized` are dequantized before the float operator and go as integers into the other; `scale`
-and `zero_point` are those of the result.
+and `zero_point` belong to the result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ QNNPACK_CLAMP = re.compile(r"(%q = aten::clamp\()(%\w+)")
 
 
 def _for_engine(replacement: str, engine: str) -> str:
-    """Return the lines with what the engine's kernels need."""
+    """Return the lines with the additions that the engine's kernels need."""
     if engine != "qnnpack":
         return replacement
     lines = (
@@ -141,7 +141,7 @@ BOUNDS = ("clip_low", "clip_high")
 def saturates(match: Match) -> bool | str:
     """Refuse a clip that saturation of the result's integers does not implement.
 
-    It does when both bounds are quantized to the ends of what the dtype holds:
+    It does when both bounds are quantized to the ends of the dtype:
         bound_low / scale + zero_point <= lowest + 1/2
         bound_high / scale + zero_point >= highest - 1/2
     """
@@ -149,7 +149,7 @@ def saturates(match: Match) -> bool | str:
     scale, zero_point = constants["scale"], constants["zero_point"]
     lowest, highest = SATURATION[constants["dtype"]]
     bound_low, bound_high = constants.get("clip_low", 0.0), constants.get("clip_high")
-    slack = 1e-3  # of a step: the bounds may be what the range was made from
+    slack = 1e-3  # of a step: the range may be made from the bounds
     if bound_low is not None and bound_low / scale + zero_point > lowest + 0.5 + slack:
         return "the result's range reaches below the clip"
     if bound_high is not None and bound_high / scale + zero_point < highest - 0.5 - slack:

@@ -39,14 +39,15 @@ def _add(node: NodeView) -> str | None:
 def _batch_norm(node: NodeView) -> str | None:
     if node.operand("training").constant is not False:
         return "it is in training mode"
-    if any(value.is_constant and value.constant is None for value in node.inputs[1:5]):
+    values = [node.operand(name) for name in ("weight", "bias", "running_mean", "running_var")]
+    if any(value.is_constant and value.constant is None for value in values):
         return "it has no weight, bias or statistics, which the quantized operator asks for"
-    constant = all(value.is_constant for value in node.inputs[1:5])
+    constant = all(value.is_constant for value in values)
     return None if constant else "its statistics are computed by the model"
 
 
 def _layer_norm(node: NodeView) -> str | None:
-    for value in node.inputs[2:4]:
+    for value in (node.operand("weight"), node.operand("bias")):
         if not value.is_constant or (
             isinstance(value.constant, torch.Tensor) and value.constant.dtype != torch.float32
         ):
@@ -109,7 +110,7 @@ WEIGHTS_ALONE = SpecSupport({"int8": (-128, 127), "uint8": (0, 255)}, SCHEMES, g
 
 
 def no_projection(node: NodeView) -> str | None:
-    """Refuse what PyTorch's quantized recurrent layers do not compute."""
+    """Refuse recurrent layers that PyTorch's quantized ones do not compute."""
     names = ("has_biases", "num_layers", "bidirectional")
     numbers = [node.operand(name).constant for name in names]
     if any(number is None for number in numbers):
@@ -231,7 +232,7 @@ MEANS = ("aten::adaptive_avg_pool2d", "aten::adaptive_avg_pool3d", "aten::mean")
 
 @cache
 def capability_of(engine: str, reduce_range: bool, integer_pools: bool) -> Capability:
-    """Return what an engine can compute; the arguments are those of `Stock`.
+    """Return an engine's capability; the arguments are as for `Stock`.
 
     With a reduced range it does without operators whose results always take all 8 bits.
     """
@@ -260,7 +261,7 @@ def capability_of(engine: str, reduce_range: bool, integer_pools: bool) -> Capab
 
 
 def dynamic_inputs(reduce_range: bool) -> SpecSupport:
-    """Return what `quantized::linear_dynamic` makes of its input."""
+    """Return the specifications that `quantized::linear_dynamic` gives its input."""
     return SpecSupport(
         _codes(reduce_range), ("per_tensor_affine",), whole=True, range_forms=("fbgemm",),
         why=_why(reduce_range),

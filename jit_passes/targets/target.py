@@ -17,7 +17,7 @@ from ..registered import Registered
 
 @dataclass(frozen=True)
 class Target(Registered, ABC, noun="target"):
-    """A backend: what it can compute on integers, and how the reference model becomes its own.
+    """A backend: its operators on integers, and how the reference model becomes its own.
 
     Subclasses are frozen dataclasses whose fields are their options. Defining one registers it,
     under its `name`: see `Registered`.
@@ -35,7 +35,7 @@ class Target(Registered, ABC, noun="target"):
         spec: Spec | None = None,
         mode: str = "static",
     ) -> str | None:
-        """Say why it cannot do what is asked of an operator: see `Capability.refusal`."""
+        """Say why it cannot do an operator as asked: see `Capability.refusal`."""
         return self.capability.refusal(node, operand, spec, mode)
 
     def quantizer(self) -> BackendQuantizer:
@@ -43,12 +43,12 @@ class Target(Registered, ABC, noun="target"):
         return BackendQuantizer(self)
 
     def __str__(self) -> str:
-        """Return what it can do, as a table."""
+        """Return its capability as a table."""
         return f"target '{self.name}'\n{self.capability}"
 
     @abstractmethod
     def lowering(self) -> Pipeline:
-        """Return what makes a reference model the backend's own.
+        """Return the pipeline that makes a reference model the backend's own.
 
         A remark on an operator that was to be int8 says why it is left in float; the report of the
         lowered model has it. A target that compiles whole regions has the step
@@ -56,13 +56,13 @@ class Target(Registered, ABC, noun="target"):
         """
 
     def compile(self, region: torch.jit.ScriptModule) -> Any:
-        """Return what computes a region of the reference model, or None to leave it as it is.
+        """Return an object that computes a region of the reference model; None to leave it.
 
         Args:
             region: a module of its own with a method `forward`: see `Region`.
 
         Returns:
-            A ScriptModule whose forward takes and gives what the region's does; or an object of a
+            A ScriptModule whose forward has the region's inputs and outputs; or an object of a
             custom class, `torch.ScriptObject`, with `run(Tensor[] inputs) -> Tensor[]`. It is saved
             with the model.
         """

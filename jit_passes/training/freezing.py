@@ -21,7 +21,7 @@ _MOMENTUM = 0.9999
 
 @dataclass(eq=False)
 class _Threshold:
-    """A log2 threshold and what is known of it."""
+    """A log2 threshold and its statistics."""
 
     parameter: Parameter
     average: Tensor  # exponential moving average of its value, float64
@@ -188,7 +188,7 @@ class ThresholdFreezer:
         return chosen
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run needs to go on exactly: plain data and tensors."""
+        """Return the state from which a run goes on exactly: plain data and tensors."""
         return {
             "step": self._step,
             "frozen": list(self._order),
@@ -243,5 +243,5 @@ class ThresholdFreezer:
 
     def _freeze(self, name: str) -> None:
         parameter = self._thresholds[name].parameter.requires_grad_(False)
-        parameter.grad = None  # optimizers pass over what has none, momentum or not
+        parameter.grad = None  # optimizers skip parameters without it, momentum or not
         self._order.append(name)

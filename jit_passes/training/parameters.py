@@ -63,7 +63,7 @@ def model_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 def make_leaves(model: torch.nn.Module) -> None:
     """Let parameters be leaves of autograd again, which copy.deepcopy of a ScriptModule makes not.
 
-    In place, as what is trained are these tensors: autograd forgets that they are copies.
+    In place, since these tensors are trained: autograd forgets that they are copies.
     """
     for parameter in model.parameters():
         if not parameter.is_leaf:

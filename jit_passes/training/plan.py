@@ -44,7 +44,7 @@ class Plan:
                 derived.append((quantization, place, home))
             else:
                 self.add(quantization, place, home)
-        for quantization, place, home in derived:  # once it is known what from
+        for quantization, place, home in derived:  # once their sources are known
             operator = self.bias(place.spec) or self.method.at(place)
             self.insert(quantization, place, operator, home)
 
@@ -56,7 +56,7 @@ class Plan:
         for name, state in operands.items():
             if not isinstance(state, State):
                 continue
-            if known is not None and is_state(known.operands.get(name)):  # those of the group
+            if known is not None and is_state(known.operands.get(name)):  # the group's states
                 operands[name] = known.operands[name]
             else:
                 operands[name] = self.state(f"{place.place.slot}_{state.name}", state, home)
@@ -82,9 +82,9 @@ class Plan:
         self.requests.append(request(value, uses, home.index, operator.kind, known))
 
     def bias(self, spec: ResolvedSpec) -> Operator | None:
-        """Return the operator of a bias in steps of the accumulator; None for what else is derived.
+        """Return the operator of a bias in steps of the accumulator; None for other derived places.
 
-        It is that of the convolution, or what folding the batch norm behind will make of it.
+        The bias is the convolution's own, or the one after folding the batch norm behind it.
         """
         if not isinstance(spec, GroupDerivation) or spec.function != ACCUMULATOR:
             return None
@@ -108,7 +108,7 @@ class Plan:
         return (first, *operator.scale) if operator.scale else None
 
     def place(self, quantization: Quantization, signed: bool) -> TrainingPlace:
-        """Return what the method needs to know."""
+        """Return the place as the method takes it."""
         slot, value = quantization.place.slot, quantization.value
         later = slot == "bias" and quantization.uses[0][0].folded is not None
         place = TrainingPlace(quantization.place, signed=signed, later=later)
@@ -160,7 +160,7 @@ def signed_groups(quantizations: Sequence[Quantization]) -> dict[int, bool]:
 
 
 def check_forward_only(quantizations: Sequence[Quantization]) -> None:
-    """Raise an error for what only a prepared model can do."""
+    """Raise an error for annotations that only a prepared model can follow."""
     for quantization in quantizations:
         spec = quantization.spec
         if isinstance(spec, QuantizationSpec) and spec.range_form == "glow":

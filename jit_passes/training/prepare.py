@@ -75,12 +75,12 @@ def prepare_qat(
         quantizer: decides what is quantized and how; None for the target's own.
         fake_quantizer: how: "lsq", "lsq_plus", "tqt", "moving_average", or one of
             `jit_passes.fake_quantizers`.
-        bits: of weights and of what weighted operators read, 2 to 16; or by slot, {"weight": 4,
+        bits: of weights and of weighted operators' inputs, 2 to 16; or by slot, {"weight": 4,
             "input": 8, "output": 8}. None for the target's. With it, "auto" means "reference".
         first_last_bits: of the same of the first and last weighted operators, otherwise.
         target: the backend that the model is for; see `prepare`. It decides what trains, so name it
             where a state dict or a group of processes is shared between processors.
-        config: layer by layer, what is to be done otherwise; see `prepare`.
+        config: options of single layers; see `prepare`.
         mode: of all operators with weights; see `prepare`. In the mode "dynamic" inputs are
             fake-quantized with the parameters that each batch has, and only weights have scales
             to train.
@@ -95,7 +95,7 @@ def prepare_qat(
             range; nothing can be quantized.
 
     Warns:
-        JitPassesWarning: what is asked for is more than the target can do: these operators stay in
+        JitPassesWarning: the target cannot do all operators as asked: these operators stay in
             float.
 
     Source: Jacob et al., "Quantization and training of neural networks for efficient

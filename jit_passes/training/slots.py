@@ -71,8 +71,8 @@ def quantize_slots(
             result has the same parameters and buffers: training one trains both.
         recipe: a name in `quantizer.RECIPES` that says how to quantize slots that are not given:
             "graffitist" is q8(q16(sum q8(w) * q8(x)) + q16(b)), all signed, one power of two each.
-        input: the convolution's input: `TensorOptions`, or a number of bits; what they leave open
-            is as in the recipe, or 8 signed bits with a symmetric scale. None for the recipe's.
+        input: the convolution's input: `TensorOptions`, or a number of bits; missing options
+            are as in the recipe, or 8 signed bits with a symmetric scale. None for the recipe's.
         weight: its weight.
         correlation: its sum of products, before the bias.
         bias: its bias.

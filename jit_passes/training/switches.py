@@ -37,7 +37,7 @@ def disable_fake_quantize(model: torch.jit.ScriptModule) -> None:
 def freeze_statistics(model: torch.jit.ScriptModule) -> None:
     """Let batch norms normalize by their running statistics from now on, in training mode too.
 
-    Their weights and biases go on training. This is what the folded model will do, so training
+    Their weights and biases go on training. The folded model will compute the same, so training
     ends with it: after most of the epochs (Krishnamoorthi, arXiv:1806.08342, section 3.2.2), or
     after the first (TQT).
 

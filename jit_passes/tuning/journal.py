@@ -15,12 +15,12 @@ FORMAT = "jit_passes scores 1"
 class Journal:
     """Scores of variants by their plans; each is written to a file as soon as it is known.
 
-    The first line says of which model, data and metric the scores are, each further one is of a
+    The first line names model, data and metric of the scores, each further line is of a
     variant. A last line that was cut off is left out.
 
     Args:
         path: the file, which may exist; None for none.
-        about: what the scores depend on; a file of anything else is refused.
+        about: the inputs of the scores; a file about other inputs is refused.
 
     Raises:
         JitPassesError: the file is of something else, or cannot be read or written.

@@ -29,7 +29,7 @@ class Metric:
         measure: gives it for a model.
         of_float: that of the float model.
         unit: `dB` or "".
-        power: of the float model's outputs, where these are what it is about.
+        power: of the float model's outputs, where the metric compares outputs.
     """
 
     name: str
@@ -104,7 +104,7 @@ def own_metric(function: MetricFn, model: torch.jit.ScriptModule) -> Metric:
 
 
 def number_of(function: MetricFn, name: str, model: torch.jit.ScriptModule) -> float:
-    """Return what a user's metric says of a model."""
+    """Return a user's metric of a model."""
     try:
         with torch.no_grad():
             score = function(model)

@@ -12,10 +12,10 @@ from .variants import Layer, Variants
 
 
 def suspects(variants: Variants) -> list[tuple[Layer, float]]:
-    """Return the layers, those that are likely to cost most first, with their noise over signal.
+    """Return the layers, likely the most costly first, with their noise over signal.
 
     One comparison with the float model gives the own error of each value, that is with everything
-    before it as in float. A layer is as suspect as the worst of its values, or of what reads them:
+    before it as in float. A layer is as suspect as the worst of its values, or of their readers:
     a value on too coarse a grid is seen by its reader, and both have to change for it to be finer.
     Without data, all are equally suspect, in program order.
     """
@@ -38,9 +38,9 @@ def suspects(variants: Variants) -> list[tuple[Layer, float]]:
 
 
 def _sources(graph: GraphView, layers: Sequence[Layer]) -> list[set[int]]:
-    """Return for each layer the numbers of those whose results it reads.
+    """Return for each layer the numbers of the layers whose results it reads.
 
-    Through operators that belong to none: what rearranges, and what is in float.
+    The way leads through operators of no layer: rearranging ones, and ones in float.
     """
     number = {part: i for i, layer in enumerate(layers) for part in layer.parts}
     reached: dict[int, frozenset[int]] = {}  # by index of a node that belongs to no layer

@@ -13,7 +13,7 @@ from ..stages.batches import progress_bar
 from .ranking import suspects
 from .variants import IN_FLOAT, Layer, Variants
 
-RESOLUTION = 1e-3  # of a model's cost; what is cheaper is as good as free
+RESOLUTION = 1e-3  # of a model's cost; a smaller share counts as free
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Found:
 
 
 class Search:
-    """A search for few layers in float, or for those that cost least there.
+    """A search for few layers in float, or for the layers that cost least there.
 
     Attributes:
         extra: with a cost, by layer, by how much it rises where that layer alone is in float.
@@ -104,9 +104,9 @@ class Search:
             return found
 
     def cheapest(self, ranked: Sequence[tuple[Layer, float]]) -> Found:
-        """Return the layers that cost least in float, as measured, of those of three orders.
+        """Return the layers that cost least in float, as measured, of the results of three orders.
 
-        By noise, by noise over cost, and by cost alone, which leaves out what is dear altogether.
+        By noise, by noise over cost, and by cost alone, which leaves out costly layers altogether.
 
         Args:
             ranked: all layers in the order in which they are suspected, with their noise.
@@ -143,10 +143,10 @@ class Search:
         return score >= self.least
 
     def needed(self, order: Sequence[Layer]) -> Found:
-        """Return layers that are enough in float, of which none can be taken out.
+        """Return layers that are enough in float, and none of them can be taken out.
 
         Args:
-            order: all layers; those that are wanted most in float first.
+            order: all layers, the most wanted in float first.
         """
         self.expect(2 * len(order).bit_length())
         first = order[: self.shortest(order)]
@@ -175,7 +175,7 @@ class Search:
         return count
 
     def put_back(self, found: Found, layers: Sequence[Layer]) -> None:
-        """Quantize those again that the budget allows, as many at once as possible."""
+        """Quantize layers again as the budget allows, as many at once as possible."""
         if not layers:
             return
         names = {layer.name for layer in layers}
@@ -205,7 +205,7 @@ class Search:
     def allowed(
         self, found: Found, layer: Layer, in_float: str | None
     ) -> Iterator[dict[str, LayerOptions]]:
-        """Yield what keeps to the budget with an alternative for a layer in place of float."""
+        """Yield choices within the budget with an alternative for a layer in place of float."""
         for options in self.alternatives:
             choices = {**found.choices, layer.name: options}
             plan = self.variants.plan(choices)
@@ -213,6 +213,6 @@ class Search:
                 yield choices
 
     def cost(self, choices: dict[str, LayerOptions]) -> float:
-        """Return what a variant costs."""
+        """Return the cost of a variant."""
         assert self.measure is not None
         return self.measure(self.variants.model_of(choices))

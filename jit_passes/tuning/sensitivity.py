@@ -49,7 +49,7 @@ class Sensitivity:
 
     Attributes:
         rows: the layers in program order.
-        metric: name of what was measured; larger is better.
+        metric: name of the measured number; larger is better.
         unit: `dB` or "".
         of_float: the metric of the float model; inf for the SQNR.
         quantized: that with all layers quantized.
@@ -65,7 +65,7 @@ class Sensitivity:
 
     @property
     def worst(self) -> tuple[LayerSensitivity, ...]:
-        """The layers by what they cost alone, the most first; then by what leaving out gains."""
+        """The layers by their cost alone, the most first; then by the gain of leaving them out."""
         return tuple(sorted(self.rows, key=lambda row: (row.alone, -row.gain)))
 
     def __getitem__(self, name: str) -> LayerSensitivity:
@@ -136,15 +136,15 @@ def sensitivity(
     resume: Any = None,
     progress: bool | None = None,
 ) -> Sensitivity:
-    """Measure for each layer what quantizing it costs: quantized alone, and left out alone.
+    """Measure the cost of quantizing each layer: quantized alone, and left out alone.
 
     With m the metric, L the layers, and m(S) that of the model in which the layers S are quantized:
 
         alone(l) = m({l})        left_out(l) = m(L - {l})        gain(l) = left_out(l) - m(L)
 
-    A layer is an operator on integers with what is computed together with it, as a relu behind a
-    convolution. An addition between layers is one too. It has nothing to compute on integers where
-    all others are in float: alone, it costs nothing.
+    A layer is an operator on integers with the operators computed together with it, as a relu
+    behind a convolution. An addition between layers is a layer too. It has nothing to compute on
+    integers where all others are in float: alone, it costs nothing.
 
     The float model runs over the data once, for ranges. Then at most 2 |L| + 1 quantized models are
     measured, each as `quantize_script` would make it; the log `jit_passes` and the progress bar say
@@ -163,7 +163,7 @@ def sensitivity(
         config: as in `quantize_script`.
         mode: as in `quantize_script`.
         method: as in `quantize_script`.
-        input_fn: makes a batch of inputs out of what `data` gives.
+        input_fn: makes a batch of inputs out of an item of `data`.
         resume: a file to which scores are written as they are measured; a run that was interrupted
             goes on from it.
         progress: a progress bar; None for one on terminals only.

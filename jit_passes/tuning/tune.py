@@ -50,7 +50,7 @@ class TunedLayer:
         name: of the operator, `layer1.0.conv1:conv2d`.
         operator: `aten::conv2d`.
         source: `file:line` of the model's code.
-        options: what it has now; `keep_float` where nothing else was enough.
+        options: its options now; `keep_float` where nothing else was enough.
         without: the metric, measured during the search, with this layer as all others; below
             what the budget allows.
         extra: with the objective "size" or "latency", by how many bytes or seconds the model rises
@@ -67,7 +67,7 @@ class TunedLayer:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A configuration within the budget, and what it was found with; its text is YAML.
+    """A configuration within the budget, and the search's data; its text is YAML.
 
         tuned = jit_passes.tune(model, batches, budget=30)
         tuned.save("layers.yaml")
@@ -75,14 +75,14 @@ class Tuned:
 
     Attributes:
         configuration: for `config=` of `quantize_script`, with the same target.
-        layers: what is otherwise, in program order.
+        layers: the layers with other options, in program order.
         of: how many layers there are.
-        metric: name of what was measured; larger is better.
+        metric: name of the measured number; larger is better.
         unit: `dB` or "".
         of_float: the metric of the float model; inf for the SQNR.
-        quantized: that with all layers quantized, without the configuration.
-        score: that with the configuration; measured, not estimated.
-        least: the lowest that the budget allows.
+        quantized: the metric with all layers quantized, without the configuration.
+        score: the metric with the configuration; measured, not estimated.
+        least: the lowest metric that the budget allows.
         evaluations: how many quantized models were measured.
         objective: "layers", "size" or "latency".
         costs: with one of the latter two, the bytes of the file or the seconds of a call, with all
@@ -217,7 +217,7 @@ def tune(
             layers that are not found.
         mode: as in `quantize_script`.
         method: as in `quantize_script`.
-        input_fn: makes a batch of inputs out of what `data` gives.
+        input_fn: makes a batch of inputs out of an item of `data`.
         resume: a file to which scores are written as they are measured; a run that was interrupted
             goes on from it.
         progress: a progress bar; None for one on terminals only.

@@ -41,7 +41,7 @@ Choices = Mapping[str, LayerOptions]
 
 @dataclass(frozen=True)
 class Layer:
-    """An operator on integers, and those that are computed together with it.
+    """An operator on integers, and the operators computed together with it.
 
     Attributes:
         name: of the operator, `layer1.0.conv1:conv2d`.
@@ -86,7 +86,7 @@ def digest_of(data: Any) -> str:
 
 
 def layers_of(inspection: Inspection) -> list[Layer]:
-    """Return the layers that are quantized, in program order, but for what was so before."""
+    """Return the layers that are quantized, in program order, except ones quantized before."""
     rows = [r for r in inspection if (r.dtype == "int8" or r.bits) and r.why != ALREADY]
     parts: dict[str, list[str]] = {}
     for row in rows:
@@ -101,16 +101,16 @@ def layers_of(inspection: Inspection) -> list[Layer]:
 class Variants:
     """Quantizes a model again and again, each time with other options for some layers.
 
-    A variant is exactly what `quantize_script` makes with these options. The float model runs over
-    the data once: its profile stands for the data in all variants. Variants with equal plans, that
-    is with the same values quantized in the same way, are measured once.
+    A variant is exactly the result of `quantize_script` with these options. The float model runs
+    over the data once: its profile stands for the data in all variants. Variants with equal plans,
+    that is with the same values quantized in the same way, are measured once.
 
     Attributes:
-        layers: what is quantized, in program order.
-        metric: what variants are measured with.
+        layers: the quantized layers, in program order.
+        metric: the measure of variants.
         data: the batches, which are kept; empty without data.
         evaluations: how many variants were measured.
-        seconds: what these took.
+        seconds: their time.
 
     Raises:
         JitPassesError: the quantizer takes no options for single layers; nothing would be
@@ -204,7 +204,7 @@ class Variants:
         return plan if {str(warning.message) for warning in told} <= self._told else None
 
     def score(self, choices: Choices) -> float:
-        """Return what the metric says of a variant; larger is better."""
+        """Return the metric of a variant; larger is better."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JitPassesWarning)
             begin = time.perf_counter()
@@ -258,7 +258,7 @@ class Variants:
         return self._prepared({})
 
     def _about(self, base: torch.jit.ScriptModule) -> dict[str, Any]:
-        """Return what scores depend on: model and data by the profile's digest."""
+        """Return the inputs of scores: model and data by the profile's digest."""
         report = Report.read(base)
         assert report is not None
         digest = plan_of(base) if self._profile is None else self._profile.digest

@@ -72,7 +72,7 @@ def report(
         title: of the page; "" for the name of the model's class.
         latency: whether to time calls of both models on the first batch, as the process is now; the
             page has their medians.
-        input_fn: makes a batch of inputs out of what `data` gives.
+        input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
         method: of a quantized model with several quantized methods, which.
 
@@ -182,7 +182,7 @@ def _operators(covered: Coverage, macs: dict[str, int]) -> list[dict[str, Any]]:
 
 
 def _value(row: ValueComparison, profile: Profile, record: Report) -> dict[str, Any]:
-    """Return what the page shows of a value: errors, grid, histogram."""
+    """Return the page's data on a value: errors, grid, histogram."""
     found: dict[str, Any] = {
         "name": row.name, "kind": row.kind, "operator": row.operator,
         "source": without_folders(row.source), "sqnr": _number(row.sqnr),
@@ -205,8 +205,8 @@ def _value(row: ValueComparison, profile: Profile, record: Report) -> dict[str, 
 def _modes(graph: GraphView, record: Report) -> dict[str, str]:
     """Return the modes of the operators that are quantized, by name.
 
-    Static are those without weights that see codes alone, and give codes, behind a clip where there
-    is one. A sum may read what an operator with weights has not rounded: it is computed within.
+    Operators without weights are static if they read codes alone and give codes, behind a clip if
+    there is one. A sum may read an operator's result before rounding: it is computed within that.
     """
     names = {value.name for value in record.values}
     values = [*graph.inputs, *(value for node in graph.nodes for value in node.outputs)]
@@ -260,7 +260,7 @@ def _drawing(graph: GraphView, modes: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _note(mode: str, region: int) -> str:
-    """Return what stands behind an operator's name."""
+    """Return the text behind an operator's name."""
     return f" · region {region}" if region else f" · {mode}" if mode else ""
 
 

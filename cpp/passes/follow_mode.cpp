@@ -4,6 +4,11 @@
 //     ->  %training : bool = prim::GetAttr[name="training"](%self)
 //         %y = aten::dropout(%x, %p, %training)
 //
+//   %y = aten::scaled_dot_product_attention(%q, %k, %v, %mask, 0.2, ...)
+//     ->  %on : int = aten::Int(%training)
+//         %p : float = aten::mul(0.2, %on)
+//         %y = aten::scaled_dot_product_attention(%q, %k, %v, %mask, %p, ...)
+//
 // A model that was traced in training mode does in eval mode what it does in training. This makes
 // train() and eval() mean something. Only what tracing has recorded is changed: a constant in scripted
 // code is what someone wrote. Files do not tell which of the two the module's own code was; the option
@@ -31,6 +36,21 @@ bool followMode(PassContext& context) {
   const KnownValues known(context, /*attributes_apart=*/true);
   const bool traced = context.option("traced").toBool();
   Value* training = nullptr;
+  const auto read = [&] {
+    if (training == nullptr) {
+      training = readAttribute(*graph, graph->block()->nodes().front(), "training");
+    }
+    return training;
+  };
+  const auto attentions = nodesWhere(*graph, [&](const Node* node) {
+    return node->kind() == aten::scaled_dot_product_attention && constantNumber(node, "dropout_p") > 0.0 &&
+           (traced || isTraced(node));
+  });
+  for (Node* node : attentions) {
+    Value* on = insertValue(node, symbol("aten::Int"), {read()}, node, c10::IntType::get());
+    Value* share = inputOf(node, "dropout_p");
+    setOperand(node, "dropout_p", insertValue(node, aten::mul, {share, on}, node, c10::FloatType::get()));
+  }
   forEachNode(*graph, [&](Node* node) {
     const size_t operand = isDropout(node) ? 2 : isNormalization(node->kind()) ? kTraining : 0;
     if (operand == 0 || constantNumber(node->input(operand)) != 1.0 || !(traced || isTraced(node))) {
@@ -39,10 +59,7 @@ bool followMode(PassContext& context) {
     if (operand == kTraining && !hasStatistics(known, node)) {
       return;
     }
-    if (training == nullptr) {
-      training = readAttribute(*graph, graph->block()->nodes().front(), "training");
-    }
-    node->replaceInput(operand, training);
+    node->replaceInput(operand, read());
   });
   return training != nullptr;
 }

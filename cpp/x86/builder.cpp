@@ -3,6 +3,7 @@
 #include "core/registry.h"
 #include "moved.h"
 #include "operators/from_graph.h"
+#include "operators/made.h"
 #include "operators/recurrent_layers.h"
 #include "passes/dialect.h"
 #include "planned_numbers.h"
@@ -121,7 +122,7 @@ class Walk : ProgramWriter {
   }
 
   int64_t rounded(const std::string& name, int64_t floats, const Grid& to) {
-    return emit({Kind::Quantize, name, {}, 0, {}, {}}, {floats}, to);
+    return emit(quantizeOperator(name), {floats}, to);
   }
 
   // Inputs of the region.
@@ -133,8 +134,7 @@ class Walk : ProgramWriter {
     }
     const auto [known, added] = inputs_.emplace(value, 0);
     if (added) {
-      known->second =
-          emit({Kind::Input, value->debugName(), {}, 0, {found - inputs.begin() - 1}, {}}, {}, kFloat32);
+      known->second = emit(inputOperator(value->debugName(), found - inputs.begin() - 1), {}, kFloat32);
       axes_.back() = axesOf(value);
     }
     return known->second;
@@ -155,7 +155,7 @@ class Walk : ProgramWriter {
         grid.high <= to.high) {
       return from;
     }
-    return emit({Kind::Table, nameOf(node), {}, 0, {}, {rescaled(grid, to)}}, {from}, to);
+    return emit(tableOperator(nameOf(node), rescaled(grid, to)), {from}, to);
   }
 
   int64_t close(const Pending& pending, Grid grid) {
@@ -195,7 +195,7 @@ class Walk : ProgramWriter {
     const auto [table, shift] =
         reader_.tableOf(node, program_.grids[codes->second.value], codes->second.shift);
     const Grid grid = reader_.gridOfTable(node, table, shift);
-    const int64_t value = emit({Kind::Table, nameOf(node), {}, 0, {}, {table}}, {codes->second.value}, grid);
+    const int64_t value = emit(tableOperator(nameOf(node), table), {codes->second.value}, grid);
     codes_[node->output()] = {value, shift};
   }
 
@@ -238,7 +238,7 @@ class Walk : ProgramWriter {
     Grid grid = program_.grids[from];
     grid.low = std::max(grid.low, grid.zero_point), grid.high = std::max(grid.high, grid.low);
     auto table = at::arange(256).clamp(grid.low, 255).to(at::kByte);
-    floats_[node->output()] = emit({Kind::Table, nameOf(node), {}, 0, {}, {table}}, {from}, grid);
+    floats_[node->output()] = emit(tableOperator(nameOf(node), table), {from}, grid);
   }
 
   // Of what a node moves: codes, or a value that is still to be quantized.
@@ -280,7 +280,7 @@ class Walk : ProgramWriter {
     const bool fits = constant && (may_be_float || !constant->second.is_float);
     refuseUnless(fits, "its operand ", operand->debugName(), " is in float");
     const auto& [elements, grid] = *constant;
-    return emit({Kind::Constant, operand->debugName(), {}, 0, {}, {elements}}, {}, grid);
+    return emit(constantOperator(operand->debugName(), elements), {}, grid);
   }
 
   void visitRecurrent(Node* node) {
@@ -313,7 +313,7 @@ class Walk : ProgramWriter {
     planned.op.name = nameOf(node);
     numbers_.set(planned.op, planned.computed);
     takeSum(planned);
-    const bool joins = isJoin(reader_, node) || planned.op.kind == Kind::Affine;
+    const bool joins = isJoin(reader_, node) || isAffine(planned.op.kind);
     for (const Value* operand : planned.operands) {
       if (const auto joined = joins ? joined_.find(operand) : joined_.end(); joined != joined_.end()) {
         planned.op.inputs.insert(planned.op.inputs.end(), joined->second.begin(), joined->second.end());

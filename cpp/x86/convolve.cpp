@@ -74,7 +74,7 @@ Placed rowsOf(const Memory& memory) { return isUniform(memory) ? matrix(memory) 
 
 Part convolve(const Program& program, const Lowered& lowered, const Step& step) {
   const Memory &from = lowered.memory[step.inputs[0]], &to = lowered.memory[step.output];
-  const bool linear = program.operators[step.index].kind == Kind::Linear;
+  const bool linear = isLinear(program.operators[step.index].kind);
   const bool rows = isUniform(to) && std::ranges::all_of(step.inputs, [&](size_t id) {
                       return isUniform(lowered.memory[id]);
                     });

@@ -2,6 +2,8 @@
 
 #include <span>
 
+#include "operators/declaration.h"
+
 namespace jit_passes::x86 {
 namespace {
 
@@ -13,7 +15,7 @@ std::optional<Program> withoutEmptyParts(const Program& program, const std::vect
   const auto sizes = inferSizes(program, inputs);
   const auto isEmpty = [&](int64_t value) { return isJoinedWithAny(sizes[value]); };
   const auto isShortened = [&](const Operator& op) {
-    return (op.kind == Kind::Concat || op.kind == Kind::Affine) && !isEmpty(op.output) &&
+    return declarationOf(op.kind).joins != nullptr && !isEmpty(op.output) &&
            std::ranges::any_of(op.inputs, isEmpty);
   };
   if (std::ranges::none_of(program.operators, isShortened)) {
@@ -31,10 +33,8 @@ std::optional<Program> withoutEmptyParts(const Program& program, const std::vect
 Joins::Joins(const Program& program, const std::vector<Sizes>& sizes) : program_(program) {
   for (size_t index = 0; index < program.operators.size(); ++index) {
     const Operator& op = program.operators[index];
-    if (op.kind == Kind::Concat) {
-      add(index, axisOf(op.attributes[0], int64_t(sizes[op.output].size())), false, sizes);
-    } else if (op.kind == Kind::Affine) {
-      add(index, kAffineAxis, true, sizes);
+    if (const auto joins = declarationOf(op.kind).joins) {
+      add(index, joins(op, int64_t(sizes[op.output].size())), isAffine(op.kind), sizes);
     } else if (isConvolution(op.kind)) {
       bordered_.insert(op.inputs[0]);
     }

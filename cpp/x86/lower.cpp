@@ -231,11 +231,11 @@ void Lowering::findBorders() {
     }
     const Memory& in = memory(step.inputs[0]);
     Sizes widths; // of what an affine operator reads
-    for (size_t i = 0; op.kind == Kind::Affine && i < op.inputs.size(); ++i) {
+    for (size_t i = 0; isAffine(op.kind) && i < op.inputs.size(); ++i) {
       widths.push_back(sizes_[op.inputs[i]][kAffineAxis]);
     }
     step.packed = weights_.packed(program_, op, in.is != Is::Slice, widths);
-    if (op.kind != Kind::Linear) {
+    if (!isLinear(op.kind)) {
       const Memory& out = memory(step.output);
       const Border border = borderOf(
           op, *step.packed, imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),

@@ -113,9 +113,7 @@ int64_t Products::scaleResult(int64_t value) {
 // The permutation that alone reads the result becomes part of the product.
 void Products::transposeResult(int64_t value) {
   const auto& uses = uses_[value];
-  const auto isTransposition = [&](const Operator& op) {
-    return op.kind == Kind::Permute || op.kind == Kind::Transpose;
-  };
+  const auto isTransposition = [&](const Operator& op) { return declarationOf(op.kind).permutes; };
   if (uses.size() != 1 || uses[0] == SIZE_MAX || isView(uses[0]) ||
       !isTransposition(program_.operators[uses[0]])) {
     return;

@@ -2,6 +2,7 @@
 
 #include "builder.h"
 #include "core/shape_facts.h"
+#include "operators/made.h"
 
 namespace jit_passes::x86 {
 
@@ -61,8 +62,7 @@ std::optional<Operator> PlannedNumbers::power(const Value* value) {
   if (!found || found->base == nullptr) {
     return std::nullopt;
   }
-  Operator op{Kind::Power, value->debugName(), {}, 0, {1}, {}};
-  op.tensors = {at::tensor({found->factor, found->exponent}, at::kDouble)};
+  Operator op = powerOperator(value->debugName(), found->factor, found->exponent);
   op.computed = {{0, number(found->base)}};
   return op;
 }

@@ -59,7 +59,7 @@ class Kind {
   static const Kind Affine, Input, Linear, Constant, Table, Power, Pad, Convolution, Transpose, Quantize,
       Concat, Add, Unflatten, Shuffle, Recurrent, Permute, Fill, DynamicLinear, DynamicConvolution,
       DynamicTransposedConvolution, TransposedConvolution, Slice, Roll, Multiply, MatrixProduct, Function,
-      Flatten, Dequantize;
+      Flatten;
 
  private:
   const Declaration* declaration_;
@@ -179,26 +179,20 @@ struct Program {
   std::vector<Number> numbers = {};
 };
 
-inline bool isTransposed(Kind kind) {
-  return kind == Kind::TransposedConvolution || kind == Kind::DynamicTransposedConvolution;
-}
-inline bool isConvolution(Kind kind) {
-  return kind == Kind::Convolution || kind == Kind::DynamicConvolution || isTransposed(kind);
-}
-inline bool isLinear(Kind kind) { return kind == Kind::Linear || kind == Kind::DynamicLinear; }
-inline bool isDynamic(Kind kind) {
-  return kind == Kind::DynamicLinear || kind == Kind::DynamicConvolution ||
-         kind == Kind::DynamicTransposedConvolution;
-}
+// By what their declarations say of weights.
+bool isConvolution(Kind kind); // transposed ones too
+bool isTransposed(Kind kind);
+bool isLinear(Kind kind);
+bool isAffine(Kind kind);
+bool isRecurrent(Kind kind);
+bool isDynamic(Kind kind);
 // They are the last ones.
 inline int64_t dynamicAttribute(const Operator& op, size_t which) {
   return op.attributes[op.attributes.size() - DynamicAttributes::Count + which];
 }
 
 // Whether an operator with weights adds a value before it rounds.
-inline bool hasSum(const Operator& op) {
-  return (op.kind == Kind::Convolution || op.kind == Kind::Linear) && op.inputs.size() > 1;
-}
+bool hasSum(const Operator& op);
 
 const char* nameOf(Kind kind);
 // Throws where there is none of that name.

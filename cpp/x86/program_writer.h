@@ -2,6 +2,7 @@
 #pragma once
 
 #include "builder.h"
+#include "operators/made.h"
 #include "types.h"
 
 namespace jit_passes::x86 {
@@ -37,7 +38,7 @@ class ProgramWriter {
   int64_t dequantized(int64_t value) {
     const auto [known, added] = dequantized_.emplace(value, 0);
     if (added) {
-      known->second = emit({Kind::Dequantize, "dequantize", {}, 0, {}, {}}, {value}, kFloat32);
+      known->second = emit(dequantizeOperator(), {value}, kFloat32);
     }
     return known->second;
   }

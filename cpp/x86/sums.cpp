@@ -1,5 +1,7 @@
 #include "sums.h"
 
+#include "operators/declaration.h"
+
 namespace jit_passes::x86 {
 namespace {
 
@@ -29,7 +31,7 @@ Grid gridOfFirst(const Grid& sum, const Grid& second, const double* factors) {
 
 bool isSummed(const torch::jit::Node* node, const Operator& op) {
   const auto& uses = node->output()->uses();
-  return (op.kind == Kind::Convolution || op.kind == Kind::Linear) && !hasSum(op) && uses.size() == 1 &&
+  return declarationOf(op.kind).tensors.most > kFactors && !hasSum(op) && uses.size() == 1 &&
          uses[0].user->owningBlock() == node->owningBlock() &&
          (uses[0].user->kind() == c10::aten::add || uses[0].user->kind() == c10::aten::sub);
 }

@@ -28,7 +28,7 @@ int64_t checkAxes(const Operator& op, const std::vector<int64_t>& axes) {
 }
 
 std::optional<Grid> joinedGrid(const Operator& op, const std::vector<Grid>& grids) {
-  if (op.kind != Kind::Concat) {
+  if (declarationOf(op.kind).joins == nullptr || isAffine(op.kind)) {
     return std::nullopt;
   }
   Grid grid = grids[op.inputs[0]];

@@ -1,5 +1,7 @@
 #include "views.h"
 
+#include "operators/declaration.h"
+
 namespace jit_passes::x86 {
 namespace {
 
@@ -25,7 +27,7 @@ View through(const std::vector<Rearranged>& operators, View view) {
     const int64_t rank = view.sizes.size();
     if (op.kind == Kind::Unflatten) {
       view = unflattened(view, axisOf(op.attributes[0], rank), sizes);
-    } else if (op.kind == Kind::Permute || op.kind == Kind::Transpose) {
+    } else if (declarationOf(op.kind).permutes) {
       const Sizes from = view.strides, axes = permutationOf(op, rank);
       for (int64_t i = 0; i < rank; ++i) {
         view.strides[i] = from[axes[i]];

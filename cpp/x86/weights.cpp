@@ -13,7 +13,7 @@ Window windowOf(const Operator& op) {
   using A = ConvolutionAttributes;
   Window window;
   if (!isConvolution(op.kind)) {
-    window.groups = op.kind == Kind::Affine ? op.tensors[kWeight].size(0) : 1;
+    window.groups = isAffine(op.kind) ? op.tensors[kWeight].size(0) : 1;
     return window;
   }
   const auto& a = op.attributes;
@@ -36,7 +36,7 @@ using Kernels = std::vector<Convolution>;
 std::shared_ptr<const Kernels> pack(const Program& program, const Operator& op, bool dense) {
   const at::NoGradGuard no_gradients;
   const auto& weight = op.tensors[kWeight];
-  const int64_t zero_point = op.kind == Kind::Affine ? 0 : program.grids[op.inputs[0]].zero_point;
+  const int64_t zero_point = isAffine(op.kind) ? 0 : program.grids[op.inputs[0]].zero_point;
   auto kernels = std::make_shared<Kernels>();
   const auto add = [&](const Window& window, const at::Tensor& ordered) {
     kernels->emplace_back(
@@ -81,7 +81,7 @@ std::vector<int32_t> sumsOf(const Operator& op) {
 // zero points of their own: these become part of the numbers that it has for each channel.
 std::shared_ptr<const Packed> numbersOf(
     const Program& program, const Operator& op, std::shared_ptr<const Kernels> kernels, const Sizes& widths) {
-  const bool affine = op.kind == Kind::Affine;
+  const bool affine = isAffine(op.kind);
   const int64_t outputs = op.tensors[kWeight].size(0);
   const Grid* in = &program.grids[op.inputs[0]];
   const Grid& out = program.grids[op.output];
@@ -140,7 +140,7 @@ at::Tensor unpacked(const Convolution& kernel, const at::Tensor& taps) {
 void restore(const Operator& op, const Packed& packed) {
   const at::Tensor& weight = op.tensors[kWeight];
   at::Tensor whole;
-  if (op.kind == Kind::Recurrent) {
+  if (isRecurrent(op.kind)) {
     whole = at::empty(weight.sizes(), at::kChar);
     packed.recurrent->unpack(whole.mutable_data_ptr<int8_t>());
   } else if (isTransposed(op.kind)) {
@@ -176,9 +176,9 @@ std::shared_ptr<const Packed> Weights::packed(
   if (const auto found = released_.find(key); found != released_.end()) {
     restore(op, *found->second.packed);
   }
-  packed = op.kind == Kind::Recurrent ? packRecurrent(op)
-                                      : numbersOf(program, op, pack(program, op, dense), widths);
-  if (op.kind != Kind::Affine) {
+  packed =
+      isRecurrent(op.kind) ? packRecurrent(op) : numbersOf(program, op, pack(program, op, dense), widths);
+  if (!isAffine(op.kind)) {
     release(weight);
     released_.insert_or_assign(key, Released{op, packed});
     untrimmed_ += weight.numel();

@@ -70,10 +70,12 @@ const RegisterOperator affine_operator{
      .inputs = {1, 4096},
      .tensors = {3, 3},
      .types = Types::Same,
+     .layer = LayerKind::Affine,
      .from = {{"batch_norm", batchNorm}},
      .check = checkAffine,
      .check_values = checkOneInFloats,
      .infer = sizesOfAffine,
+     .joins = secondAxis,
      .channels = secondAxis,
      .lower = &Lowering::lowerAffine,
      .kernel = affineKernel}};

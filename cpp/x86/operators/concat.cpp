@@ -34,6 +34,7 @@ const RegisterOperator concat_operator{
      .from = {{"cat", concat}},
      .check = checkAllAxes,
      .infer = sizesOfConcat,
+     .joins = axisOfAttribute,
      .lower = &Lowering::lowerConcat}};
 
 } // namespace

@@ -41,6 +41,23 @@ std::vector<const Declaration*> declarations() {
   return all;
 }
 
+namespace {
+
+bool isLayer(Kind kind, LayerKind layer) { return kind.declaration().layer == layer; }
+
+} // namespace
+
+bool isTransposed(Kind kind) { return isLayer(kind, LayerKind::TransposedConvolution); }
+bool isConvolution(Kind kind) { return isLayer(kind, LayerKind::Convolution) || isTransposed(kind); }
+bool isLinear(Kind kind) { return isLayer(kind, LayerKind::Linear); }
+bool isAffine(Kind kind) { return isLayer(kind, LayerKind::Affine); }
+bool isRecurrent(Kind kind) { return isLayer(kind, LayerKind::Recurrent); }
+bool isDynamic(Kind kind) { return kind.declaration().dynamic; }
+
+bool hasSum(const Operator& op) {
+  return (isLayer(op.kind, LayerKind::Convolution) || isLinear(op.kind)) && op.inputs.size() > 1;
+}
+
 bool isKind(Kind kind) { return kind.declaration().name != nullptr; }
 const char* nameOf(Kind kind) { return isKind(kind) ? kind.declaration().name : "no kind"; }
 

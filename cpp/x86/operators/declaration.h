@@ -18,6 +18,9 @@ enum class Types {
   Real    // float32, of all operands and the result
 };
 
+// How an operator uses its weights.
+enum class LayerKind { None, Convolution, TransposedConvolution, Linear, Affine, Recurrent };
+
 class Lowering;
 struct StepContext;
 class Reader;
@@ -63,11 +66,14 @@ struct Declaration {
   Count inputs{1, 1}, attributes{0, 0}, tensors{0, 0};
   Types types = Types::Codes;
   int64_t most_axes = kMostAxes; // of operands and result
-  size_t any_dtype = SIZE_MAX;   // the operand that may have any dtype where it comes in: truths, indices
-  bool moves = false;            // only moves the elements of its operand
-  bool keeps_codes = moves;      // the result has the grid of the operand
-  bool views = false;            // the result is a view: other sizes, strides and offset
-  bool takes_shape = false;      // all attributes are sizes of the result
+  LayerKind layer = LayerKind::None;
+  bool dynamic = false;        // a layer whose input is quantized as the plan runs
+  size_t any_dtype = SIZE_MAX; // the operand that may have any dtype where it comes in: truths, indices
+  bool moves = false;          // only moves the elements of its operand
+  bool keeps_codes = moves;    // the result has the grid of the operand
+  bool permutes = false;       // its axes, see permutationOf
+  bool views = false;          // the result is a view: other sizes, strides and offset
+  bool takes_shape = false;    // all attributes are sizes of the result
   std::optional<ReduceFloats::Which> reduces = std::nullopt; // axes
 
   std::vector<From> from = {};
@@ -83,6 +89,8 @@ struct Declaration {
   bool (*computes)(const Operator&, int64_t attribute) = computesNone;
   // Whether the result can be codes, for types that have both forms.
   bool (*gives_codes)(const Operator&) = givesAnyCodes;
+  // The axis along which operands lie one after the other in the result; null for operators that join nothing.
+  int64_t (*joins)(const Operator&, int64_t rank) = nullptr;
   // The axis that must be innermost in memory; null if any axis may be.
   int64_t (*channels)(const Operator&, int64_t rank) = nullptr;
   // The method that makes steps.
@@ -136,6 +144,5 @@ inline const Kind Kind::Multiply("multiply");
 inline const Kind Kind::MatrixProduct("matrix_product");
 inline const Kind Kind::Function("function");
 inline const Kind Kind::Flatten("flatten");
-inline const Kind Kind::Dequantize("dequantize");
 
 } // namespace jit_passes::x86

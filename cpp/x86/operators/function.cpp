@@ -1,6 +1,7 @@
 // Functions of each number by itself: in float32, and as a table of codes.
 #include "checks.h"
 #include "from_graph.h"
+#include "made.h"
 #include "sizes.h"
 #include "x86/lowering.h"
 #include "x86/step_context.h"
@@ -115,4 +116,9 @@ const RegisterOperator table_operator{
      .order = orderOfFirst}};
 
 } // namespace
+
+Operator tableOperator(std::string name, at::Tensor table) {
+  return {Kind::Table, std::move(name), {}, 0, {}, {std::move(table)}};
+}
+
 } // namespace jit_passes::x86

@@ -54,6 +54,7 @@ const RegisterOperator recurrent_operator{
      .attributes = {RecurrentAttributes::Count, RecurrentAttributes::Count},
      .tensors = {3, 3},
      .types = Types::Real,
+     .layer = LayerKind::Recurrent,
      .check = checkRecurrent,
      .infer = sizesOfStates,
      .channels = lastAxisOf,

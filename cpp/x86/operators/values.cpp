@@ -1,5 +1,6 @@
 // Where values begin, and change their type.
 #include "checks.h"
+#include "made.h"
 #include "sizes.h"
 #include "x86/lowering.h"
 #include "x86/step_context.h"
@@ -108,4 +109,17 @@ const RegisterOperator power_operator{
      .lower = &Lowering::lowerNothing}};
 
 } // namespace
+
+Operator inputOperator(std::string name, int64_t number) {
+  return {Kind::Input, std::move(name), {}, 0, {number}, {}};
+}
+Operator constantOperator(std::string name, at::Tensor elements) {
+  return {Kind::Constant, std::move(name), {}, 0, {}, {std::move(elements)}};
+}
+Operator quantizeOperator(std::string name) { return {Kind::Quantize, std::move(name), {}, 0, {}, {}}; }
+Operator dequantizeOperator() { return {Kind("dequantize"), "dequantize", {}, 0, {}, {}}; }
+Operator powerOperator(std::string name, double factor, double exponent) {
+  return {Kind::Power, std::move(name), {}, 0, {1}, {at::tensor({factor, exponent}, at::kDouble)}};
+}
+
 } // namespace jit_passes::x86

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 import jit_passes
 from jit_passes import _C
 from jit_passes.targets.x86 import X86
+from jit_passes.targets.x86_moves import CLIPS, SUMS
 from tests.compare import sqnr
 from tests.plans import Grid, Weighted, plan_of, plans_in, reference, traced
 from tests.x86_kernels import Crowd
@@ -366,17 +367,34 @@ def test_several_inputs_and_results() -> None:
     assert all(torch.equal(g, e) for g, e in zip(got, expected, strict=True))
 
 
+# Asked for without an operator of plans: tensors that stay as they are, a cast of what plans give,
+# embeddings, which PyTorch computes, and cells, which become linears.
+NOT_PLANNED = {
+    *("aten::alias", "aten::contiguous", "aten::detach", "aten::to"),
+    *("aten::embedding", "aten::embedding_bag"),
+    *("aten::gru_cell", "aten::lstm_cell", "aten::rnn_relu_cell", "aten::rnn_tanh_cell"),
+}
+# Operators of plans that the target never asks for.
+NOT_ASKED_FOR = {"aten::upsample_nearest1d"}
+# They keep codes too, and have rows of the table for their ranks and options.
+ROWS_THAT_KEEP_CODES = {"aten::max_pool3d", "aten::roll"}
+
+
 def test_the_target_asks_for_what_plans_have() -> None:
     """The table of the target and that of the builder name the same operators."""
     kinds = _C.planned_kinds()
+    planned, keep = set(kinds), {kind for kind, keeps_codes in kinds.items() if keeps_codes}
     capability = X86().capability
-    static = {kind: row for kind, row in capability.operators.items() if "static" in row.modes}
-    rows = {kind for kind, row in static.items() if not row.elementwise}
-    rows |= {"aten::add", "aten::sub", "aten::mul"}
-    moves = set(capability.moves or ())
-    identities = {"aten::contiguous", "aten::detach", "aten::alias"}
-    assert rows <= set(kinds)
-    assert moves - identities <= {kind for kind, moves_codes in kinds.items() if moves_codes}
+    operators, moves, floats = (
+        set(table or ()) for table in (capability.operators, capability.moves, capability.floats)
+    )
+    asked = operators | moves | floats
+    tables = {kind for kind, row in capability.operators.items() if row.elementwise}
+    assert planned - asked == NOT_ASKED_FOR
+    assert asked - planned - tables == NOT_PLANNED
+    assert keep == (moves - NOT_PLANNED) | ROWS_THAT_KEEP_CODES | NOT_ASKED_FOR
+    # Functions of floats; codes have tables. Clips are part of other operators.
+    assert tables & planned == (tables & floats - set(CLIPS)) | {*SUMS, "aten::neg"}
 
 
 class Lines(nn.Module):

@@ -6,12 +6,19 @@ import copy
 import io
 from collections.abc import Iterable, Iterator
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from jit_passes.training.prepare import prepare_qat
 
 Model = torch.jit.ScriptModule
+
+makes_scales_positive = pytest.mark.filterwarnings(
+    "ignore:a step of the optimizer took:UserWarning"
+)
+"""For tests about something else, which train a few steps at a rate that scales do not bear."""
+
 METHODS = ("lsq", "lsq_plus", "tqt", "moving_average")
 # How a module gets to prepare_qat.
 ORIGINS = (

@@ -154,6 +154,7 @@ def test_random_without_samples(model: Path) -> None:
         random_data(("0x3x8x8",), 1, torch.jit.load(model).forward)
 
 
+@pytest.mark.filterwarnings("ignore:'torch.load' received a zip file:UserWarning")
 def test_a_model_in_place_of_data(model: Path, tmp_path: Path) -> None:
     """Scripted, or pickled; PyTorch's advice to load it without care is not repeated."""
     with pytest.raises(JitPassesError, match="this is a model, and data are tensors") as caught:

@@ -68,8 +68,8 @@ def interpret(
         schema = operator._schema.arguments
         keywords = {a.name: x for a, x in zip(schema, operands, strict=True) if a.kwarg_only}
         operands = operands[: len(operands) - len(keywords)]
-        if any(str(argument.type).startswith("List[t]") for argument in schema):
-            raise Unsupported  # which Python cannot call
+        if any(str(argument.type).removeprefix("List[").startswith("t") for argument in schema):
+            raise Unsupported  # of any type `t`, which Python cannot call
         computed = operator(*operands, **keywords)
         values[node.name] = computed
         if told is not None and node.name in floats:

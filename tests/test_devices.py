@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import jit_passes
+from tests.qat_nets import makes_scales_positive
 from tests.quantizing import seeded
 
 OTHERS = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)  # has no kernels of ours
@@ -146,6 +147,7 @@ def trained(method: str) -> dict[str, Any]:
         return {**qat.state_dict(), "result": reference(batches(1)[0])}
 
 
+@makes_scales_positive
 @pytest.mark.parametrize("method", ["moving_average", "lsq", "lsq_plus", "tqt"])
 def test_training(method: str) -> None:
     """Kernels sum gradients of scales in double, operators in float32: 1e-5 of the values."""

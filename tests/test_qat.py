@@ -20,6 +20,7 @@ from qat_nets import (
     batch,
     batches,
     compiled,
+    makes_scales_positive,
     nodes_of,
     parameter_of,
     quantizations,
@@ -51,6 +52,8 @@ from jit_passes.training.parameters import (
     quantization_parameters,
 )
 from jit_passes.training.prepare import prepare_qat
+
+pytestmark = makes_scales_positive
 
 IMAGES = (4, 3, 8, 8)
 ADDED = re.compile(r"(weight|input|output)(_\d+)?_(scale|offset|log2_threshold|range)(_\d+)?$")

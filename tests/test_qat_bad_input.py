@@ -17,6 +17,7 @@ from qat_nets import (
     batch,
     batches,
     compiled,
+    makes_scales_positive,
     parameter_of,
     seeded,
     sgd,
@@ -196,6 +197,7 @@ def test_activations_of_few_bits(target: str) -> None:
     assert {row.bits for row in jit_passes.coverage(trained).int8} == {"w4a8"}
 
 
+@makes_scales_positive
 def test_an_optimizer_that_was_built_too_early() -> None:
     model = scripted()
     optimizer = sgd(model)

@@ -8,7 +8,18 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from qat_nets import METHODS, Model, batch, batches, reloaded, seeded, sgd, steps_apart, train
+from qat_nets import (
+    METHODS,
+    Model,
+    batch,
+    batches,
+    makes_scales_positive,
+    reloaded,
+    seeded,
+    sgd,
+    steps_apart,
+    train,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
@@ -170,6 +181,7 @@ def effective(layer: nn.Module) -> Tensor:
     return (layer.weight() if callable(layer.weight) else layer.weight).detach()
 
 
+@makes_scales_positive
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("name", "origin", "norm"),

@@ -12,7 +12,7 @@ import torch
 from compare import call, clone, leaves
 from models import BASIC, Case
 from processor import VNNI
-from qat_nets import METHODS, Model, batch, compiled, seeded
+from qat_nets import METHODS, Model, batch, compiled, makes_scales_positive, seeded
 from torch import Tensor, nn
 
 import jit_passes
@@ -164,6 +164,7 @@ def small_resnet() -> nn.Module:
     return model
 
 
+@makes_scales_positive
 @pytest.mark.parametrize("origin", ["scripted", "traced_in_training"])
 @pytest.mark.parametrize("name", NETS)
 def test_real_nets(name: str, origin: str) -> None:

@@ -18,6 +18,7 @@ from qat_nets import (
     batch,
     batches,
     compiled,
+    makes_scales_positive,
     nodes_of,
     parameter_of,
     reloaded,
@@ -41,6 +42,8 @@ from jit_passes.training.switches import (
     freeze_statistics,
     unfreeze_statistics,
 )
+
+pytestmark = makes_scales_positive
 
 IMAGES = (4, 3, 8, 8)
 

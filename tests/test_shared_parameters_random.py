@@ -190,6 +190,8 @@ def test_random_annotations_of_random_modules() -> None:
     compared = 0
     for index in range(60):
         drawn = random_module(index, 21)
+        if "'-inf'" in drawn.source:  # which has no range
+            continue
         model = drawn.compile(training=False, dtype=torch.float32)
         try:
             prepared = jit_passes.prepare(model, quantizer=Drawn(index), target="reference")

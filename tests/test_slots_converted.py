@@ -31,6 +31,7 @@ from jit_passes.observers import MovingAverageMinMax
 from jit_passes.quantizer import TensorOptions
 from jit_passes.targets import Reference, Stock
 from tests.processor import BITS, REDUCED
+from tests.qat_nets import makes_scales_positive
 
 PER_CHANNEL = TensorOptions(channelwise=True)
 NARROW = {
@@ -79,6 +80,7 @@ def kinds_of(model: Model) -> list[str]:
     return [node.kind for node in GraphView.of(model._c, "forward").nodes]
 
 
+@makes_scales_positive
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_reference_is_what_trained(name: str, way: str, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import jit_passes  # noqa: F401  registers the operators
 from jit_passes.observers import KLJ, MeanSquaredError, Observer, ObserverState, ThreeSigma
+from tests.qat_nets import makes_scales_positive
 
 own = torch.ops.jit_passes
 GRIDS = [(-128, 127), (-8, 7), (-2, 1), (-127, 127)]
@@ -659,6 +660,7 @@ class Scripted(nn.Module):
         return torch.ops.jit_passes.train_fixed(y, 0.02, 0, True, -512, 511, "output", "")
 
 
+@makes_scales_positive
 @pytest.mark.parametrize("which", ["lsq", "tqt", "average"])
 def test_scripted_training(which: str, tmp_path: Path) -> None:
     """Scripted, saved and loaded, it trains step by step as in eager mode, and its loss falls."""

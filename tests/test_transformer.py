@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes.stages.normalize import normalize
 from tests.processor import decibels_here
+from tests.qat_nets import makes_scales_positive
 from tests.quantizing import seeded
 
 FUSED = (
@@ -194,6 +195,7 @@ def test_formula_of_attention(kind: str, average: bool) -> None:
     check_formula("_native_multi_head_attention", given)
 
 
+@makes_scales_positive
 @BOTH
 def test_qat_trains(how: str) -> None:
     """All parameters get gradients, the loss falls, and the trained model converts to int8."""

@@ -14,6 +14,7 @@ import jit_passes
 from jit_passes import JitPassesError
 from jit_passes.export import Encodings, encodings_of, to_aimet, to_nni
 from tests.compare import sqnr
+from tests.qat_nets import makes_scales_positive
 
 
 def test_saved_and_loaded() -> None:
@@ -55,6 +56,7 @@ def test_training_without_groups() -> None:
         jit_passes.prepare_qat(model, target="reference", config=config)
 
 
+@makes_scales_positive
 @pytest.mark.parametrize("target", ["reference", "stock"])
 def test_training_of_weights_alone(target: str) -> None:
     """Fake quantization per channel, of a table too, computes what the converted model does."""

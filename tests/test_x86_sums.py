@@ -20,6 +20,7 @@ from jit_passes.targets import X86
 from jit_passes.training.prepare import prepare_qat
 from tests.compare import sqnr
 from tests.plans import Grid, Weighted, plan_of, traced
+from tests.qat_nets import makes_scales_positive
 from tests.test_x86_state import mutate, restored
 
 IMAGES = (2, 3, 12, 10)
@@ -183,6 +184,7 @@ def test_a_sum_in_a_branch() -> None:
         assert sqnr(reference(x, adds), lowered(x, adds)) > 40
 
 
+@makes_scales_positive
 def test_training() -> None:
     """Training rounds where the converted model does."""
     torch.manual_seed(0)

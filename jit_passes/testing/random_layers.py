@@ -75,18 +75,23 @@ def transposed(w: Writer) -> None:
 
 def functional_convolution(w: Writer) -> None:
     x, rank, channels = _pick_image(w)
-    rng, weight, bias, y = w.rng, w.new("weight"), w.new("bias"), w.new()
-    sizes = ", ".join(str(rng.randint(1, 2)) for _ in range(rank))
-    out = rng.randint(1, 4)
+    rng, weight, bias, gain, y = w.rng, w.new("weight"), w.new("bias"), w.new("gain"), w.new()
+    sizes = [rng.randint(1, 2) for _ in range(rank)]
+    out, transposes = rng.randint(1, 4), rng.random() < 0.25
+    first, second = (channels, out) if transposes else (out, channels)
     members = [
-        f"self.{weight} = nn.Parameter(torch.randn({out}, {channels}, {sizes}) * 0.5)",
+        f"self.{weight} = nn.Parameter(torch.randn({[first, second, *sizes]}) * 0.5)",
         f"self.{bias} = nn.Parameter(torch.randn({out}))",
     ]
-    used = rng.choice((f"self.{weight}", f"self.{weight} * 2", f"torch.tanh(self.{weight})"))
+    used = rng.choice(
+        (f"self.{weight}", f"self.{weight} * 2", f"torch.tanh(self.{weight})",
+         f"torch._weight_norm(self.{weight}, self.{gain}, 0)")
+    )  # fmt: skip
+    if gain in used:
+        members.append(f"self.{gain} = nn.Parameter(torch.rand({[first, 1, *[1] * rank]}) + 0.5)")
     added = rng.choice(("None", f"self.{bias}", f"self.{bias} + 1", f"-self.{bias}"))
     more = rng.choice(("", ", 1", ", 1, 1", ", padding=[1]", ", padding='same'", f", 2, [{1}]"))
-    if rng.random() < 0.25:
-        members[0] = f"self.{weight} = nn.Parameter(torch.randn({channels}, {out}, {sizes}))"
+    if transposes:
         line = f"F.conv_transpose{rank}d({x}, {used}, {added})"
     else:
         line = f"torch.conv{rank}d({x}, {used}, {added}{more})"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from . import random_idioms as idioms
 from . import random_layers as layers
 from . import random_statements as statements
 from .random_writer import DoesNotFit, Writer
@@ -57,7 +58,11 @@ _STATEMENTS: dict[Callable[[Writer], None], int] = {
     layers.attention: 1, statements.state: 3, statements.optional: 2, layers.concatenation: 2,
     layers.many_groups: 2, layers.layer_scale: 3, statements.dictionary: 3,
     statements.write_in_block: 4, statements.list_of_views: 3, statements.swap: 2,
-    layers.fused_attention: 1, layers.embedding: 2, layers.recurrent: 2,
+    layers.fused_attention: 1, layers.embedding: 2, layers.recurrent: 3,
+    idioms.spelled_out_activation: 4, idioms.spelled_out_norm: 3, idioms.masked_attention: 3,
+    idioms.heads: 2, idioms.transformer: 2, idioms.rows: 2, idioms.written_bias: 2,
+    idioms.resize_as: 2, idioms.pool_of_lines: 2, idioms.cast: 2, idioms.recurrent_cell: 1,
+    idioms.listed: 2,
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import _C, GraphView, JitPassesError, PassCall, PassError, Pipeline
+from jit_passes.graph.verify import compare, observe
 from jit_passes.passes.pipeline import own
 from jit_passes.passes.subject import wrap
 from jit_passes.testing import check_change
@@ -534,3 +535,25 @@ def test_a_region_that_is_called_behind_a_later_one() -> None:
         own = [node.kind for node in GraphView.of(region.module).nodes if node.kind[:4] == "aten"]
         assert len(own) == len(region.operators)
     assert torch.equal(found.model(x, y), reference(x, y))
+
+
+class Twice(nn.Module):
+    """Reads a parameter as it is and transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self.linear(x), self.linear.weight.t().to(x.dtype))
+
+
+def test_a_transposed_parameter_keeps_its_gradient() -> None:
+    script = torch.jit.script(Twice().double())
+    inputs = (torch.randn(3, 5, dtype=torch.float64),)
+    expected = observe(wrap(_C.clone(script._c)), "forward", inputs)
+    subject = own(script, "forward")
+    (cast,) = (n.index for n in GraphView.of(subject.module).nodes if n.kind == "aten::to")
+    regions = {"regions": [[cast]]}
+    outlined = _C.run_pass("outline_regions", subject.module, "forward", regions)[0]
+    compare(expected, observe(wrap(_C.clone(outlined)), "forward", inputs), None)

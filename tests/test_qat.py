@@ -637,3 +637,19 @@ def test_saved_model_is_the_same(tmp_path: Any) -> None:
         warnings.simplefilter("error", JitPassesWarning)
         jit_passes.lower(other)
     assert reloaded(loaded)
+
+
+def test_attention_drops_out_in_training_alone() -> None:
+    """Of a trace in training mode, which has the share of its attention as a number."""
+    layer = nn.TransformerEncoderLayer(6, 1, 8, 0.2, batch_first=True).train()
+    x = torch.randn(3, 6, 6)
+    trained = prepare_qat(torch.jit.trace(layer, x, check_trace=False), target="reference")
+    trained.train()
+    trained(x).sum().backward()
+    with torch.no_grad():
+        assert not torch.equal(trained(x), trained(x))
+        trained.eval()
+        assert torch.equal(trained(x), trained(x))
+        converted = jit_passes.convert(trained)
+        assert torch.equal(converted(x), converted(x))
+        assert "aten::scaled_dot_product_attention" in str(converted.inlined_graph)

@@ -154,7 +154,7 @@ class Outline {
     }
     if (order_.isCopied(value->node()) && !isTakenApart(value->node())) {
       copy(value->node());
-    } else if (const auto parameter = known_.parameter(value); parameter && isFinal(*parameter)) {
+    } else if (const auto parameter = known_.parameter(value); parameter && !trains(value)) {
       inside_[value] = inner_->insertConstant(*parameter);
     } else {
       inside_[value] = value->node()->kind() == quantize ? takeCodes(value) : takeInput(value);
@@ -181,8 +181,10 @@ class Outline {
            !order_.isCopied(node->input()->node());
   }
 
-  static bool isFinal(const c10::IValue& held) {
-    return !held.isTensor() || !held.toTensor().requires_grad();
+  // Whether a parameter needs a gradient, as it is or transposed.
+  bool trains(const Value* value) const {
+    const auto held = known_.parameter(isTranspose(value->node()) ? mainOperand(value->node()) : value);
+    return held && held->isTensor() && held->toTensor().requires_grad();
   }
 
   Value* addInput(Value* value) {

@@ -83,14 +83,14 @@ class Reader:
         if node.name in self.laid_out:
             return LAYOUT
         given = [*node.outputs, *(v for u in _unpacked(node) for v in u.outputs)]
-        choice = choice_of(node.inputs[0]) if node.inputs else None
+        choice = choice_of(node.main_operand) if node.inputs else None
         chosen = choice.inputs[:1] if choice else []
         if any(value.written for value in (*node.inputs, *given, *chosen)):
             return "it reads or gives a value that is written in place"
         if row is None and node.moves_data:
             reason = self.capability.move_refusal(node)
-            if reason is None and quantizer_of(node.inputs[0]) is None:
-                reason = _float(node.inputs[0])
+            if reason is None and quantizer_of(node.main_operand) is None:
+                reason = _float(node.main_operand)
         else:
             reason = self.target.refusal(node, mode="dynamic" if choice else "static")
             if reason is None:
@@ -114,7 +114,7 @@ class Reader:
     def _refusal_of_operands(self, node: NodeView, row: OperatorSupport) -> str | None:
         if row.role is Role.WEIGHTED and (why := self._refusal_of_weight(node)):
             return why
-        if self.capability.dynamic_regions and (choice := choice_of(node.inputs[0])):
+        if self.capability.dynamic_regions and (choice := choice_of(node.main_operand)):
             return self._refusal_of_choice(node, choice)
         floats = 0
         operands = [
@@ -129,7 +129,7 @@ class Reader:
                     return why
             elif source is not None:
                 if why := self._misfit(node, position, source):
-                    return f"its operand '{source.inputs[0].name}' is {why}"
+                    return f"its operand '{source.main_operand.name}' is {why}"
             elif self._within(row, value) is None:
                 floats += 1
                 if not self.capability.mixed or floats == len(operands):
@@ -140,7 +140,7 @@ class Reader:
         x, low, high, scheme, form = choice.inputs
         codes = choice.outputs[0].uses[0][0]
         spec = QuantizationSpec(
-            dtype_of(codes.inputs[5].constant), low.constant, high.constant, scheme.constant,
+            dtype_of(codes.operand("dtype").constant), low.constant, high.constant, scheme.constant,
             range_form=form.constant, is_dynamic=True,
         )  # fmt: skip
         why = self.target.refusal(node, 0, spec, "dynamic")
@@ -150,7 +150,7 @@ class Reader:
         maker = value.producer
         if maker is None or maker.kind != DEQUANTIZE:
             return _float(value)
-        dtype = next(n for n, known in DTYPES.items() if known == maker.inputs[0].constant.dtype)
+        dtype = next(n for n, known in DTYPES.items() if known == maker.main_operand.constant.dtype)
         return None if dtype in self.capability.activations.grids else f"its constant is {dtype}"
 
     def _refusal_of_weight(self, node: NodeView) -> str | None:
@@ -257,7 +257,7 @@ class Reader:
             fixed = (row.fixed.scale, row.fixed.zero_point)
             if (own.scale, own.zero_point) != fixed:
                 return f"its result has other parameters than scale {fixed[0]:g}, zero {fixed[1]}"
-        source = quantizer_of(node.inputs[0])
+        source = quantizer_of(node.main_operand)
         if row.role is Role.SHARED and source is not None and parameters_of(source) != own:
             return None if self.capability.mixed else "its result has not its operand's parameters"
         return None
@@ -295,14 +295,14 @@ class Reader:
         for own, unit in enumerate(self.found.units):
             for value in (value for node in unit for _, _, value in node.operands):
                 if choice := choice_of(value):
-                    value = choice.inputs[0]
+                    value = choice.main_operand
                     shared.append((choosers.setdefault(value.id, own), own))
                 maker = value.producer
                 if maker is not None and maker.kind == "prim::ListUnpack":
-                    maker = maker.inputs[0].producer
+                    maker = maker.main_operand.producer
                 source = quantizer_of(value)
                 if maker is not None and maker.kind == DEQUANTIZE and source is not None:
-                    maker = source.inputs[0].producer
+                    maker = source.main_operand.producer
                     shared.append((readers.setdefault(source.index, own), own))
                 if maker is not None and maker.index in number:
                     self.found.links.append((number[maker.index], own))
@@ -318,7 +318,7 @@ def _unpacked(node: NodeView) -> list[NodeView]:
 
 def _float(value: ValueView) -> str:
     if choice := choice_of(value):
-        return f"its operand '{choice.inputs[0].name}' is quantized as the model runs"
+        return f"its operand '{choice.main_operand.name}' is quantized as the model runs"
     return f"its operand '{value.name}' is in float"
 
 

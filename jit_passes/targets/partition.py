@@ -173,7 +173,7 @@ def cut(
         call = PassCall("outline_regions", regions=indices)
         outline = Pipeline("partition", ("remove_unused_attributes", call))
         module = outline.run(module, method).module
-    earlier = {node.inputs[0].name for node in graph.nodes if node.kind == CALL}
+    earlier = {node.main_operand.name for node in graph.nodes if node.kind == CALL}
     found = _regions(module, method, operators, earlier)
     return Cut(module, tuple(sorted(found, key=lambda region: _number(region.name))), refused)
 
@@ -187,9 +187,9 @@ def _regions(
 ) -> Iterator[Region]:
     outer = GraphView.of(module, method)
     calls = {
-        node.inputs[0].name: node
+        node.main_operand.name: node
         for node in outer.nodes
-        if node.kind == CALL and node.inputs[0].name not in earlier
+        if node.kind == CALL and node.main_operand.name not in earlier
     }
     given: dict[int, str] = {}  # names of results, by id
     # One that a later operator ends is called behind those that begin after it.
@@ -225,7 +225,7 @@ def _result(value: ValueView) -> RegionValue:
     if source is None:
         return RegionValue(value.name, None)
     moved = maker is not None and maker.kind != DEQUANTIZE
-    return RegionValue(value.name if moved else source.inputs[0].name, parameters_of(source))
+    return RegionValue(value.name if moved else source.main_operand.name, parameters_of(source))
 
 
 class CompileRegions:

@@ -146,8 +146,8 @@ def choice_of(value: ValueView) -> NodeView | None:
     maker = value.producer
     if maker is None or maker.kind != DEQUANTIZE_DYNAMIC:
         return None
-    codes = maker.inputs[0].producer
-    choice = codes.inputs[1].producer if codes and codes.kind == QUANTIZE_DYNAMIC else None
+    codes = maker.main_operand.producer
+    choice = codes.operand("scale").producer if codes and codes.kind == QUANTIZE_DYNAMIC else None
     return choice if choice is not None and choice.kind == CHOOSE else None
 
 
@@ -157,7 +157,7 @@ def laid_out(graph: GraphView) -> set[str]:
     A region gives tensors in an order of its own, where these would be views.
     """
     found: set[str] = set()
-    pending = [node.inputs[0] for node in graph.nodes if node.traits.tells_layout]
+    pending = [node.main_operand for node in graph.nodes if node.traits.tells_layout]
     while pending:
         maker = pending.pop().producer
         if maker is not None and maker.kind in LISTS:

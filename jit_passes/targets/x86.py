@@ -185,7 +185,7 @@ def _options(node: NodeView) -> str | None:
 
 def _joins_channels(node: NodeView) -> bool:
     """A batch norm has numbers for each channel, so each part may keep its scale."""
-    return node.kind == "aten::cat" and node.inputs[1].constant == 1
+    return node.kind == "aten::cat" and node.operand("dim").constant == 1
 
 
 @dataclass(frozen=True)

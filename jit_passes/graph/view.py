@@ -7,6 +7,7 @@ Nodes have stable names such as `layer1.0.conv1:conv2d`: the module path, then t
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,19 +86,29 @@ class ValueView:
 class Analyses:
     """Facts that C++ finds about all nodes of a method's graph at once, when a first one is asked.
 
+    It does not keep the module: nodes and values refer to each other, and would keep it until the
+    garbage collector comes.
+
     Args:
         module: the C++ module; its graph has to be that of the snapshot when a fact is asked for.
         method: whose graph.
     """
 
     def __init__(self, module: Any, method: str) -> None:
-        self._place = (module, method)
+        self._module, self._method = weakref.ref(module), method
         self._found: dict[Callable[..., Any], Mapping[int, Any]] = {}
 
     def of(self, analysis: Callable[[Any, str], Mapping[int, Any]], node: NodeView) -> Any:
-        """Return what an analysis says of a node, or None."""
+        """Return the answer of an analysis about a node, or None.
+
+        Raises:
+            JitPassesError: the module is gone, and the analysis has not been asked for before.
+        """
         if analysis not in self._found:
-            self._found[analysis] = analysis(*self._place)
+            module = self._module()
+            if module is None:
+                raise JitPassesError("the module of this graph is gone: keep it while you ask")
+            self._found[analysis] = analysis(module, self._method)
         return self._found[analysis].get(node.index)
 
 

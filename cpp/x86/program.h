@@ -194,6 +194,9 @@ inline int64_t dynamicAttribute(const Operator& op, size_t which) {
 // Whether an operator with weights adds a value before it rounds.
 bool hasSum(const Operator& op);
 
+// Whether int8 weights, a row for each result, are so many that sums of products may leave int32, whatever they are.
+bool mayLeaveInt32(const at::Tensor& weight);
+
 const char* nameOf(Kind kind);
 // Throws where there is none of that name.
 Kind kindNamed(const std::string& name);

@@ -184,12 +184,17 @@ Grid Reader::gridOfTable(const Node* lookup, const at::Tensor& table, int64_t sh
 
 std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value, int64_t axis) const {
   const Node* node = value->node();
-  const auto floats = sized_ && !isDequantize(node) ? known_.tensor(value) : std::nullopt;
-  if (floats) {
-    refuseUnless(floats->dim() >= 2 && floats->numel() > 0, "its weight is empty, or a vector");
-    return {
-        at::empty(floats->sizes(), at::device(at::kMeta).dtype(at::kChar)),
-        at::ones({floats->size(axis)}, at::kDouble)};
+  const bool coded = isDequantize(node);
+  if (const auto held = !sized_ ? std::nullopt
+                        : coded ? operand(node, "q").toOptional<at::Tensor>()
+                                : known_.tensor(value)) {
+    refuseUnless(held->dim() >= 2 && held->numel() > 0, "its weight is empty, or a vector");
+    refuseUnless(!coded || held->scalar_type() == at::kChar, "its weights are not int8");
+    if (!coded || !mayLeaveInt32(held->movedim(axis, 0))) {
+      return {
+          at::empty(held->sizes(), at::device(at::kMeta).dtype(at::kChar)),
+          at::ones({held->size(axis)}, at::kDouble)};
+    }
   }
   refuseUnless(isDequantize(node), "its weight is in float");
   const auto codes = operand(node, "q");
@@ -245,8 +250,11 @@ at::Tensor Reader::bias(const Value* value, int64_t count) const {
   if (isNone(value)) {
     return at::zeros({count}, at::kFloat);
   }
-  auto known = sized_ && isTensor(value) ? std::optional<c10::IValue>(known_.tensor(value)) : find(value);
-  if (const Node* node = value->node(); !known && isDequantize(node)) {
+  const Node* node = value->node();
+  auto known = sized_ && isDequantize(node) ? std::optional(operand(node, "q"))
+               : sized_ && isTensor(value)  ? std::optional<c10::IValue>(known_.tensor(value))
+                                            : find(value);
+  if (!known && isDequantize(node)) {
     torch::jit::Stack stack;
     for (const auto& argument : node->schema().arguments()) {
       stack.push_back(operand(node, argument.name()));

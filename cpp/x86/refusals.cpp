@@ -14,10 +14,12 @@ namespace {
 
 class Refusals {
  public:
-  Refusals(const PassContext& context, bool codes)
-      : codes_(codes), reader_(context, /*sized=*/true), shapes_(context, /*batched=*/false) {}
+  Refusals(const PassContext& context, bool codes) : codes_(codes), reader_(context, /*sized=*/true) {}
 
   std::optional<std::string> of(Node* node) {
+    if (keepsAxes(node)) {
+      axes_[node->output()] = axesOf(mainOperand(node));
+    }
     try {
       check(node);
     } catch (const Refusal& refusal) {
@@ -27,19 +29,26 @@ class Refusals {
   }
 
  private:
+  // Functions of each element, and quantizing and dequantizing.
+  static bool keepsAxes(const Node* node) {
+    return !node->inputs().empty() && node->outputs().size() == 1 && isTensor(node->output()) &&
+           (keepsShape(node) || startsWith(node, "jit_passes::"));
+  }
+
   void check(Node* node) {
     if (clipOf(reader_, node)) {
-      requireAxes("reads", shapes_.leastRank(node->input(0)), kMostMovedAxes);
+      requireAxes("reads", axesOf(mainOperand(node)), kMostMovedAxes);
     } else if (node->kind() == c10::aten::to) {
       refuseUnless(isToFloat(node), "it gives another dtype than float32, or another device");
     } else if (isRecurrent(node)) {
       checkRecurrent(reader_, node);
     } else if (isPlanned(node)) {
-      checkPlanned(plannedOperator(reader_, node));
+      axes_[node->outputs().at(0)] = checkPlanned(plannedOperator(reader_, node));
     }
   }
 
-  void checkPlanned(Planned planned) {
+  // Returns how many axes the result has at least.
+  int64_t checkPlanned(Planned planned) {
     Operator& op = planned.op;
     const Declaration& form = declarationOf(op.kind);
     std::vector<int64_t> axes;
@@ -52,15 +61,22 @@ class Refusals {
         !op.tensors.empty() && op.tensors[0].is_meta(); // it takes more axes in the mode dynamic
     const int64_t most_axes = in_float ? kMostMovedAxes : form.most_axes;
     requireAxes("reads", most, most_axes);
-    requireAxes("gives", form.least_axes(op, first, most), most_axes);
+    const int64_t result = form.least_axes(op, first, most);
+    requireAxes("gives", result, most_axes);
     numbers_.set(op, planned.computed);
     checkCounts(op);
     form.check(op);
     refuseUnless(!codes_ || hasCodes(op), "it cannot have so many numbers on integers");
+    return result;
   }
 
   static void requireAxes(const char* what, int64_t axes, int64_t most) {
     refuseUnless(axes <= most, "it ", what, " more than ", most, " axes");
+  }
+
+  int64_t axesOf(const Value* value) const {
+    const auto found = axes_.find(value);
+    return std::max(x86::axesOf(value), found == axes_.end() ? 0 : found->second);
   }
 
   // Returns how many axes it has at least.
@@ -76,13 +92,13 @@ class Refusals {
     refuseUnless(
         isTensor(operand) || numbers_.power(operand),
         "one of its operands is a number that the model computes");
-    return shapes_.leastRank(operand);
+    return axesOf(operand);
   }
 
   const bool codes_;
   const Reader reader_;
-  const Shapes shapes_;
-  Program program_; // of the numbers alone
+  std::unordered_map<const Value*, int64_t> axes_; // at least, of results; those of types are left out
+  Program program_;                                // of the numbers alone
   PlannedNumbers numbers_{reader_, program_, [](const Value*) {}};
 };
 

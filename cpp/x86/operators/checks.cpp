@@ -10,6 +10,10 @@ constexpr int64_t kMaxSum = int64_t{1} << 30;
 
 } // namespace
 
+bool mayLeaveInt32(const at::Tensor& weight) {
+  return weight.numel() / weight.size(0) * 128 >= kMaxSum / 255;
+}
+
 void checkEach(const std::vector<int64_t>& numbers, int64_t low, int64_t high, const char* what) {
   for (const int64_t number : numbers) {
     refuseUnless(between(number, low, high), what, " of ", number);
@@ -66,9 +70,12 @@ void checkWeights(const Operator& op, int64_t dims) {
       bias.scalar_type() == at::kFloat && bias.dim() == 1 && bias.size(0) == weight.size(0),
       "the bias is float32, a number for each of ", weight.size(0), " results");
   refuseUnless(at::isfinite(bias).all().item<bool>(), "its bias is not finite");
-  const auto sums = weight.to(at::kShort).abs().reshape({weight.size(0), -1}).sum(1, false, at::kLong);
+  const auto fits = [&] {
+    const auto sums = weight.to(at::kShort).abs().reshape({weight.size(0), -1}).sum(1, false, at::kLong);
+    return sums.max().item<int64_t>() < kMaxSum / 255;
+  };
   refuseUnless(
-      sums.max().item<int64_t>() < kMaxSum / 255 && weight.numel() / weight.size(0) <= kMostProducts,
+      weight.numel() / weight.size(0) <= kMostProducts && (!mayLeaveInt32(weight) || fits()),
       "its weights are too many or too large for sums in int32");
 }
 

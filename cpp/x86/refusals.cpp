@@ -43,12 +43,12 @@ class Refusals {
     } else if (isRecurrent(node)) {
       checkRecurrent(reader_, node);
     } else if (isPlanned(node)) {
-      axes_[node->outputs().at(0)] = checkPlanned(plannedOperator(reader_, node));
+      checkPlanned(plannedOperator(reader_, node), node->outputs().at(0));
     }
   }
 
-  // Returns how many axes the result has at least.
-  int64_t checkPlanned(Planned planned) {
+  // A result with too many axes has them for its readers.
+  void checkPlanned(Planned planned, const Value* result) {
     Operator& op = planned.op;
     const Declaration& form = declarationOf(op.kind);
     std::vector<int64_t> axes;
@@ -60,14 +60,13 @@ class Refusals {
     const bool in_float =
         !op.tensors.empty() && op.tensors[0].is_meta(); // it takes more axes in the mode dynamic
     const int64_t most_axes = in_float ? kMostMovedAxes : form.most_axes;
+    axes_[result] = form.least_axes(op, first, most);
     requireAxes("reads", most, most_axes);
-    const int64_t result = form.least_axes(op, first, most);
-    requireAxes("gives", result, most_axes);
+    requireAxes("gives", axes_[result], most_axes);
     numbers_.set(op, planned.computed);
     checkCounts(op);
     form.check(op);
     refuseUnless(!codes_ || hasCodes(op), "it cannot have so many numbers on integers");
-    return result;
   }
 
   static void requireAxes(const char* what, int64_t axes, int64_t most) {

@@ -24,6 +24,8 @@ class Refusals {
       check(node);
     } catch (const Refusal& refusal) {
       return refusal.reason;
+    } catch (const c10::Error&) { // a text where a number should be, as no graph of PyTorch has it
+      return "an operand has another type than the operator takes";
     }
     return std::nullopt;
   }
@@ -57,8 +59,8 @@ class Refusals {
       op.inputs.push_back(op.inputs.size());
     }
     const int64_t first = axes.empty() ? 0 : axes[0], most = axes.empty() ? 0 : std::ranges::max(axes);
-    const bool in_float =
-        !op.tensors.empty() && op.tensors[0].is_meta(); // it takes more axes in the mode dynamic
+    // A layer takes more axes in the mode dynamic than in the mode static.
+    const bool in_float = !op.tensors.empty() && op.tensors[0].is_meta();
     const int64_t most_axes = in_float ? kMostMovedAxes : form.most_axes;
     axes_[result] = form.least_axes(op, first, most);
     requireAxes("reads", most, most_axes);

@@ -293,6 +293,27 @@ def test_nothing_in_three_axes(engine: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert list(lowered(torch.zeros(2, 0, 6)).shape) == wanted
 
 
+class Averaged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).mean(1))
+
+
+def test_a_mean_of_nothing() -> None:
+    x = torch.randn(2, 3, 6)
+    for target in TARGETS:
+        lowered = quantize(Averaged(), mode="dynamic", target=target)
+        assert lowered(x).isfinite().all()
+        if target == "x86":
+            with pytest.raises(RuntimeError, match="goes over no values"):
+                lowered(x[:, :0])
+        else:
+            assert lowered(x[:, :0]).isnan().all()
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()

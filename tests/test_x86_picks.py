@@ -144,3 +144,21 @@ def test_log_softmax(shape: tuple[int, ...], axis: int) -> None:
 
 def test_log_softmax_between_layers() -> None:
     in_one_plan(lambda y: F.log_softmax(y, -1), torch.randn(9, 16))
+
+
+@pytest.mark.parametrize("number", [1e39, 1e300])
+def test_numbers_beyond_float32(number: float) -> None:
+    """They are infinite there, as in the float model, and no error."""
+    model = torch.jit.trace(Between(lambda y: y * number).eval(), torch.randn(3, 16))
+    lowered = jit_passes.quantize_script(model, mode="dynamic", target="x86")
+    assert not lowered(torch.randn(3, 16)).isfinite().any()
+
+
+def test_more_elements_than_float32_tells_apart() -> None:
+    plan = plan_of(
+        traced(
+            Alone(lambda x, i: torch.gather(torch.neg(x), 0, i)), torch.ones(3), torch.tensor([1])
+        )
+    )
+    with pytest.raises(RuntimeError, match="picks along at most 16777216 numbers"):
+        plan.run([torch.zeros(2**24 + 1), torch.tensor([5])])

@@ -225,7 +225,7 @@ std::optional<std::pair<at::Tensor, Grid>> Reader::constant(const Value* value) 
   const bool coded = node->kind() == dequantize;
   const auto held = find(coded ? node->input(0) : value);
   if (held && (held->isDouble() || held->isInt())) {
-    return std::pair(at::scalar_tensor(held->toScalar(), at::kFloat), kFloat32);
+    return std::pair(at::scalar_tensor(held->toScalar().toDouble(), at::kDouble).to(at::kFloat), kFloat32);
   }
   if (!held || !held->isTensor()) {
     return std::nullopt;

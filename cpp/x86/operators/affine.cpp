@@ -10,7 +10,7 @@ namespace {
 
 // factor * x + bias - mean * factor, with factor = weight / sqrt(var + eps).
 Planned batchNorm(const Reader& reader, Node* node) {
-  refuseUnless(!reader.operand(node, "training").toBool(), "it trains");
+  refuseUnless(!reader.operand(node, "training").toBool(), "it is in training mode");
   const auto numbers = [&](const char* name) {
     const auto value = reader.operand(node, name);
     refuseUnless(value.isTensor() && value.toTensor().dim() == 1, "its operand '", name, "' is not given");

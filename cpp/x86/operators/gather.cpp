@@ -34,7 +34,8 @@ Part gatherKernel(const StepContext& c) {
           }
           const float wanted = *reinterpret_cast<const float*>(indices + asked);
           TORCH_CHECK_INDEX(
-              wanted >= 0 && wanted < float(size), name, " takes element ", wanted, " of an axis of ", size);
+              wanted >= 0 && wanted < float(size), name, " takes element ", int64_t(wanted),
+              " of an axis of ", size);
           *reinterpret_cast<float*>(result + written) =
               *reinterpret_cast<const float*>(source + read + int64_t(wanted) * stride);
         }
@@ -49,6 +50,10 @@ Sizes sizesOfGather(const Operands& operands) {
     fits = int64_t(i) == along || index[i] <= from[i];
   }
   require(operands.op, fits, "got the shapes ", from, " and ", index);
+  constexpr int64_t kMostNumbered = int64_t{1} << 24; // whole numbers that float32 tells apart
+  require(
+      operands.op, from[along] <= kMostNumbered, "picks along at most ", kMostNumbered,
+      " numbers, and got the shape ", from);
   return index;
 }
 

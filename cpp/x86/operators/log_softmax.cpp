@@ -8,10 +8,11 @@ namespace jit_passes::x86 {
 namespace {
 
 Planned logSoftmax(const Reader& reader, Node* node) {
-  refuseUnless(
-      !reader.has(node, "dtype") || reader.operand(node, "dtype").toInt() == static_cast<int64_t>(at::kFloat),
-      "it changes the dtype");
-  return {{Kind("log_softmax"), "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  const bool casts =
+      reader.has(node, "dtype") && reader.operand(node, "dtype").toInt() != int64_t(at::kFloat);
+  refuseUnless(!casts, "it changes the dtype");
+  return {
+      {Kind("log_softmax"), "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {inputOf(node, "self")}};
 }
 
 // y = x - m - log(sum of exp(x - m)) over the channels of each pixel, m the largest x. Numbers below it count as if they

@@ -52,8 +52,9 @@ class Stock(Target):
             so that memory and time are as in float.
         isolate_nan: in the mode dynamic, look for NaN and infinity in the input of each linear,
             LSTM and GRU, so that a row that holds one becomes NaN and the others stay as they are.
-            It takes 3 µs for each linear, and 2 to 4 % of its time from 32 rows. PyTorch's kernels
-            by themselves give numbers for all rows, and wrong ones.
+            It takes 3 µs for each linear: of 768 features, a seventh of the time for one row, 5 %
+            for 32 rows, 2 % for 128. PyTorch's kernels by themselves give numbers for all rows, and
+            wrong ones.
 
     Raises:
         JitPassesError: the engine is unknown, or this build of PyTorch does not have it.

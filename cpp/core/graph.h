@@ -87,7 +87,7 @@ std::optional<std::vector<int64_t>> constantInts(const Value* value);
 bool isTensor(const Value* value);
 bool isConstant(const Value* value);
 bool isNone(const Value* value);
-// The same of the operand of that name.
+// For the operand of that name.
 inline auto constantOf(const Node* n, std::string_view name) { return constantOf(inputOf(n, name)); }
 inline auto constantTensor(const Node* n, std::string_view name) { return constantTensor(inputOf(n, name)); }
 inline auto constantNumber(const Node* n, std::string_view name) { return constantNumber(inputOf(n, name)); }

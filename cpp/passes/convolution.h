@@ -24,7 +24,7 @@ struct Convolution {
 
 // Of conv1d, _convolution, _convolution_mode and so on.
 std::optional<Convolution> readConvolution(const Node* node);
-// Of these and of jit_passes::correlation, without what the name tells.
+// Of jit_passes::correlation too. The number of axes, which the name of the operator tells, is left out.
 Convolution operandsOfConvolution(const Node* node);
 
 constexpr int64_t kMostSpatialDims = 3;

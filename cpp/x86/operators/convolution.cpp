@@ -143,7 +143,7 @@ Planned transposedConvolution(const Reader& reader, Node* node) {
   return withChoice(reader, node, std::move(planned));
 }
 
-// See ConvolutionAttributes.
+// Attributes: see ConvolutionAttributes.
 const RegisterOperator convolution_operator{
     {.name = "convolution",
      .inputs = {1, 2},
@@ -156,7 +156,7 @@ const RegisterOperator convolution_operator{
      .channels = axisInFront,
      .lower = &Lowering::lowerWithTable,
      .step = Does::Convolve}};
-// See ConvolutionAttributes.
+// Attributes: see ConvolutionAttributes.
 const RegisterOperator transposed_operator{
     {.name = "transposed_convolution",
      .attributes = {kOwn, kOwn},
@@ -171,7 +171,7 @@ const RegisterOperator transposed_operator{
      .channels = axisInFront,
      .lower = &Lowering::lowerWithTable,
      .step = Does::ConvolveTransposed}};
-// The same of Convolution; attributes of both, one after the other.
+// A convolution whose input is quantized as the plan runs. Attributes: ConvolutionAttributes, then DynamicAttributes.
 const RegisterOperator dynamic_convolution_operator{
     {.name = "convolution_dynamic",
      .attributes = {kDynamic, kDynamic},
@@ -183,7 +183,7 @@ const RegisterOperator dynamic_convolution_operator{
      .infer = sizesOfConvolution,
      .channels = axisInFront,
      .lower = &Lowering::lowerDynamic}};
-// The same of TransposedConvolution.
+// Its transposed form.
 const RegisterOperator dynamic_transposed_operator{
     {.name = "transposed_convolution_dynamic",
      .attributes = {kDynamic, kDynamic},

@@ -83,7 +83,7 @@ const RegisterOperator linear_operator{
      .channels = lastAxisOf,
      .lower = &Lowering::lowerWithTable,
      .step = Does::Convolve}};
-// The same in float32: its input is quantized as the plan runs, see DynamicAttributes.
+// A linear layer whose input is quantized as the plan runs. Attributes: see DynamicAttributes.
 const RegisterOperator dynamic_linear_operator{
     {.name = "linear_dynamic",
      .attributes = {DynamicAttributes::Count, DynamicAttributes::Count},

@@ -213,7 +213,7 @@ const RegisterOperator layer_norm_operator{
      .channels = lastAxisOf,
      .lower = &Lowering::lowerRows,
      .kernel = layerNormKernel}};
-// The same in float32, of which the mean is not subtracted.
+// Without subtracting the mean; in float32.
 const RegisterOperator rms_norm_operator{
     {.name = "rms_norm",
      .tensors = {NormTensors::Count, NormTensors::Count},

@@ -223,7 +223,7 @@ const RegisterOperator narrow_operator{
      .least_axes = axesOfRange,
      .computes = computesEnds,
      .lower = &Lowering::lowerPart}};
-// See PartAttributes.
+// Attributes: see PartAttributes.
 const RegisterOperator part_operator{
     {.name = "part",
      .attributes = {PartAttributes::Sizes + 1, 4096},

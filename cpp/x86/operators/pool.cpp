@@ -97,7 +97,7 @@ Part averagePoolKernel(const StepContext& c) {
   return averageOver(c, windowsOfPool(c), divisor, image(c.in()), image(c.out()));
 }
 
-// See PoolAttributes.
+// Attributes: see PoolAttributes.
 const RegisterOperator max_pool_operator{
     {.name = "max_pool",
      .attributes = {PoolAttributes::Count, PoolAttributes::Count},
@@ -109,7 +109,7 @@ const RegisterOperator max_pool_operator{
      .channels = axisInFront,
      .lower = &Lowering::lowerChannels,
      .kernel = maxPoolKernel}};
-// See PoolAttributes.
+// Attributes: see PoolAttributes.
 const RegisterOperator average_pool_operator{
     {.name = "average_pool",
      .attributes = {PoolAttributes::Count, PoolAttributes::Count},

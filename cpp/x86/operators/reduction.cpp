@@ -110,7 +110,7 @@ const RegisterOperator mean_operator{
      .least_axes = axesOfReduced,
      .lower = &Lowering::lowerMean,
      .kernel = meanKernel}};
-// These go over axes as Mean does, in float32.
+// In float32; attributes as for the mean.
 const RegisterOperator sum_operator{inFloats(ReduceFloats::Sum, {{"sum", reduction<ReduceFloats::Sum>}})};
 // The root of the sum of squares.
 const RegisterOperator length_operator{inFloats(

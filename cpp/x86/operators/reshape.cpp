@@ -188,7 +188,7 @@ int64_t axesOfSqueeze(const Operator& op, int64_t first, int64_t /*most*/) {
   return std::max<int64_t>(first - int64_t(op.attributes.size()), 0);
 }
 
-// Attributes: axes that go where they are of size 1.
+// Attributes: the axes that it takes away if their size is 1.
 const RegisterOperator squeeze_operator{
     {.name = "squeeze",
      .attributes = {1, kMostMovedAxes},

@@ -170,7 +170,7 @@ const RegisterOperator nearest_operator{
      .channels = axisInFront,
      .lower = &Lowering::lowerChannels,
      .kernel = nearestKernel}};
-// The same for two axes, and behind them whether corners are aligned.
+// Attributes: as for nearest neighbours, of two axes, and behind them whether corners are aligned.
 const RegisterOperator bilinear_operator{
     {.name = "resize_bilinear",
      .attributes = {2, 4},

@@ -191,7 +191,7 @@ def listed(w: Writer) -> None:
     size = w.shape(x)[-1]
     many = ", ".join(f"nn.Linear({size}, {w.rng.randint(1, 3)})" for _ in range(3))
     made = w.rng.choice(
-        (f"{parts} = [layer({x}) for layer in self.{member}]",
+        (f"{parts} = [one({x}) for one in self.{member}]",
          f"{parts}: List[Tensor] = []\nfor layer in self.{member}:\n    {parts}.append(layer({x}))")
     )  # fmt: skip
     w.add(f"{made}\n{y} = torch.cat({parts}, -1)", [f"self.{member} = nn.ModuleList([{many}])"])

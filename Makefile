@@ -78,6 +78,7 @@ lint: $(INSTALLED) ## check style, types, stub, tables of documents and imports;
 	$(BIN)/python -m tools.generate_docs --check
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.includes
 
 stub: $(INSTALLED) ## write jit_passes/_C.pyi anew from the extension
 	$(BIN)/python -m tools.stub

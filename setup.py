@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -51,15 +52,25 @@ def system_includes() -> list[str]:
 
 
 RUNTIME = "jit_passes/lib/libjit_passes.so"  # in a folder that is no package: it is no module
-# How many units the files of a folder are compiled in; 0 for one of each file's own.
+# How many units the files of some folders are compiled in; 0 for one of each file's own.
 UNITS = {
-    "core": 3,
-    "ops": 6,
-    "passes": 4,
-    "python": 0,
-    "x86": 2,
-    "x86/operators": 1,
-    "x86/kernels": 1,
+    ("graph", "view"): 1,
+    ("facts",): 1,
+    ("rewriting", "quantization"): 1,
+    ("ops",): 6,
+    ("passes",): 4,
+    ("python",): 0,
+    ("x86/program", "x86/building"): 1,
+    ("x86/lowering", "x86/running"): 1,
+    ("x86/operators",): 1,
+    ("x86/kernels",): 1,
+}
+# Headers for other packages, by room; <jit_passes/graph.h> is cpp/graph/graph.h.
+PUBLIC = {
+    "graph": "alias alias_classes calls dialect graph jit lint module operators places print registry",
+    "facts": "known_values",
+    "rewriting": "match matcher pattern pattern_text rewriter rule value_match",
+    "ops": "vectorize",
 }
 
 
@@ -72,12 +83,12 @@ def write_units(folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     units: list[Path] = []
-    for name, count in UNITS.items():
-        sources = sorted((ROOT / "cpp" / name).glob("*.cpp"))
+    for names, count in UNITS.items():
+        sources = sorted(path for name in names for path in (ROOT / "cpp" / name).rglob("*.cpp"))
         if not count:
             units += sources
         for number in range(count):
-            unit = folder / f"{name.replace('/', '_')}_{number}.cpp"
+            unit = folder / f"{names[0].replace('/', '_')}_{number}.cpp"
             text = "".join(f'#include "{path.as_posix()}"\n' for path in sources[number::count])
             if not unit.exists() or unit.read_text() != text:
                 unit.write_text(text)
@@ -140,7 +151,7 @@ class BuildExtension(cpp_extension.BuildExtension):
         shutil.copy2(Path(self.build_lib, RUNTIME), ROOT / RUNTIME)
 
     def precompile(self, folder: Path) -> Path | None:
-        """Precompile core/jit.h once for a torch and a set of flags; None for clang."""
+        """Precompile graph/jit.h once for a torch and a set of flags; None for clang."""
         compiler = os.environ.get("CXX", "c++")
         if (
             "clang"
@@ -156,12 +167,12 @@ class BuildExtension(cpp_extension.BuildExtension):
             *("-DTORCH_API_INCLUDE_EXTENSION_H", "-DTORCH_EXTENSION_NAME=_C"),
         ]  # fmt: skip
         stamp = f"{torch.__version__}\n" + "\n".join(command)
-        stamp_file, source = folder / "stamp.txt", ROOT / "cpp" / "core" / "jit.h"
+        stamp_file, source = folder / "stamp.txt", ROOT / "cpp" / "graph" / "jit.h"
         fresh = compiled.exists() and compiled.stat().st_mtime > source.stat().st_mtime
         if not (fresh and stamp_file.exists() and stamp_file.read_text() == stamp):
             folder.mkdir(parents=True, exist_ok=True)
-            header.write_text('#include "core/jit.h"\n')
-            print("[header] core/jit.h", flush=True)
+            header.write_text('#include "graph/jit.h"\n')
+            print("[header] graph/jit.h", flush=True)
             subprocess.run(command, check=True)
             stamp_file.write_text(stamp)
         return header
@@ -172,9 +183,12 @@ class BuildPy(build_py):
 
     def run(self) -> None:
         target = ROOT / "jit_passes" / "include" / "jit_passes"
-        target.mkdir(parents=True, exist_ok=True)
-        for header in sorted((ROOT / "cpp" / "core").glob("*.h")):
-            shutil.copy2(header, target / header.name)
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        for room, names in PUBLIC.items():
+            for name in names.split():
+                text = (ROOT / "cpp" / room / f"{name}.h").read_text()
+                (target / f"{name}.h").write_text(re.sub(r'(#include ")\w+/', r"\1", text))
         super().run()
 
 

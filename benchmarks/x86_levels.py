@@ -9,7 +9,7 @@ PyTorch's operators, oneDNN and FBGEMM from instructions beyond it. `stock` has 
 which PyTorch takes where there is no AVX-512 VNNI, and onednn; inputs have 7 bits where products
 are added up in int16. Runtimes take turns, and each time is the minimum of all calls, of the
 thread's own time on the processor: other processes may run. Loops of this package that a compiler
-vectorizes are not limited: take the first of the clones out of `cpp/core/vectorize.h` for that.
+vectorizes are not limited: take the first of the clones out of `cpp/ops/vectorize.h` for that.
 """
 
 from __future__ import annotations

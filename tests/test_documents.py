@@ -181,5 +181,5 @@ def test_what_leads_nowhere_is_found() -> None:
     path = ROOT / "docs" / "limits.md"
     links = "[a](gone.md) [b](qat.md) [c](qat.md#gone) [d](qat.md#bits) [e](#gone) [f](#limits)"
     assert list(broken_links(path, links)) == ["gone.md", "qat.md#gone", "#gone"]
-    paths = "`passes/gone.py` `stages/prepare.py` `core/jit.h` `prepare.py` `cpp/gone`"
+    paths = "`passes/gone.py` `stages/prepare.py` `graph/jit.h` `prepare.py` `cpp/gone`"
     assert list(missing_paths(path, paths)) == ["passes/gone.py", "cpp/gone"]

@@ -194,7 +194,7 @@ def kinds(module: torch.jit.ScriptModule) -> list[str]:
 ONE_TABLE = ["jit_passes::quantize", "jit_passes::lookup_table"]
 WEIGHT, LEAST = torch.tensor([0.25]), torch.tensor(0.4)
 
-# Each operator of the table in cpp/core/operators.cpp, with options other than the defaults.
+# Each operator of the table in cpp/graph/operators.cpp, with options other than the defaults.
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     **{
         name: getattr(torch, name)

@@ -4,7 +4,7 @@
 //
 // The bias takes the dtype of x, so that under autocast the result has it too, as that of a
 // convolution with bias does.
-#include "core/registry.h"
+#include "graph/registry.h"
 
 namespace jit_passes {
 namespace {

@@ -1,7 +1,7 @@
 // A channel axis as it lies in memory.
 #pragma once
 
-#include "core/registry.h"
+#include "graph/registry.h"
 
 namespace jit_passes {
 

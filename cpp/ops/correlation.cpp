@@ -12,7 +12,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "core/registry.h"
+#include "graph/registry.h"
 
 namespace jit_passes {
 namespace {

@@ -25,7 +25,7 @@
 //
 // Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference",
 // arXiv:1806.08342, section 3.2.2.
-#include "core/registry.h"
+#include "graph/registry.h"
 #include "grid.h"
 
 namespace jit_passes {

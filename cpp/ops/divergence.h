@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/registry.h"
+#include "graph/registry.h"
 
 namespace jit_passes {
 

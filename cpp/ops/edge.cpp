@@ -3,7 +3,7 @@
 //   jit_passes::edge                   some of its uses can be quantized and the others left as they are
 //   jit_passes::derive_quantization    the same while a model trains, for parameters that follow from those
 //                                      of other values: it trains in float, and conversion quantizes it
-#include "core/registry.h"
+#include "graph/registry.h"
 
 namespace jit_passes {
 namespace {

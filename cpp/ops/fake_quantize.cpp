@@ -25,9 +25,9 @@
 
 #include <bit>
 
-#include "core/vectorize.h"
 #include "kernels.h"
 #include "rounding.h"
+#include "vectorize.h"
 
 namespace jit_passes {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/vectorize.h"
 #include "grid.h"
+#include "vectorize.h"
 
 namespace jit_passes {
 namespace {

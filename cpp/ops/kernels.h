@@ -1,7 +1,7 @@
 // Kernels that serve operators of any signature.
 #pragma once
 
-#include "core/registry.h"
+#include "graph/registry.h"
 
 namespace jit_passes {
 

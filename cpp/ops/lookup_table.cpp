@@ -5,9 +5,9 @@
 // The result has the dtype of the table, whose bits are copied, and the memory format of the codes.
 // A code without an entry is an error; where the table has one for all that the dtype holds, it need
 // not be looked for.
-#include "core/registry.h"
-#include "core/vectorize.h"
+#include "graph/registry.h"
 #include "grid.h"
+#include "vectorize.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>

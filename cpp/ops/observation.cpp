@@ -1,7 +1,7 @@
 #include "observation.h"
 
-#include "core/callers_error.h"
-#include "core/vectorize.h"
+#include "graph/callers_error.h"
+#include "vectorize.h"
 
 namespace jit_passes {
 namespace {

@@ -1,7 +1,7 @@
 // Shared by all observers: the layout of their buffer, and reading a tensor as it lies in memory.
 #pragma once
 
-#include "core/registry.h"
+#include "graph/registry.h"
 
 namespace jit_passes {
 

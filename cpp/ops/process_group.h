@@ -1,7 +1,7 @@
 // Numbers that all ranks of distributed training agree on.
 #pragma once
 
-#include "core/registry.h"
+#include "graph/registry.h"
 
 namespace jit_passes {
 

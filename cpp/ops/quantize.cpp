@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/vectorize.h"
 #include "rounding.h"
+#include "vectorize.h"
 
 namespace jit_passes {
 namespace {

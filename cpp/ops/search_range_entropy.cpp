@@ -16,8 +16,8 @@
 // candidate, nor is one whose last bin is empty in Q alone; there the original has NaN and infinity.
 #include <cmath>
 
-#include "core/registry.h"
 #include "divergence.h"
+#include "graph/registry.h"
 
 namespace jit_passes {
 namespace {

@@ -18,8 +18,8 @@
 #include <cmath>
 #include <numeric>
 
-#include "core/registry.h"
 #include "divergence.h"
+#include "graph/registry.h"
 
 namespace jit_passes {
 namespace {

@@ -18,8 +18,8 @@
 // the widest lower end.
 #include <ATen/Parallel.h>
 
-#include "core/registry.h"
-#include "core/vectorize.h"
+#include "graph/registry.h"
+#include "vectorize.h"
 
 namespace jit_passes {
 namespace {

@@ -21,8 +21,8 @@
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
-#include "core/vectorize.h"
 #include "grid.h"
+#include "vectorize.h"
 
 namespace jit_passes {
 

@@ -2,7 +2,7 @@
 // to the state, and of others that have one and write to nothing.
 #pragma once
 
-#include "core/callers_error.h"
+#include "graph/callers_error.h"
 #include "grid.h"
 
 namespace jit_passes {

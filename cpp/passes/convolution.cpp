@@ -1,6 +1,6 @@
 #include "convolution.h"
 
-#include "core/operators.h"
+#include "graph/operators.h"
 
 namespace jit_passes {
 

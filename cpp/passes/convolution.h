@@ -1,7 +1,7 @@
 // The operands of PyTorch's convolutions, in whatever order an operator has them.
 #pragma once
 
-#include "core/known_values.h"
+#include "facts/known_values.h"
 
 namespace jit_passes {
 

@@ -1,7 +1,7 @@
 // Invariants that hold once a stage is done. Each looks at every node once.
-#include "core/operators.h"
-#include "core/places.h"
-#include "core/registry.h"
+#include "graph/operators.h"
+#include "graph/places.h"
+#include "graph/registry.h"
 
 namespace jit_passes {
 namespace {

@@ -3,16 +3,16 @@
 
 #include "conversions.h"
 
-#include "core/callers_error.h"
-#include "core/calls.h"
-#include "core/kept_modules.h"
-#include "core/module.h"
-#include "core/operators.h"
-#include "core/places.h"
-#include "core/snapshot.h"
-#include "passes/dialect.h"
-#include "passes/fbgemm.h"
-#include "passes/methods.h"
+#include "graph/callers_error.h"
+#include "graph/calls.h"
+#include "graph/dialect.h"
+#include "graph/kept_modules.h"
+#include "graph/module.h"
+#include "graph/operators.h"
+#include "graph/places.h"
+#include "passes/methods/methods.h"
+#include "passes/lowering/fbgemm.h"
+#include "view/snapshot.h"
 
 namespace jit_passes {
 

@@ -4,8 +4,8 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "core/registry.h"
-#include "core/snapshot.h"
+#include "graph/registry.h"
+#include "view/snapshot.h"
 
 namespace jit_passes {
 

@@ -1,15 +1,15 @@
 // Passes: what is registered, running them, and passes written in Python.
 #include "conversions.h"
 
-#include "core/calls.h"
-#include "core/compiled_region.h"
-#include "core/editor.h"
-#include "core/executor.h"
-#include "core/lint.h"
-#include "core/module.h"
-#include "core/print.h"
-#include "core/regions.h"
-#include "core/rewriter.h"
+#include "graph/calls.h"
+#include "graph/executor.h"
+#include "graph/lint.h"
+#include "graph/module.h"
+#include "graph/print.h"
+#include "quantization/compiled_region.h"
+#include "quantization/regions.h"
+#include "rewriting/rewriter.h"
+#include "view/editor.h"
 
 namespace jit_passes {
 namespace {

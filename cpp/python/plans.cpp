@@ -1,10 +1,10 @@
 // Plans of int8 regions.
 #include "conversions.h"
 
-#include "x86/builder.h"
-#include "x86/kernels.h"
-#include "x86/plan.h"
-#include "x86/refusals.h"
+#include "x86/building/builder.h"
+#include "x86/building/refusals.h"
+#include "x86/kernels/kernels.h"
+#include "x86/running/plan.h"
 
 namespace jit_passes {
 namespace {

@@ -1,8 +1,8 @@
 // Rewrite rules whose checks and computations are Python functions.
 #include "conversions.h"
 
-#include "core/module.h"
-#include "core/rewriter.h"
+#include "graph/module.h"
+#include "rewriting/rewriter.h"
 
 namespace jit_passes {
 namespace {

@@ -73,7 +73,7 @@ class State:
     trained: bool
 
 
-# Operands that the model supplies while it runs: see cpp/core/insertion.h.
+# Operands that the model supplies while it runs: see cpp/quantization/insertion.h.
 OBSERVE, ENABLED, CORRECTIONS, GROUP = ("observe",), ("enabled",), ("corrections",), ("group",)
 _OF_SPEC = ("quant_min", "quant_max", "qscheme", "ch_axis", "rounding", "range_form")
 

@@ -1,4 +1,4 @@
-"""Facts about operators beyond their names: the table of cpp/core/operators.cpp, typed."""
+"""Facts about operators beyond their names: the table of cpp/graph/operators.cpp, typed."""
 
 from __future__ import annotations
 

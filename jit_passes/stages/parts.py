@@ -1,7 +1,7 @@
 """Parts of a model that are quantized already: they stay as they are.
 
 A submodule that has been through a stage is called and not inlined, see `isOpaque` in
-cpp/core/calls.h. Quantized operators of PyTorch stand in the graph like others.
+cpp/graph/calls.h. Quantized operators of PyTorch stand in the graph like others.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class _Plan:
 def request(
     value: int, uses: list[tuple[int, int]], home: int | None, op: str, operands: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the request of a place to the inserting passes: see cpp/core/insertion.h."""
+    """Return the request of a place to the inserting passes: see cpp/quantization/insertion.h."""
     return {"value": value, "uses": uses, "home": home, "op": qualified(op), "operands": operands}
 
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "kernels.h"
 #include "tile.h"
-#include "x86/kernels.h"
 
 namespace jit_passes::x86 {
 

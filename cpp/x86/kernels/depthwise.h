@@ -1,7 +1,7 @@
 // Common to the vector forms of the depthwise convolution.
 #pragma once
 
-#include "x86/kernels.h"
+#include "kernels.h"
 
 namespace jit_passes::x86 {
 

@@ -1,6 +1,6 @@
 // Linear layers and convolutions whose input is quantized as the model runs: ranges, rows of codes, and sums that
 // become float32.
-#include "x86/dynamic.h"
+#include "dynamic.h"
 
 #include <algorithm>
 #include <bit>

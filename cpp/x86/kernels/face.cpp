@@ -5,10 +5,10 @@
 #include <memory>
 
 #include "amx.h"
-#include "x86/attention.h"
-#include "x86/crowd.h"
-#include "x86/dynamic.h"
-#include "x86/floats.h"
+#include "attention.h"
+#include "crowd.h"
+#include "dynamic.h"
+#include "floats.h"
 
 #define JIT_PASSES_FACE extern "C" __attribute__((visibility("default")))
 

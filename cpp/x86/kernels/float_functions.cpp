@@ -4,9 +4,9 @@
 
 #include "avx2.h"
 #include "exponential.h"
+#include "floats.h"
 #include "plain.h"
 #include "vnni.h"
-#include "x86/floats.h"
 
 namespace jit_passes::x86 {
 namespace {

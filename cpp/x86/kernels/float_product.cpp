@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include "avx2.h"
+#include "floats.h"
 #include "plain.h"
 #include "vnni.h"
-#include "x86/floats.h"
 
 namespace jit_passes::x86 {
 namespace {

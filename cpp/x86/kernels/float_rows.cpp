@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "exponential.h"
+#include "floats.h"
 #include "plain.h"
 #include "vnni.h"
-#include "x86/floats.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -1,5 +1,5 @@
 // Sums, products and quotients of float32.
-#include "x86/floats.h"
+#include "floats.h"
 
 #include <algorithm>
 

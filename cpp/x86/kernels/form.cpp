@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-#include "x86/kernels.h"
+#include "kernels.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>

@@ -1,9 +1,9 @@
 // Group norm over images.
 #include <algorithm>
 
+#include "attention.h"
+#include "floats.h"
 #include "plain.h"
-#include "x86/attention.h"
-#include "x86/floats.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -1,5 +1,5 @@
 // Layer norm over channels.
-#include "x86/attention.h"
+#include "attention.h"
 
 #include <algorithm>
 

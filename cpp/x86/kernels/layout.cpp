@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "x86/kernels.h"
+#include "kernels.h"
 
 #ifdef __linux__
 #include <sys/mman.h>

@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "amx.h"
-#include "x86/attention.h"
+#include "attention.h"
 
 namespace jit_passes::x86 {
 

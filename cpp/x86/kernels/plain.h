@@ -3,9 +3,9 @@
 
 #include <cmath>
 
-#include "core/vectorize.h"
-#include "x86/dynamic.h"
-#include "x86/kernels.h"
+#include "dynamic.h"
+#include "kernels.h"
+#include "ops/vectorize.h"
 
 namespace jit_passes::x86 {
 

@@ -3,9 +3,9 @@
 #include <limits>
 
 #include "avx2.h"
+#include "floats.h"
 #include "plain.h"
 #include "vnni.h"
-#include "x86/floats.h"
 
 namespace jit_passes::x86 {
 namespace {

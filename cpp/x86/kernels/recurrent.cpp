@@ -3,7 +3,7 @@
 // A step reads all weights for a few rows, so at small batches it takes as long as these take to come from the cache:
 // 1 MB for an LSTM with 512 units. They stay in the second cache when each thread has its own units. The state is
 // quantized by each thread that needs it: that takes a few per cent of the products, and waiting for others takes more.
-#include "x86/recurrent.h"
+#include "recurrent.h"
 
 #include <algorithm>
 #include <array>

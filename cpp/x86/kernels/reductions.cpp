@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include "floats.h"
 #include "plain.h"
-#include "x86/floats.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -1,7 +1,7 @@
 // Softmax over channels.
 //
 // Exponentials are products of two of 16 numbers, which are permuted out of one register of 512 bits, or two of 256.
-#include "x86/attention.h"
+#include "attention.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,7 @@
 
 #include "convolution_tile.h"
 #include "convolution_tiles.h"
-#include "x86/dynamic.h"
+#include "dynamic.h"
 
 #ifdef JIT_PASSES_HAS_VNNI
 

@@ -1,7 +1,7 @@
 // Pieces that the AVX-512 VNNI forms share.
 #pragma once
 
-#include "x86/kernels.h"
+#include "kernels.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define JIT_PASSES_HAS_VNNI 1

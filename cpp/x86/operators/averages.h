@@ -1,7 +1,7 @@
 // Windows of pools, and averages over windows.
 #pragma once
 
-#include "x86/step_context.h"
+#include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
 

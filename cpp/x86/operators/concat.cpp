@@ -1,7 +1,7 @@
-#include "checks.h"
-#include "from_graph.h"
 #include "sizes.h"
-#include "x86/lowering.h"
+#include "x86/building/from_graph.h"
+#include "x86/lowering/lowering.h"
+#include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
 namespace {

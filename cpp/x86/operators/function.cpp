@@ -1,10 +1,10 @@
 // Functions of each number by itself: in float32, and as a table of codes.
-#include "checks.h"
-#include "from_graph.h"
-#include "made.h"
 #include "sizes.h"
-#include "x86/lowering.h"
-#include "x86/step_context.h"
+#include "x86/building/from_graph.h"
+#include "x86/lowering/lowering.h"
+#include "x86/program/checks.h"
+#include "x86/program/made.h"
+#include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {

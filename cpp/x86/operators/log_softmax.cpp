@@ -1,8 +1,8 @@
-#include "checks.h"
-#include "from_graph.h"
 #include "sizes.h"
-#include "x86/lowering.h"
-#include "x86/step_context.h"
+#include "x86/building/from_graph.h"
+#include "x86/lowering/lowering.h"
+#include "x86/program/checks.h"
+#include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -1,11 +1,11 @@
 // Parts of an axis, and an axis whose parts are interleaved.
-#include "core/places.h"
-#include "from_graph.h"
-#include "x86/parts.h"
+#include "graph/places.h"
+#include "x86/building/from_graph.h"
+#include "x86/program/parts.h"
 
-#include "checks.h"
-#include "x86/lowering.h"
-#include "x86/step_context.h"
+#include "x86/lowering/lowering.h"
+#include "x86/program/checks.h"
+#include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {

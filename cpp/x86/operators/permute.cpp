@@ -1,12 +1,12 @@
 // Axes in another order, and elements that go elsewhere along them.
-#include "checks.h"
-#include "core/places.h"
-#include "from_graph.h"
+#include "graph/places.h"
 #include "sizes.h"
-#include "x86/lowering.h"
-#include "x86/moves.h"
-#include "x86/orders.h"
-#include "x86/step_context.h"
+#include "x86/building/from_graph.h"
+#include "x86/lowering/lowering.h"
+#include "x86/program/checks.h"
+#include "x86/program/orders.h"
+#include "x86/running/moves.h"
+#include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {

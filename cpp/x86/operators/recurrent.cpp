@@ -1,8 +1,8 @@
-#include "x86/recurrent.h"
+#include "x86/kernels/recurrent.h"
 
-#include "checks.h"
-#include "x86/dynamic.h"
-#include "x86/lowering.h"
+#include "x86/kernels/dynamic.h"
+#include "x86/lowering/lowering.h"
+#include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -1,9 +1,9 @@
 // One number for all along some axes.
 #include "averages.h"
-#include "checks.h"
-#include "core/places.h"
-#include "from_graph.h"
-#include "x86/lowering.h"
+#include "graph/places.h"
+#include "x86/building/from_graph.h"
+#include "x86/lowering/lowering.h"
+#include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -1,9 +1,9 @@
 // Axes that are joined, split, added, taken away or repeated.
-#include "checks.h"
-#include "core/places.h"
-#include "from_graph.h"
+#include "graph/places.h"
 #include "sizes.h"
-#include "x86/lowering.h"
+#include "x86/building/from_graph.h"
+#include "x86/lowering/lowering.h"
+#include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -1,10 +1,10 @@
 // Images of another size: interpolated, or averaged.
 #include "averages.h"
-#include "checks.h"
-#include "from_graph.h"
 #include "sizes.h"
-#include "x86/lowering.h"
-#include "x86/moves.h"
+#include "x86/building/from_graph.h"
+#include "x86/lowering/lowering.h"
+#include "x86/program/checks.h"
+#include "x86/running/moves.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -1,6 +1,6 @@
 #include "sizes.h"
 
-#include "x86/orders.h"
+#include "x86/program/orders.h"
 
 namespace jit_passes::x86 {
 

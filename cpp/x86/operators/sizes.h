@@ -1,7 +1,7 @@
 // Sizes of results, by rules that several operators share.
 #pragma once
 
-#include "declaration.h"
+#include "x86/program/declaration.h"
 
 namespace jit_passes::x86 {
 

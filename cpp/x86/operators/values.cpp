@@ -1,9 +1,9 @@
 // Where values begin, and change their type.
-#include "checks.h"
-#include "made.h"
 #include "sizes.h"
-#include "x86/lowering.h"
-#include "x86/step_context.h"
+#include "x86/lowering/lowering.h"
+#include "x86/program/checks.h"
+#include "x86/program/made.h"
+#include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -1,0 +1,164 @@
+#include "float_values.h"
+
+#include "graph/operators.h"
+#include "shape_facts.h"
+
+namespace jit_passes {
+namespace {
+
+constexpr auto kFloat = static_cast<int64_t>(at::kFloat);
+
+// Whether it gives float32, and returns an operand that is: no copy, and no other layout or device, where the operand
+// lies on that one; none is known without a name.
+bool castsToFloat(const Node* node, const std::string& device) {
+  const auto* schema = node->kind() == aten::to ? node->maybeSchema() : nullptr;
+  const auto dtype = schema == nullptr ? std::nullopt : schema->argumentIndexWithName("dtype");
+  if (!dtype || constantNumber(node->input(*dtype)) != kFloat) {
+    return false;
+  }
+  const auto asksForOther = [&](const char* name, const c10::IValue& wanted) {
+    const bool has = schema->argumentIndexWithName(name) && !isNone(node, name);
+    const auto said = has ? constantOf(node, name) : std::nullopt;
+    return has && (device.empty() || !said || *said != wanted);
+  };
+  if (asksForOther("device", device.empty() ? c10::IValue() : c10::Device(device)) ||
+      asksForOther("pin_memory", false) || asksForOther("layout", static_cast<int64_t>(at::kStrided)) ||
+      asksForOther("memory_format", {})) {
+    return false;
+  }
+  return schema->argumentIndexWithName("copy") && constantNumber(node, "copy") == 0.0;
+}
+
+} // namespace
+
+bool FloatValues::casts(const Node* node) const {
+  const bool placed =
+      devices_.size() == 1 && node->kind() == aten::to && placed_.count(inputOf(node, "self"));
+  return castsToFloat(node, placed ? *devices_.begin() : std::string());
+}
+
+bool FloatValues::has(const Value* value) const {
+  if (found_.count(value) > 0) {
+    return true;
+  }
+  const auto held =
+      isConstant(value) ? constantOf(value) : known_.attribute(value); // a write keeps the dtype
+  if (!held || !held->isTensor() || !held->toTensor().defined() ||
+      held->toTensor().scalar_type() != at::kFloat) {
+    return false;
+  }
+  devices_.insert(held->toTensor().device().str());
+  return true;
+}
+
+void FloatValues::add(const Node* node) {
+  if (isPlaced(node)) {
+    placed_.insert(node->outputs().begin(), node->outputs().end());
+  }
+  const bool always = node->owningBlock() == node->owningGraph()->block();
+  if (always && weightedOperator(node) && has(inputOf(node, "weight"))) {
+    addRead(inputOf(node, "input"));
+  }
+  if (node->kind() == prim::If) {
+    for (size_t i = 0; i < node->outputs().size(); ++i) {
+      if (std::ranges::all_of(node->blocks(), [&](const Block* block) { return has(block->outputs()[i]); })) {
+        found_.insert(node->output(i));
+      }
+    }
+  } else if (node->kind() == prim::ListUnpack) {
+    const Node* parts = node->input()->node();
+    if (movesData(parts) && has(mainOperand(parts))) {
+      found_.insert(node->outputs().begin(), node->outputs().end());
+    }
+  } else if (node->outputs().size() == 1 && isTensor(node->output()) && givesFloat(node)) {
+    found_.insert(node->output());
+  }
+}
+
+// With what it is moved or normalized from: from here on, all are known to be float32.
+void FloatValues::addRead(const Value* value) {
+  const Node* node = value->node();
+  const bool keeps = movesData(node) || node->kind() == aten::layer_norm || isDropout(node);
+  placed_.insert(value);
+  if (isTensor(value) && found_.insert(value).second && keeps) {
+    addRead(mainOperand(node));
+  }
+}
+
+// Whether the results are on the device of a weight. Operands of an operator are on one device, but for numbers.
+bool FloatValues::isPlaced(const Node* node) const {
+  if (weightedOperator(node)) {
+    return has(inputOf(node, "weight"));
+  }
+  if (node->kind() == aten::embedding) {
+    return has(inputOf(node, "weight"));
+  }
+  const bool lists = node->kind() == prim::ListUnpack || node->kind() == prim::ListConstruct;
+  const Value* device = lists || node->maybeSchema() == nullptr ? nullptr : operandOf(node, "device");
+  const bool stays = lists || (node->maybeSchema() != nullptr && (device == nullptr || isNone(device)));
+  return stays && std::ranges::any_of(
+                      node->inputs(), [&](const Value* operand) { return placed_.count(operand) > 0; });
+}
+
+bool FloatValues::givesFloat(const Node* node) const {
+  static const auto same = symbols(
+      {"aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm", "aten::softmax",
+       "aten::log_softmax", "aten::mean", "aten::sum"});
+  static const auto products = symbols({"aten::matmul", "aten::bmm", "aten::mm"});
+  if (casts(node)) {
+    return true;
+  }
+  if (node->kind() == aten::type_as) {
+    return has(inputOf(node, "other"));
+  }
+  const Value* dtype = node->maybeSchema() == nullptr ? nullptr : operandOf(node, "dtype");
+  if (dtype != nullptr && constantNumber(dtype) == kFloat) {
+    return true;
+  }
+  if (weightedOperator(node)) {
+    return has(inputOf(node, "weight"));
+  }
+  // Whatever the indices, the mask and the number are.
+  if (node->kind() == aten::embedding || node->kind() == aten::masked_fill) {
+    return has(mainOperand(node));
+  }
+  if (products.count(node->kind()) > 0) {
+    return has(node->input(0)) && has(node->input(1));
+  }
+  if (node->kind() == aten::cat || node->kind() == aten::stack) {
+    const Node* list = inputOf(node, "tensors")->node();
+    return list->kind() == prim::ListConstruct && !list->inputs().empty() &&
+           std::ranges::all_of(list->inputs(), [&](const Value* element) { return has(element); });
+  }
+  const auto row = operatorTable().find(node->kind().toQualString());
+  const bool keeps = row != operatorTable().end() && !row->second.gives &&
+                     (row->second.elementwise > 0 || row->second.within || row->second.dropout);
+  if (!(keeps || movesData(node) || same.count(node->kind()) > 0) || !has(mainOperand(node))) {
+    return false;
+  }
+  // Other tensors may have another dtype, and an operand may say that the result has one.
+  if (node->maybeSchema() == nullptr || (dtype != nullptr && !isNone(dtype))) {
+    return false;
+  }
+  return std::ranges::all_of(node->inputs(), [&](const Value* operand) {
+    const auto kind = operand->type()->kind();
+    const bool widens =
+        kind == c10::TypeKind::ComplexType || kind == c10::TypeKind::NumberType || mayBeTensor(operand);
+    return (!isTensor(operand) && !widens) || has(operand) || node->kind() == aten::batch_norm ||
+           isBesideAxes(operand, mainOperand(node));
+  });
+}
+
+// Whether it is a number as a tensor, as traces have it, beside a tensor with axes: that one's dtype stays.
+bool FloatValues::isBesideAxes(const Value* number, const Value* tensor) const {
+  const auto constant = constantTensor(number);
+  if (!constant || constant->dim() > 0 || constant->is_complex()) {
+    return false;
+  }
+  if (!shapes_) {
+    shapes_.emplace(context_);
+  }
+  return shapes_->leastRank(tensor) > 0;
+}
+
+} // namespace jit_passes

@@ -1,0 +1,90 @@
+// Let a linear layer go over its operand as it is, where a model joins all other axes in front of it and splits them
+// behind.
+//
+//   %n, %t = aten::size(%x)
+//   %r = aten::flatten(%x, 0, 1)
+//   %y = aten::linear(%r, %weight, %bias)              ->   %z = aten::linear(%x, %weight, %bias)
+//   %z = aten::reshape(%y, [%n, %t, features])
+//
+// GPT-2 has its layers so, and PyTorch's attention. Where keys come from elsewhere, the graph does not know that both have
+// one batch; but there are as many elements, so one axis of another name has the same size.
+//
+// Nobody else may read the rows that the layer gives, and its weight is a matrix: with a vector a layer gives one axis
+// less.
+#include "facts/shapes.h"
+#include "graph/graph.h"
+#include "graph/registry.h"
+
+namespace jit_passes {
+namespace {
+
+// The value that is flattened to the rows that a linear layer reads.
+const Value* flattenedRows(const Shapes& shapes, const Node* linear) {
+  const Node* flatten = inputOf(linear, "input")->node();
+  if (flatten->kind() != aten::flatten || constantNumber(flatten, "start_dim") != 0.0) {
+    return nullptr;
+  }
+  const auto rank = shapes.rank(inputOf(flatten, "self"));
+  const auto last = constantNumber(flatten, "end_dim");
+  const bool all = rank && *rank > 2 && last && (*last == -2.0 || *last == static_cast<double>(*rank - 2));
+  return all && !shapes.isWritten(inputOf(flatten, "self")) && !shapes.isWritten(flatten->output())
+             ? inputOf(flatten, "self")
+             : nullptr;
+}
+
+// The readers whose results are used: sizes that became numbers still have readers.
+int64_t countReaders(const Value* value) {
+  return std::ranges::count_if(value->uses(), [](const Use& use) {
+    return use.user->kind() != aten::size || use.user->output()->hasUses();
+  });
+}
+
+// Whether the node gives the rows of a layer back with the axes that were joined.
+bool readsRows(const Shapes& shapes, const Node* node) {
+  const Node* linear = node->kind() == aten::reshape ? inputOf(node, "self")->node() : nullptr;
+  if (linear == nullptr || linear->kind() != aten::linear || countReaders(linear->output()) != 1 ||
+      linear->owningBlock() != node->owningBlock() || shapes.isWritten(linear->output()) ||
+      shapes.isWritten(node->output()) || shapes.weightRank(linear) != 2) {
+    return false;
+  }
+  const Value* from = flattenedRows(shapes, linear);
+  const auto sizes = from != nullptr ? shapes.sizesGiven(node->output()) : std::nullopt;
+  if (!sizes || static_cast<int64_t>(sizes->size()) != shapes.rank(from)) {
+    return false;
+  }
+  size_t others = 0; // of another name
+  for (size_t axis = 0; axis + 1 < sizes->size(); ++axis) {
+    others += (*sizes)[axis] != shapes.ofAxis(from, static_cast<int64_t>(axis));
+  }
+  const bool all = sizes->back() == shapes.ofAxis(linear->output(), -1);
+  return all ? others <= 1 : sizes->back().isOpen() && others == 0;
+}
+
+bool keepLeadingAxes(PassContext& context) {
+  const Shapes shapes(context);
+  std::vector<Node*> found; // all of them before the first edit
+  forEachNode(*context.graph(), [&](Node* node) {
+    if (readsRows(shapes, node)) {
+      found.push_back(node);
+    }
+  });
+  for (Node* node : found) {
+    Node* linear = inputOf(node, "self")->node();
+    Node* flatten = inputOf(linear, "input")->node();
+    linear->replaceInput(0, inputOf(flatten, "self")); // by now perhaps what another of them became
+    linear->output()->setType(node->output()->type());
+    replaceNode(node, linear->output());
+    if (!flatten->output()->hasUses()) {
+      flatten->destroy();
+    }
+  }
+  return !found.empty();
+}
+
+const RegisterPass keep_leading_axes_pass{
+    "keep_leading_axes",
+    "Let linear layers go over all axes that a model joins in front of them and splits behind.",
+    keepLeadingAxes, needs("inlined")};
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,71 @@
+// Write adaptive average pools that go over all of some axes, and leave the others as they are, as means.
+//
+//   %n : int = aten::size(%x, 3)
+//   %y = aten::adaptive_avg_pool2d(%x, [1, %n])      ->   %y = aten::mean(%x, [-2], True, None)
+//
+// Traces have nn.AdaptiveAvgPool2d((1, None)) so, as nets that read lines of text do. A size is that of the operand's own
+// axis for certain where the rank is known, or where it is asked of the last axis that a batch of images has.
+#include "facts/shape_facts.h"
+#include "facts/shapes.h"
+#include "graph/registry.h"
+
+namespace jit_passes {
+namespace {
+
+const auto pool2d = symbol("aten::adaptive_avg_pool2d");
+const auto pool3d = symbol("aten::adaptive_avg_pool3d");
+
+// How many axes the operand has.
+std::optional<int64_t> rankOf(const Shapes& shapes, const Node* pool, at::ArrayRef<const Value*> sizes) {
+  if (const auto known = shapes.rank(inputOf(pool, "self"))) {
+    return known;
+  }
+  const int64_t batched = spatialOf(pool) + 2;
+  const bool asks = std::ranges::any_of(sizes, [&](const Value* size) {
+    return size->node()->kind() == aten::size && size->node()->inputs().size() == 2 &&
+           inputOf(size->node(), "self") == inputOf(pool, "self") &&
+           constantNumber(size->node(), "dim") == static_cast<double>(batched - 1);
+  });
+  return asks ? std::optional(batched) : std::nullopt;
+}
+
+Value* asMean(const Shapes& shapes, Node* pool) {
+  if (pool->kind() != pool2d && pool->kind() != pool3d) {
+    return nullptr;
+  }
+  const Node* list = inputOf(pool, "output_size")->node();
+  const int64_t spatial = spatialOf(pool);
+  const bool listed = list->kind() == prim::ListConstruct && int64_t(list->inputs().size()) == spatial;
+  if (!listed || shapes.isWritten(inputOf(pool, "self")) || shapes.isWritten(list->output())) {
+    return nullptr;
+  }
+  const auto rank = rankOf(shapes, pool, list->inputs());
+  std::vector<int64_t> gone;
+  for (int64_t i = 0; rank && i < spatial; ++i) {
+    const Extent size = shapes.ofNumber(list->input(i));
+    const Extent own = shapes.ofAxis(inputOf(pool, "self"), *rank - spatial + i);
+    if (size.number() == 1) {
+      gone.push_back(i - spatial);
+    } else if (size.isNumber() || size != own) {
+      return nullptr;
+    }
+  }
+  if (gone.empty() || int64_t(gone.size()) == spatial) { // a pool to one pixel is known as such
+    return nullptr;
+  }
+  Value *axes = insertConstant(pool, gone), *keep = insertConstant(pool, true);
+  return insertValue(
+      pool, aten::mean, {inputOf(pool, "self"), axes, keep, insertConstant(pool, c10::IValue())}, pool);
+}
+
+bool canonicalizePool(PassContext& context) {
+  const Shapes shapes(context, /*batched=*/false);
+  return replaceNodes(*context.graph(), [&](Node* node) { return asMean(shapes, node); });
+}
+
+const RegisterPass canonicalize_pool_pass{
+    "canonicalize_pool", "Write adaptive pools over all of some axes as means.", canonicalizePool,
+    needs("inlined")};
+
+} // namespace
+} // namespace jit_passes

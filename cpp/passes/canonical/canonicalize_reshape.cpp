@@ -1,0 +1,398 @@
+// Name the axes that a reshape joins or splits, instead of sizes that the model computes.
+//
+//   %n, %c, %h, %w = aten::size(%x)
+//   %y = aten::reshape(%x, [%n, 2, %c // 2, %h, %w])   ->   %y = aten::unflatten(%x, 1, [2, -1])
+//   %z = aten::reshape(%x, [%n, -1])                   ->   %z = aten::flatten(%x, 1, -1)
+//
+// Sizes in front and behind are those of the operand, so what is left of both has as many elements. One axis that
+// is left of the result joins those of the operand; one that is left of the operand is split. Only tensors without
+// elements could have been given other sizes. Convolutions and pools are taken to have a batch axis, and linear layers
+// as many axes as the sizes in front say. Where a size behind these is open, it need not be so:
+//
+//   %y = aten::linear(%x, ...)
+//   %z = aten::reshape(%y, [%n, %t, -1, 16])           ->   aten::unflatten(aten::flatten(%y, 2, -1), 2, [-1, 16])
+//
+// Where axes behind come to what a linear layer reads of the result, they are joined: the one that is left of either
+// side has as many elements then, whatever the graph knows of them.
+//
+//   %y = aten::reshape(%x, [%n, %t, %c]), of [%n, 16, 4, 8], read by a layer of 32   ->   aten::flatten(%x, 2, -1)
+//
+// Windows of an image are axes that fall into others, whose number is that of the size:
+//
+//   %y = aten::reshape(%x, [%n, %h // 4, 4, %w // 4, 4, %c])
+//     ->   aten::unflatten(aten::unflatten(%x, 2, [-1, 4]), 1, [-1, 4])
+//
+// Several axes become several others where all sizes but one are numbers. Numbers that are a part of the last axis split
+// that one, and what is left of it joins the axes in front, as PyTorch's attention makes rows of its heads:
+//
+//   %y = aten::reshape(%x, [%n, %t * 8, 16]), of [%n, %t, 128]
+//     ->   aten::flatten(aten::unflatten(%x, 2, [8, 16]), 1, 2)
+//
+// An axis of size 1 that squeeze takes away joins its neighbour.
+//
+// A reshape to constants says all that there is to know, and stays. Sizes that nobody reads any more told the ranks of
+// tensors: these stay in their types, as far as they are certain.
+#include <span>
+
+#include "facts/shapes.h"
+#include "graph/graph.h"
+#include "graph/registry.h"
+
+namespace jit_passes {
+namespace {
+
+// flatten(axis, argument) or unflatten(axis, argument).
+struct Step {
+  c10::Symbol kind;
+  int64_t axis;
+  c10::IValue argument;
+};
+
+// A reshape, and what it is.
+struct NamedAxes {
+  Node* node;
+  std::vector<Step> steps;
+};
+
+// Sizes as operands of unflatten: one that is no number is left open there.
+std::vector<int64_t> asParts(std::span<const Extent> sizes) {
+  std::vector<int64_t> parts;
+  for (const Extent& size : sizes) {
+    parts.push_back(size.number().value_or(-1));
+  }
+  return parts;
+}
+
+// A linear layer's features that are split, where only the sizes of the other axes tell how many these are.
+std::optional<NamedAxes> splitFeatures(const Shapes& shapes, Node* node, const std::vector<Extent>& sizes) {
+  const Node* linear = inputOf(node, "self")->node();
+  const auto features = shapes.ofAxis(inputOf(node, "self"), -1).number();
+  if (linear->kind() != aten::linear || !features) {
+    return std::nullopt;
+  }
+  int64_t axis = sizes.size(), product = 1;
+  bool open = false;
+  while (axis > 0 && (sizes[axis - 1].isNumber() || (sizes[axis - 1].isOpen() && !open))) {
+    --axis;
+    open = open || sizes[axis].isOpen();
+    product *= sizes[axis].number().value_or(1);
+  }
+  for (int64_t i = 0; i < axis; ++i) {
+    if (sizes[i] != shapes.ofAxis(inputOf(linear, "input"), i)) {
+      return std::nullopt;
+    }
+  }
+  const auto parts = asParts(std::span(sizes).subspan(axis));
+  if (axis == 0 || parts.size() < 2 || product <= 0) {
+    return std::nullopt;
+  }
+  const Step split{aten::unflatten, axis, parts};
+  if (!open) { // there is no axis of size 1 in between
+    return product == *features ? std::optional(NamedAxes{node, {split}}) : std::nullopt;
+  }
+  // Were the last size in front the layer's own input, its features would be a multiple of both.
+  const auto input = shapes.featuresRead(inputOf(linear, "input")).value_or(0);
+  return input > 0 && *features % (input * product) != 0
+             ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}, split}})
+             : std::nullopt;
+}
+
+// Axes that come to the features of a linear layer that reads the result, behind one axis of unknown size.
+std::optional<NamedAxes> joinedFeatures(
+    const Shapes& shapes, Node* node, const std::vector<Extent>& sizes, int64_t axis, int64_t rank) {
+  const bool said = sizes.back().isNumber() || sizes.back().isOpen();
+  const auto features = said ? sizes.back().number() : shapes.featuresRead(node->output());
+  if (axis + 1 != int64_t(sizes.size()) || rank <= axis + 1 || features.value_or(0) <= 0) {
+    return std::nullopt;
+  }
+  if (sizes[axis - 1].isNumber() && shapes.ofAxis(inputOf(node, "self"), axis - 1).isNumber()) {
+    return std::nullopt; // two numbers that differ, which is an error
+  }
+  int64_t product = 1;
+  for (int64_t i = axis; i < rank; ++i) {
+    product *= shapes.ofAxis(inputOf(node, "self"), i).number().value_or(0);
+  }
+  return product == *features ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}}}) : std::nullopt;
+}
+
+// Goes over the axes of an operand and the sizes of a result, from the first ones or from the last, as long as some of
+// one are some of the other.
+class Matching {
+ public:
+  Matching(const Shapes& shapes, Node* node, const std::vector<Extent>& to) : shapes_(shapes), to_(to) {
+    for (int64_t axis = 0; axis < *shapes.rank(inputOf(node, "self")); ++axis) {
+      from_.push_back(shapes.ofAxis(inputOf(node, "self"), axis));
+    }
+    axes_ = from_.size(), sizes_ = to.size();
+  }
+
+  // The steps, the last axes first; nothing where some are left that do not tell how they become others.
+  std::optional<std::vector<Step>> run() {
+    while (axes_ > 0 && sizes_ > 0 && matchLast()) {
+    }
+    while (first_ < axes_ && first_of_to_ < sizes_ && matchFirst()) {
+    }
+    const int64_t axes = axes_ - first_, sizes = sizes_ - first_of_to_;
+    const auto open = std::count_if(to_.begin() + first_of_to_, to_.begin() + sizes_, [](const Extent& size) {
+      return !size.isNumber();
+    });
+    if ((axes == 0) != (sizes == 0) || (axes > 1 && sizes > 1) || (sizes > 1 && open > 1)) {
+      return std::nullopt;
+    }
+    if ((splits_ || joins_) && (axes > 0 || (splits_ && joins_))) {
+      return std::nullopt; // 4 times `a // 4` may be less than `a`, and others may make up for that
+    }
+    if (axes == 1 && sizes == 1 && from_[first_].isNumber() && to_[first_of_to_].isNumber()) {
+      return std::nullopt; // two numbers that differ, which is an error
+    }
+    if (axes > 0 && (axes > 1 || sizes > 1)) {
+      add(first_, axes, first_of_to_, sizes);
+    }
+    std::ranges::sort(steps_, std::greater<>(), &Step::axis);
+    return steps_;
+  }
+
+ private:
+  // So many axes and sizes, from these on, are the same elements.
+  void add(int64_t axis, int64_t axes, int64_t size, int64_t sizes) {
+    if (axes > 1) {
+      steps_.push_back({aten::flatten, axis, axis + axes - 1});
+    }
+    if (sizes > 1) {
+      steps_.push_back({aten::unflatten, axis, asParts(std::span(to_).subspan(size, sizes))});
+    }
+  }
+
+  // Whether a size is that of some neighbours together: `a // 4` and 4, or numbers.
+  bool isProduct(const Extent& whole, const Extent* begin, const Extent* end) const {
+    int64_t product = 1, quotients = 0;
+    std::optional<std::pair<Extent, int64_t>> quotient;
+    for (const Extent* size = begin; size != end; ++size) {
+      if (const auto found = shapes_.asQuotient(*size)) {
+        quotient = found, ++quotients;
+      } else if (size->number().value_or(0) <= 0) {
+        return false;
+      } else {
+        product *= std::min<int64_t>(*size->number(), kMost);
+        product = std::min<int64_t>(product, kMost);
+      }
+    }
+    return quotients == 1 ? quotient->first == whole && quotient->second == product
+                          : quotients == 0 && whole.number() == product;
+  }
+
+  // How many of the neighbours in [low, high) come to a size, and 0 if none do: the last ones, or the first.
+  int64_t countOf(
+      const Extent& whole, const std::vector<Extent>& of, int64_t low, int64_t high, bool last) const {
+    for (int64_t count = 2; count <= high - low; ++count) {
+      const Extent* begin = of.data() + (last ? high - count : low);
+      if (isProduct(whole, begin, begin + count)) {
+        return count;
+      }
+    }
+    return 0;
+  }
+
+  bool match(bool last) {
+    const int64_t axis = last ? axes_ - 1 : first_, size = last ? sizes_ - 1 : first_of_to_;
+    int64_t axes = 1, sizes = 1;
+    if (!(from_[axis] == to_[size])) {
+      sizes = countOf(from_[axis], to_, first_of_to_, sizes_, last);
+      axes = sizes == 0 ? countOf(to_[size], from_, first_, axes_, last) : 1;
+      sizes = sizes == 0 ? 1 : sizes;
+    }
+    if (axes == 0) {
+      return false;
+    }
+    splits_ = splits_ || (sizes > 1 && !from_[axis].isNumber()); // else by numbers, which are exact
+    joins_ = joins_ || (axes > 1 && !to_[size].isNumber());
+    (last ? axes_ : first_) += last ? -axes : axes;
+    (last ? sizes_ : first_of_to_) += last ? -sizes : sizes;
+    add(last ? axes_ : first_ - axes, axes, last ? sizes_ : first_of_to_ - sizes, sizes);
+    return true;
+  }
+
+  bool matchLast() { return match(true); }
+  bool matchFirst() { return match(false); }
+
+  static constexpr int64_t kMost = int64_t{1} << 31;
+
+  const Shapes& shapes_;
+  const std::vector<Extent>& to_;
+  std::vector<Extent> from_;
+  int64_t first_ = 0, first_of_to_ = 0, axes_, sizes_; // what is left of both
+  bool splits_ = false, joins_ = false;                // into quotients, or of them
+  std::vector<Step> steps_;
+};
+
+// `list(x.shape[:-1]) + [4, -1]`, where nobody knows how many axes there are.
+std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
+  const Node *sum = inputOf(node, "shape")->node(), *linear = inputOf(node, "self")->node();
+  static const auto list = symbol("aten::list");
+  const Node* slice = sum->kind() == aten::add ? inputOf(sum, "a")->node() : nullptr;
+  slice = slice != nullptr && slice->kind() == list ? slice->input()->node() : slice;
+  if (slice == nullptr || slice->kind() != aten::slice || !isNone(slice, "start") ||
+      constantNumber(slice, "end") != -1.0 || constantNumber(slice, "step") != 1.0) {
+    return std::nullopt;
+  }
+  const Node* sizes = inputOf(slice, "l")->node();
+  if (sizes->kind() != aten::size || sizes->inputs().size() != 1) {
+    return std::nullopt;
+  }
+  const std::initializer_list<const Value*> read{
+      sum->output(), inputOf(sum, "a"), slice->output(), sizes->output(), inputOf(sizes, "self")};
+  for (const Value* written : read) {
+    if (shapes.isWritten(written)) {
+      return std::nullopt;
+    }
+  }
+  const bool same = inputOf(sizes, "self") == inputOf(node, "self") ||
+                    (linear->kind() == aten::linear && shapes.weightRank(linear) == 2 &&
+                     shapes.source(inputOf(sizes, "self")) == shapes.source(inputOf(linear, "input")));
+  const auto given = same ? shapes.sizesIn(inputOf(sum, "b")) : std::nullopt;
+  const bool told = given && std::ranges::all_of(*given, [](const Extent& size) {
+                      return size.isOpen() || size.number().value_or(0) > 0;
+                    });
+  const bool fits = told && given->size() > 1 && std::ranges::count(*given, Extent::open()) <= 1;
+  return fits ? std::optional(NamedAxes{node, {{aten::unflatten, -1, asParts(*given)}}}) : std::nullopt;
+}
+
+// Several axes that become several others, of which one is open: it takes what the numbers leave of all elements.
+// Where these are a part of the last axis, that is split, and the rest of it joined with those in front.
+// `end` names the last axis in steps.
+std::optional<NamedAxes> regrouped(
+    const Shapes& shapes, Node* node, const std::vector<Extent>& sizes, int64_t first, int64_t last,
+    int64_t last_size, int64_t end) {
+  const auto taken = std::span(sizes).subspan(first, last_size - first + 1);
+  std::vector<int64_t> parts = asParts(taken);
+  int64_t product = 1;
+  for (const Extent& size : taken) {
+    product *= size.number().value_or(1);
+  }
+  if (std::ranges::count_if(taken, &Extent::isNumber) != std::ssize(taken) - 1 || product <= 0) {
+    return std::nullopt;
+  }
+  const auto whole = shapes.ofAxis(inputOf(node, "self"), last).number();
+  if (taken.front().isNumber() || !whole || *whole <= product || *whole % product != 0) {
+    return NamedAxes{node, {{aten::flatten, first, end}, {aten::unflatten, first, parts}}};
+  }
+  parts.front() = *whole / product;
+  return NamedAxes{node, {{aten::unflatten, last, parts}, {aten::flatten, first, last}}};
+}
+
+// `certain` takes no batch axis for granted.
+std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, Node* node) {
+  if (node->kind() != aten::reshape || isConstant(inputOf(node, "shape")) ||
+      shapes.isWritten(node->output()) || shapes.isWritten(inputOf(node, "self"))) {
+    return std::nullopt;
+  }
+  const Value* from = inputOf(node, "self");
+  const auto sizes = shapes.sizesGiven(node->output());
+  if (!sizes) {
+    return splitLast(shapes, node);
+  }
+  const auto rank = shapes.rank(from);
+  if (!rank) {
+    return splitFeatures(shapes, node, *sizes);
+  }
+  const int64_t count = sizes->size(), axes = *rank;
+  int64_t front = 0, behind = 0;
+  while (front < std::min(count, axes) && (*sizes)[front] == shapes.ofAxis(from, front)) {
+    ++front;
+  }
+  while (behind < std::min(count, axes) - front &&
+         (*sizes)[count - 1 - behind] == shapes.ofAxis(from, axes - 1 - behind)) {
+    ++behind;
+  }
+  if (front > 0 && (front + behind == count) != (front + behind == axes)) {
+    --front; // axes of size 1 go into the one in front of them, or come out of it
+  }
+  const int64_t left = count - front - behind, last = axes - 1 - behind;
+  // Without a batch axis, axes behind are the same from the end.
+  const int64_t end = behind == 0 || !certain.rank(from) ? -1 - behind : last;
+  if (left == 1 && axes > front + behind) {
+    return NamedAxes{node, {{aten::flatten, front, end}}};
+  }
+  const auto parts = asParts(std::span(*sizes).subspan(front, left));
+  // One of them follows from the others.
+  if (left > 1 && axes == front + behind + 1 && std::count(parts.begin(), parts.end(), -1) <= 1 &&
+      std::count(parts.begin(), parts.end(), 0) == 0) {
+    return NamedAxes{node, {{aten::unflatten, front, parts}}};
+  }
+  if (auto joined = joinedFeatures(shapes, node, *sizes, front + 1, axes)) {
+    return joined;
+  }
+  if (auto steps = Matching(shapes, node, *sizes).run()) {
+    return steps->empty() ? std::nullopt : std::optional(NamedAxes{node, std::move(*steps)});
+  }
+  return front < last && left > 1 ? regrouped(shapes, node, *sizes, front, last, count - 1 - behind, end)
+                                  : std::nullopt;
+}
+
+// An axis of size 1 joins its neighbour. Unlike a reshape, squeeze does not say that there is a batch axis.
+std::optional<NamedAxes> joinedOne(const Shapes& certain, Node* node) {
+  const auto axis = certain.squeezed(node);
+  if (!axis || certain.rank(inputOf(node, "self")) == 1 || certain.isWritten(node->output()) ||
+      certain.isWritten(inputOf(node, "self"))) {
+    return std::nullopt;
+  }
+  const int64_t first = std::max<int64_t>(*axis - 1, 0);
+  return NamedAxes{node, {{aten::flatten, first, first + 1}}};
+}
+
+// Returns whether its type did not know.
+bool keepRank(Value* tensor, const std::optional<int64_t>& rank) {
+  const auto type = tensor->type()->cast<c10::TensorType>();
+  const bool is_news = type && rank && !type->dim();
+  if (is_news) {
+    tensor->setType(type->withDim(*rank));
+  }
+  return is_news;
+}
+
+// Of all tensors whose sizes somebody asks for.
+bool keepRanks(const PassContext& context) {
+  const Shapes certain(context, /*batched=*/false);
+  bool changed = false;
+  for (Node* size : nodesWhere(*context.graph(), [](auto* node) { return node->kind() == aten::size; })) {
+    changed |= keepRank(inputOf(size, "self"), certain.rank(inputOf(size, "self")));
+  }
+  return changed;
+}
+
+bool canonicalizeReshape(PassContext& context) {
+  const auto graph = context.graph();
+  const Shapes shapes(context), certain(context, /*batched=*/false);
+  std::vector<NamedAxes> found; // all of them before the first is replaced, whose sizes others go by
+  forEachNode(*graph, [&](Node* node) {
+    auto named = namedAxes(shapes, certain, node);
+    if (!named) {
+      named = joinedOne(certain, node);
+    }
+    if (named) {
+      found.push_back(std::move(*named));
+      keepRank(node->output(), certain.rank(node->output()));
+    }
+  });
+  bool changed = keepRanks(context);
+  for (const auto& [node, steps] : found) {
+    Value* value = inputOf(node, "self");
+    for (const auto& [kind, axis, argument] : steps) {
+      const std::vector<Value*> operands{value, insertConstant(node, axis), insertConstant(node, argument)};
+      value = insertValue(node, kind, operands, node);
+    }
+    value->setType(node->output()->type());
+    replaceNode(node, value);
+  }
+  changed |= !found.empty();
+  while (changed && keepRanks(context)) { // named axes tell of others, and ranks of more
+  }
+  return changed;
+}
+
+const RegisterPass canonicalize_reshape_pass{
+    "canonicalize_reshape", "Name the axes that a reshape joins or splits, instead of computed sizes.",
+    canonicalizeReshape, needs("inlined")};
+
+} // namespace
+} // namespace jit_passes

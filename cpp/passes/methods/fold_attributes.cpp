@@ -1,0 +1,30 @@
+// Take attributes that are flags, numbers and texts for constants, where the method does not assign them.
+//
+//   %residual : bool = prim::GetAttr[name="residual"](%block)   ->   %residual : bool = prim::Constant[value=1]()
+//
+// For graphs that keep their parameters; freezing does it to all attributes. A branch on such a flag is
+// then decided, and what it leads around is not there for quantizers. `training` changes, and stays.
+#include "facts/known_values.h"
+
+namespace jit_passes {
+namespace {
+
+bool foldAttributes(PassContext& context) {
+  const KnownValues known(context);
+  return replaceNodes(*context.graph(), [&](Node* node) -> Value* {
+    if (node->kind() != prim::GetAttr || node->s(attr::name) == "training") {
+      return nullptr;
+    }
+    const auto held = known.attribute(node->output());
+    const bool plain = held && (held->isBool() || held->isInt() || held->isDouble() || held->isString());
+    const bool fits = plain && node->output()->type()->isSubtypeOf(*held->type());
+    return fits ? insertConstant(node, *held) : nullptr;
+  });
+}
+
+const RegisterPass fold_attributes_pass{
+    "fold_attributes", "Take flags, numbers and texts that nothing assigns for constants.", foldAttributes,
+    needs("inlined")};
+
+} // namespace
+} // namespace jit_passes

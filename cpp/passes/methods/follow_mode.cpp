@@ -1,0 +1,72 @@
+// Let dropout and normalization follow the mode of the module where tracing has made it a constant.
+//
+//   %y = aten::dropout(%x, %p, True)
+//     ->  %training : bool = prim::GetAttr[name="training"](%self)
+//         %y = aten::dropout(%x, %p, %training)
+//
+//   %y = aten::scaled_dot_product_attention(%q, %k, %v, %mask, 0.2, ...)
+//     ->  %on : int = aten::Int(%training)
+//         %p : float = aten::mul(0.2, %on)
+//         %y = aten::scaled_dot_product_attention(%q, %k, %v, %mask, %p, ...)
+//
+// A model that was traced in training mode does in eval mode what it does in training. This makes
+// train() and eval() mean something. Only what tracing has recorded is changed: a constant in scripted
+// code is what someone wrote. Files do not tell which of the two the module's own code was; the option
+// `traced` does. Normalization without running statistics (see hasStatistics) does the same in both modes.
+#include "graph/module.h"
+#include "graph/registry.h"
+#include "quantization/batch_norm.h"
+
+namespace jit_passes {
+namespace {
+
+// Scripted, PyTorch's own modules of these kinds read their mode; and scripted code has no scopes. Files
+// keep none.
+bool isTraced(const Node* node) {
+  const auto type = moduleOf(node).second;
+  const auto has = [&](const char* part) { return type.find(part) != std::string::npos; };
+  return !node->scopeName().empty() || has("BatchNorm") || has("InstanceNorm") || has("Dropout");
+}
+
+bool followMode(PassContext& context) {
+  if (!context.module().hasattr("training")) {
+    return false;
+  }
+  const auto graph = context.graph();
+  const KnownValues known(context, /*attributes_apart=*/true);
+  const bool traced = context.option("traced").toBool();
+  Value* training = nullptr;
+  const auto read = [&] {
+    if (training == nullptr) {
+      training = readAttribute(*graph, graph->block()->nodes().front(), "training");
+    }
+    return training;
+  };
+  const auto attentions = nodesWhere(*graph, [&](const Node* node) {
+    return node->kind() == aten::scaled_dot_product_attention && constantNumber(node, "dropout_p") > 0.0 &&
+           (traced || isTraced(node));
+  });
+  for (Node* node : attentions) {
+    Value* on = insertValue(node, symbol("aten::Int"), {read()}, node, c10::IntType::get());
+    Value* share = inputOf(node, "dropout_p");
+    setOperand(node, "dropout_p", insertValue(node, aten::mul, {share, on}, node, c10::FloatType::get()));
+  }
+  forEachNode(*graph, [&](Node* node) {
+    const size_t operand = isDropout(node) ? 2 : isNormalization(node->kind()) ? kTraining : 0;
+    if (operand == 0 || constantNumber(node->input(operand)) != 1.0 || !(traced || isTraced(node))) {
+      return;
+    }
+    if (operand == kTraining && !hasStatistics(known, node)) {
+      return;
+    }
+    node->replaceInput(operand, read());
+  });
+  return training != nullptr;
+}
+
+const RegisterPass follow_mode_pass{
+    "follow_mode", "Let traced dropout and normalization follow the mode of the module.", followMode,
+    needs("inlined"), takes({{"traced", "bool", false}})};
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,192 @@
+// Turn float functions between dequantize and quantize into tables of integers.
+//
+//   %x = jit_passes::dequantize(%codes, ...)
+//   %s = aten::sigmoid(%x)                      ->   %q = jit_passes::lookup_table(%codes, %table, %first)
+//   %y = aten::mul(%x, %s)
+//   %q = jit_passes::quantize(%y, ...)
+//
+// Between them may stand any operators that work element by element, as long as nothing but numbers
+// comes in from elsewhere. These very operators are run on all codes that the input can have, from its
+// quant_min, %first, to its quant_max: an entry is what the reference model computes for its code. At
+// most 16 bits of codes; more stay as they are. A dequantized value with other users is kept for them.
+//
+// A table of a table is one table, where nothing else reads the one in between:
+//
+//   %m = jit_passes::lookup_table(%codes, %a, %first)
+//   %q = jit_passes::lookup_table(%m, %b, %k)   ->   %q = jit_passes::lookup_table(%codes, %b[a - k], %first)
+//
+// Values that an in-place operator writes to stay where they are.
+#include "graph/alias.h"
+#include "graph/dialect.h"
+#include "graph/graph.h"
+#include "graph/operators.h"
+#include "graph/registry.h"
+
+namespace jit_passes {
+namespace {
+
+using Written = std::unordered_set<const Value*>;
+
+constexpr int64_t kMaxEntries = 1 << 16;
+
+bool restIsConstant(const Node* node) {
+  return std::all_of(node->inputs().begin() + 1, node->inputs().end(), isConstant);
+}
+
+int64_t constantInt(const Node* node, std::string_view name) { return constantOf(node, name)->toInt(); }
+
+// The operators between the codes and what is quantized, dequantize among them, in an order in which they
+// can be computed.
+class Function {
+ public:
+  static std::optional<Function> into(const Node* quantize, const Written& written) {
+    Function function(written);
+    const bool closed = restIsConstant(quantize) && !written.count(quantize->output()) &&
+                        function.collect(inputOf(quantize, "x")) && function.codes_ != nullptr;
+    // Without an operator in between it is a change of scale, which takes no table.
+    const bool computes = function.nodes_.size() > 1 && function.nodes_.back()->kind() != dequantize;
+    return closed && computes && !written.count(function.codes_) ? std::optional(std::move(function))
+                                                                 : std::nullopt;
+  }
+
+  Value* codes() const { return codes_; }
+  const Node* last() const { return nodes_.back(); }
+
+  // The result of the operators and then `quantize` for a tensor of codes.
+  at::Tensor operator()(const at::Tensor& codes, const Node* quantize) const {
+    const at::NoGradGuard no_gradients;
+    std::unordered_map<const Value*, c10::IValue> values{{codes_, codes}};
+    for (const Node* node : nodes_) {
+      values[node->output()] = computed(node, values);
+    }
+    return computed(quantize, values).toTensor();
+  }
+
+ private:
+  explicit Function(const Written& written) : written_(&written) {}
+
+  bool collect(Value* value) {
+    Node* node = value->node();
+    if (!seen_.insert(value).second) {
+      return true;
+    }
+    if (written_->count(value) ||
+        !(node->kind() == dequantize ? collectSource(node) : collectOperator(node))) {
+      return false;
+    }
+    nodes_.push_back(node);
+    return true;
+  }
+
+  // All that is read must be functions of one tensor of codes.
+  bool collectSource(Node* node) {
+    Value* codes = inputOf(node, "q");
+    const bool same = codes_ == nullptr || codes_ == codes;
+    codes_ = codes;
+    return same && restIsConstant(node);
+  }
+
+  bool collectOperator(Node* node) {
+    return isElementwise(node) && std::ranges::all_of(node->inputs(), [&](Value* operand) {
+             return isConstant(operand) ? isNumber(node, operand) : collect(operand);
+           });
+  }
+
+  // A tensor among the numbers must be one, as traced models have them. It leaves shape and dtype of what
+  // it meets as they are.
+  static bool isNumber(const Node* node, const Value* operand) {
+    const auto tensor = constantTensor(operand);
+    return !tensor || ((tensor->dim() == 0 || (node->kind() == aten::prelu && tensor->numel() == 1)) &&
+                       !tensor->is_complex());
+  }
+
+  const Written* written_;
+  std::unordered_set<const Value*> seen_;
+  std::vector<Node*> nodes_;
+  Value* codes_ = nullptr;
+};
+
+// All codes that a value can have, in order; none if they are unknown or more than 16 bits of them.
+std::optional<at::Tensor> codesOf(const Value* value) {
+  const Node* node = value->node();
+  if (node->kind() == quantize && restIsConstant(node)) {
+    const int64_t first = constantInt(node, "quant_min"), last = constantInt(node, "quant_max");
+    const auto dtype = static_cast<at::ScalarType>(constantInt(node, "dtype"));
+    return last - first < kMaxEntries ? std::optional(at::arange(first, last + 1, dtype)) : std::nullopt;
+  }
+  const auto table = node->kind() == lookup_table ? constantTensor(node, "table") : std::nullopt;
+  if (table && at::isIntegralType(table->scalar_type(), false)) {
+    const int64_t first = table->min().item<int64_t>(), last = table->max().item<int64_t>();
+    return last - first < kMaxEntries ? std::optional(at::arange(first, last + 1, table->scalar_type()))
+                                      : std::nullopt;
+  }
+  return std::nullopt;
+}
+
+Value* insertLookup(Node* before, Value* codes, const at::Tensor& table, int64_t first, const Node* like) {
+  const std::vector<Value*> operands{codes, insertConstant(before, table), insertConstant(before, first)};
+  return insertValue(before, lookup_table, operands, like);
+}
+
+bool foldTable(PassContext& context, Node* node, const Written& written) {
+  const auto function = Function::into(node, written);
+  if (!function) {
+    return false;
+  }
+  const auto codes = codesOf(function->codes());
+  if (!codes) {
+    context.remark(function->last(), "no table: its codes are unknown, or have more than 16 bits");
+    return false;
+  }
+  const auto table = (*function)(*codes, node);
+  const auto first = (*codes)[0].item<int64_t>();
+  replaceNode(node, insertLookup(node, function->codes(), table, first, function->last()));
+  return true;
+}
+
+// The table of both, if the second has an entry for all that the first one holds.
+std::optional<at::Tensor> composed(const at::Tensor& first, const at::Tensor& second, int64_t second_first) {
+  if (!at::isIntegralType(first.scalar_type(), false)) {
+    return std::nullopt;
+  }
+  const auto indices = first.to(at::kLong) - second_first;
+  const bool inside = at::logical_and(indices >= 0, indices < second.numel()).all().item<bool>();
+  return inside ? std::optional(second.index_select(0, indices)) : std::nullopt;
+}
+
+bool composeTables(Node* node, const Written& written) {
+  Node* inner = inputOf(node, "codes")->node();
+  if (inner->kind() != lookup_table || !restIsConstant(inner) || !restIsConstant(node) ||
+      inner->output()->uses().size() != 1 || written.count(inner->output()) ||
+      written.count(inputOf(inner, "codes"))) {
+    return false;
+  }
+  const auto table =
+      composed(*constantTensor(inner, "table"), *constantTensor(node, "table"), constantInt(node, "first"));
+  if (!table) {
+    return false;
+  }
+  replaceNode(node, insertLookup(node, inputOf(inner, "codes"), *table, constantInt(inner, "first"), node));
+  inner->destroy();
+  return true;
+}
+
+bool foldLookupTables(PassContext& context) {
+  const auto graph = context.graph();
+  const auto written = writtenValues(graph);
+  bool changed = changeNodes(
+      *graph, [&](Node* node) { return node->kind() == quantize && foldTable(context, node, written); });
+  if (changed) {
+    removeDeadNodes(graph); // what still reads the codes in between decides whether tables are composed
+  }
+  changed |= changeNodes(
+      *graph, [&](Node* node) { return node->kind() == lookup_table && composeTables(node, written); });
+  return changed;
+}
+
+const RegisterPass fold_lookup_tables_pass{
+    "fold_lookup_tables", "Turn float functions between dequantize and quantize into tables.",
+    foldLookupTables, needs("no_observers")};
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,404 @@
+// Put sets of operators into modules of their own, which a compiler can be handed.
+//
+//   %q = jit_passes::quantize(%x, ...)                 %r = prim::GetAttr[name="region_0"](%self)
+//   %d = jit_passes::dequantize(%q, ...)          ->   %o = prim::CallMethod[name="forward"](%r, %x)
+//   %y = aten::conv2d(%d, %w, %b, ...)                 %p = jit_passes::quantize(%o, ...)
+//   %p = jit_passes::quantize(%y, ...)                 ...
+//
+//   region_0.forward(%x): quantize, dequantize, conv2d, quantize, dequantize
+//
+// A region takes and gives floats: it quantizes what it reads, and dequantizes what it gives. The codes are the
+// same, since quantize gives the codes back that dequantize of the same grid has read. A value in codes comes
+// in as it was before it was quantized, or where a rearrangement lies in between, as it is after that; where it
+// may be written in place after it was quantized, as it is dequantized from that. Constants, and attributes that
+// nothing changes and that need no gradient, move in.
+//
+// The option `regions` has a list of nodes for each, by their number in program order. The regions are named in
+// that order. Several results come as a tuple; the node behind that, or the call, carries the place of the result.
+#include "facts/known_values.h"
+#include "graph/alias.h"
+#include "graph/calls.h"
+#include "graph/dialect.h"
+#include "graph/graph.h"
+#include "graph/module.h"
+#include "graph/operators.h"
+#include "graph/places.h"
+#include "graph/registry.h"
+#include "quantization/regions.h"
+#include "view/snapshot.h"
+
+namespace jit_passes {
+namespace {
+
+using Nodes = std::vector<Node*>;
+
+// The dequantize that a value comes from, if it is that of codes that the graph quantizes, rearranged or not.
+Node* gridOf(const Value* value) {
+  Node* node = const_cast<Node*>(value->node());
+  while (node->kind() == prim::ListUnpack || movesData(node)) {
+    node = mainOperand(node)->node();
+  }
+  return node->kind() == dequantize && inputOf(node, "q")->node()->kind() == quantize ? node : nullptr;
+}
+
+// One region, while it is made.
+class Outline {
+ public:
+  Outline(Graph& outer, const Order& order, const KnownValues& known, Nodes nodes)
+      : outer_(outer), order_(order), known_(known), nodes_(std::move(nodes)) {
+    members_.insert(nodes_.begin(), nodes_.end());
+    TORCH_CHECK(members_.size() == nodes_.size(), "a region names a node twice");
+    takeUnpacked();
+    std::sort(nodes_.begin(), nodes_.end(), [](const Node* a, const Node* b) { return a->isBefore(b); });
+    for (const Node* node : nodes_) {
+      TORCH_CHECK(
+          node->owningBlock() == nodes_.front()->owningBlock(), "a region holds ", describe(nodes_.front()),
+          " and ", describe(node), ", which stand in different branches or loops");
+      TORCH_CHECK(
+          !order_.isFixed(node), "a region holds ", describe(node),
+          ", which writes, reads what is written, or cannot be moved otherwise");
+    }
+  }
+
+  // Adds the region to the module under that name, and calls it where its last operator stood. Adds those nodes to
+  // `quantized` that quantize its results again.
+  void run(Module& root, const std::string& name, Nodes& quantized) {
+    const Nodes dependent = findDependent();
+    Node* call = outer_.create(prim::CallMethod, 1);
+    call->insertAfter(nodes_.back());
+    Node* point = call;
+    for (Node* node : dependent) {
+      node->moveAfter(point);
+      point = node;
+    }
+    Value* self = inner_->addInput("self");
+    std::ranges::for_each(nodes_, [&](Node* node) { copy(node); });
+    for (Node* node : nodes_) {
+      for (Value* output : node->outputs()) {
+        findResults(output);
+      }
+    }
+    TORCH_CHECK(
+        !results_.empty(), "nothing reads what the region of ", describe(nodes_.front()), " computes");
+    const Module region = makeModule(root, self);
+    root.register_module(name, region);
+    placeCall(call, region, name);
+    for (const auto& result : results_) {
+      if (result.codes != nullptr) {
+        quantized.push_back(result.codes);
+      }
+    }
+    for (auto node = nodes_.rbegin(); node != nodes_.rend(); ++node) {
+      destroy(*node);
+    }
+  }
+
+ private:
+  struct Result {
+    Value* inside;
+    std::vector<torch::jit::Use> uses; // that see it instead
+    Node* codes;                       // quantizes it on its own grid, behind the region
+    const Node* grid;                  // of codes that it moves: the dequantize
+  };
+
+  // A region gives tensors: who unpacks the list that one of its nodes makes belongs to it.
+  void takeUnpacked() {
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      for (const Value* output : nodes_[i]->outputs()) {
+        for (const auto& use : output->uses()) {
+          if (use.user->kind() == prim::ListUnpack && members_.insert(use.user).second) {
+            nodes_.push_back(use.user);
+          }
+        }
+      }
+    }
+  }
+
+  // The nodes between the first and the last one that have to come behind the region.
+  Nodes findDependent() const {
+    std::unordered_set<const Node*> dependent;
+    Nodes found;
+    order_.visit(nodes_.front(), nodes_.back(), [&](Node* node, const Nodes& before) {
+      const bool depends = std::any_of(before.begin(), before.end(), [&](const Node* source) {
+        return members_.count(source) > 0 || dependent.count(source) > 0;
+      });
+      if (!members_.count(node)) {
+        if (depends) {
+          dependent.insert(node);
+          found.push_back(node);
+        }
+        return;
+      }
+      for (const Node* source : order_.sourcesOf(node)) {
+        TORCH_CHECK(
+            !dependent.count(source), "the operators of a region cannot be computed as one: ", describe(node),
+            " reads ", describe(source), ", which depends on the region itself");
+      }
+    });
+    return found;
+  }
+
+  Node* copy(Node* node) {
+    const auto operand = [&](Value* value) { return asksForShape(node) ? takeShape(value) : take(value); };
+    Node* made = inner_->insertNode(inner_->createClone(node, operand));
+    for (size_t i = 0; i < node->outputs().size(); ++i) {
+      inside_[node->output(i)] = made->output(i);
+    }
+    return made;
+  }
+
+  // Returns the region's own value for one of the caller's.
+  Value* take(Value* value) {
+    if (const auto found = inside_.find(value); found != inside_.end()) {
+      return found->second;
+    }
+    if (order_.isCopied(value->node()) && !isTakenApart(value->node())) {
+      copy(value->node());
+    } else if (const auto parameter = known_.parameter(value); parameter && !trains(value)) {
+      inside_[value] = inner_->insertConstant(*parameter);
+    } else {
+      inside_[value] = value->node()->kind() == quantize ? takeCodes(value) : takeInput(value);
+    }
+    return inside_.at(value);
+  }
+
+  // The same of a shape: codes of the caller's come in as they are, not as they were in front of quantize.
+  Value* takeShape(Value* value) {
+    const Value* source = value;
+    while (source->node()->kind() == dequantize || source->node()->kind() == quantize) {
+      source = mainOperand(source->node());
+    }
+    if (source == value || members_.count(source->node()) || inside_.count(value)) {
+      return take(value);
+    }
+    const auto [known, added] = shapes_.emplace(value, nullptr);
+    return added ? known->second = addInput(value) : known->second;
+  }
+
+  // Whether it unpacks a list that the caller has: the region takes the tensors.
+  bool isTakenApart(const Node* node) const {
+    return node->kind() == prim::ListUnpack && !inside_.count(mainOperand(node)) &&
+           !order_.isCopied(node->input()->node());
+  }
+
+  // Whether a parameter needs a gradient, as it is or transposed.
+  bool trains(const Value* value) const {
+    const auto held = known_.parameter(isTranspose(value->node()) ? mainOperand(value->node()) : value);
+    return held && held->isTensor() && held->toTensor().requires_grad();
+  }
+
+  Value* addInput(Value* value) {
+    Value* input = inner_->addInput("input_" + std::to_string(inputs_.size()));
+    input->setType(value->type());
+    inputs_.push_back(value);
+    return input;
+  }
+
+  Value* takeInput(Value* value) {
+    Value* input = addInput(value);
+    const Node* grid = gridOf(value);
+    return grid == nullptr ? input : requantized(input, grid)->output();
+  }
+
+  // Codes of what is written in place, which the region would read too late: it takes what they are dequantized to.
+  Value* takeCodes(Value* codes) {
+    Node* source = codes->node();
+    Node* floats =
+        outer_.create(dequantize, {codes, inputOf(source, "scale"), inputOf(source, "zero_point")});
+    floats->copyMetadata(source);
+    floats->insertAfter(source);
+    Value* input = addInput(floats->output());
+    const auto operand = [&](Value* v) { return v == inputOf(source, "x") ? input : take(v); };
+    return inner_->insertNode(inner_->createClone(source, operand))->output();
+  }
+
+  // The same value, as what was quantized and dequantized on the grid of another one.
+  Node* requantized(Value* value, const Node* grid) {
+    Node* source = inputOf(grid, "q")->node();
+    const auto operand = [&](const Node* of, Value* first) {
+      return [this, of, first](Value* v) { return v == mainOperand(of) ? first : take(v); };
+    };
+    Node* codes = inner_->insertNode(inner_->createClone(source, operand(source, value)));
+    return inner_->insertNode(inner_->createClone(const_cast<Node*>(grid), operand(grid, codes->output())));
+  }
+
+  // Whether something outside of the region reads the value, or what is copied where it is read.
+  bool isRead(const Value* value) const {
+    return std::ranges::any_of(value->uses(), [&](const torch::jit::Use& use) {
+      return order_.isCopied(use.user) ? isReadBehind(use.user) : members_.count(use.user) == 0;
+    });
+  }
+
+  // Each node is looked at once: numbers that follow from one another have many paths.
+  bool isReadBehind(const Node* node) const {
+    const auto reads = [&](const Value* output) { return isRead(output); };
+    const bool known = read_behind_.count(node) > 0;
+    return known ? read_behind_[node] : (read_behind_[node] = std::ranges::any_of(node->outputs(), reads));
+  }
+
+  // Codes are given dequantized, and quantized again where they were.
+  void findResults(Value* value) {
+    Result direct{inside_.at(value), {}, nullptr, gridOf(value)};
+    for (const auto& use : value->uses()) {
+      if (members_.count(use.user)) {
+        continue;
+      }
+      if (use.user->kind() != quantize || order_.isFixed(use.user)) {
+        if (!order_.isCopied(use.user) || isReadBehind(use.user)) {
+          direct.uses.push_back(use);
+        }
+        continue;
+      }
+      if (isRead(use.user->output())) {
+        Value* codes = take(use.user->output());
+        const std::vector<Value*> operands{
+            codes, take(inputOf(use.user, "scale")), take(inputOf(use.user, "zero_point"))};
+        Node* result = inner_->insertNode(inner_->create(dequantize, operands));
+        result->copyMetadata(use.user);
+        handOverPlace(use.user, result);
+        results_.push_back({result->output(), {use}, use.user, nullptr});
+      }
+    }
+    if (!direct.uses.empty()) {
+      results_.push_back(std::move(direct));
+    }
+  }
+
+  Module makeModule(const Module& root, Value* self) {
+    std::vector<Value*> values;
+    for (const auto& result : results_) {
+      values.push_back(result.inside);
+    }
+    inner_->registerOutput(
+        values.size() == 1 ? values[0] : inner_->insertNode(inner_->createTuple(values))->output());
+    const auto unit = root._ivalue()->compilation_unit();
+    Module region(c10::QualifiedName("__torch__.jit_passes.Region"), unit, /*shouldMangle=*/true);
+    self->setType(region.type());
+    region.type()->addMethod(
+        unit->create_function(c10::QualifiedName(*region.type()->name(), "forward"), inner_));
+    return region;
+  }
+
+  void placeCall(Node* call, const Module& region, const std::string& name) {
+    Node* owner = outer_.createGetAttr(outer_.inputs().at(0), name)->insertBefore(call);
+    call->s_(attr::name, "forward");
+    call->addInput(owner->output());
+    for (Value* input : inputs_) {
+      call->addInput(input);
+    }
+    for (Node* node : {owner, call}) {
+      node->setSourceRange(nodes_.front()->sourceRange());
+    }
+    call->output()->setType(region.get_method("forward").function().getSchema().returns().at(0).type());
+    Node* last = call;
+    for (size_t i = 0; i < results_.size(); ++i) {
+      Node* given = call;
+      if (results_.size() > 1) {
+        Value* index = insertConstant(call, static_cast<int64_t>(i));
+        given = outer_.createTupleIndex(call->output(), index, results_[i].inside->type());
+        given->insertAfter(last);
+        given->setSourceRange(call->sourceRange());
+        last = given;
+      }
+      Result& result = results_[i];
+      if (result.codes != nullptr) {
+        handOverPlace(result.codes, given);
+      }
+      if (result.grid != nullptr) { // so that whoever reads it knows
+        result.codes = cloneAfter(last, inputOf(result.grid, "q")->node(), given->output());
+        last = given = cloneAfter(result.codes, result.grid, result.codes->output());
+      }
+      for (const auto& use : result.uses) {
+        use.user->replaceInput(use.offset, given->output());
+      }
+    }
+  }
+
+  // The same operator on something else.
+  Node* cloneAfter(Node* point, const Node* node, Value* operand) {
+    Node* made = outer_.createClone(
+        const_cast<Node*>(node), [&](Value* value) { return value == mainOperand(node) ? operand : value; });
+    return made->insertAfter(point);
+  }
+
+  // With what was there to be copied.
+  static void destroy(Node* node) {
+    for (Value* output : node->outputs()) {
+      while (output->hasUses()) {
+        destroy(output->uses().front().user);
+      }
+    }
+    node->destroy();
+  }
+
+  Graph& outer_;
+  const Order& order_;
+  const KnownValues& known_;
+  Nodes nodes_;
+  std::unordered_set<const Node*> members_;
+  std::shared_ptr<Graph> inner_ = std::make_shared<Graph>();
+  std::unordered_map<Value*, Value*> inside_, shapes_; // of the latter, only the shape is read
+  std::vector<Value*> inputs_;                         // of the outer graph
+  std::vector<Result> results_;
+  mutable std::unordered_map<const Node*, bool> read_behind_; // of what is copied
+};
+
+std::vector<Nodes> regionsOf(const c10::IValue& option, const Nodes& nodes) {
+  std::vector<Nodes> regions;
+  for (const c10::IValue& region : option.toListRef()) {
+    Nodes found;
+    for (const c10::IValue& number : region.toListRef()) {
+      const auto index = number.toInt();
+      TORCH_CHECK(
+          index >= 0 && index < static_cast<int64_t>(nodes.size()), "a region names node ", index,
+          ", and the graph has ", nodes.size());
+      found.push_back(nodes[index]);
+    }
+    TORCH_CHECK(!found.empty(), "a region names no node");
+    regions.push_back(std::move(found));
+  }
+  return regions;
+}
+
+// A result of a region is on the grid already, so quantized and dequantized again it is the same.
+void readDirectly(const Order& order, const Nodes& quantized) {
+  for (Node* codes : quantized) {
+    const auto uses = codes->output()->uses(); // a copy: the loop edits the list
+    for (const auto& use : uses) {
+      if (use.user->kind() == dequantize && order.isCopied(use.user)) {
+        use.user->output()->replaceAllUsesWith(inputOf(codes, "x"));
+        use.user->destroy();
+      }
+    }
+  }
+}
+
+bool outlineRegions(PassContext& context) {
+  const auto graph = context.graph();
+  const auto regions = regionsOf(context.option("regions"), nodesInOrder(*graph));
+  const Order order(graph);
+  const KnownValues known(context, /*attributes_apart=*/true);
+  Nodes quantized;
+  int64_t number = 0;
+  for (const Nodes& nodes : regions) {
+    std::string name;
+    do {
+      name = "region_" + std::to_string(number++);
+    } while (context.module().hasattr(name));
+    Outline(*graph, order, known, nodes).run(context.module(), name, quantized);
+  }
+  readDirectly(order, quantized);
+  removeDeadNodes(graph);
+  return !regions.empty();
+}
+
+const RegisterPass outline_regions_pass{
+    "outline_regions",
+    "Put sets of operators into modules of their own.",
+    outlineRegions,
+    {"inlined", "no_observers"},
+    {},
+    {{"regions", "list"}}};
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,165 @@
+// Split convolutions into a correlation and the addition of the bias.
+//
+//   aten::conv2d(%x, %w, %b, %stride, %padding, %dilation, %groups)
+//     ->  %y = jit_passes::correlation(%x, %w, %stride, %padding, %dilation, False, [0, 0], %groups)
+//         jit_passes::add_bias(%y, %b, 2)
+//   with padding in words
+//     ->  %y = jit_passes::correlation(%x, %w, %stride, "same", %dilation, %groups)
+//
+// and so for conv1d, conv3d, conv_transpose{1,2,3}d, and _convolution, _convolution_mode and convolution
+// as traces have them. Without bias the correlation stands alone. A bias that may be None:
+//
+//   %bias : Tensor? = prim::GetAttr[name="bias"](%conv)     # holds a tensor
+//     ->  %b : Tensor = aten::_unwrap_optional(%bias)
+//   %bias : Tensor?                                         # an argument of the method, say
+//     ->  %absent : bool = aten::__is__(%bias, %none)
+//         %z : Tensor = prim::If(%absent)
+//           block0():
+//             -> (%y)
+//           block1():
+//             %b : Tensor = prim::unchecked_cast(%bias)
+//             %s : Tensor = jit_passes::add_bias(%y, %b, 2)
+//             -> (%s)
+//
+// An attribute counts as what it holds when the pass runs; one that loses its tensor afterwards is an
+// error when the graph runs. Both new results are fresh tensors, like the convolution's, and both
+// nodes stand where it stood, so writes before and after see no difference.
+//
+// Left alone: _convolution and the like where neither a list of more than one number nor the weight
+// tells the number of axes; what stands in a forked branch; and what stands in scripted code's
+// `with torch.autocast(...)`, which TorchScript carries out as casts in front of PyTorch's own operators
+// and of no others. The flags of _convolution (benchmark, deterministic, ...) go: those of the process
+// apply, as in scripted code.
+//
+// Under autocast, a correlation casts as conv2d does. On the CPU PyTorch does not cast for a traced
+// _convolution_mode, so there the result takes another dtype, as it does in canonicalize_convolution.
+#include "graph/alias.h"
+#include "graph/dialect.h"
+#include "graph/registry.h"
+#include "passes/convolution.h"
+
+namespace jit_passes {
+namespace {
+
+bool isAutocast(const Node* node) {
+  const auto type = mainOperand(node)->type()->cast<c10::ClassType>();
+  return type && type->name() && type->name()->name().find("autocast") != std::string::npos;
+}
+
+class Splitter {
+ public:
+  explicit Splitter(const PassContext& context) : graph_(context.graph()), known_(context) {}
+
+  bool run() {
+    forEachNode(*graph_, [&](Node* node) {
+      if (node->kind() == prim::Enter || node->kind() == prim::Exit) {
+        autocasts_ += !isAutocast(node) ? 0 : node->kind() == prim::Enter ? 1 : -1;
+      } else if (autocasts_ == 0) {
+        if (const auto convolution = readConvolution(node)) {
+          split(node, *convolution);
+        }
+      }
+    });
+    if (changed_) { // or flags, and biases that are None, would stay behind
+      removeDeadNodes(graph_);
+    }
+    return changed_;
+  }
+
+ private:
+  void split(Node* node, const Convolution& convolution) {
+    const auto dims = spatialDims(convolution);
+    static const auto maybe_tensor = c10::OptionalType::ofTensor();
+    if (!dims || *dims < 1 || *dims > kMostSpatialDims ||
+        !convolution.bias->type()->isSubtypeOf(*maybe_tensor)) {
+      return;
+    }
+    Value* plain = correlate(node, convolution, *dims);
+    Value* result = addBias(node, plain, convolution.bias, *dims);
+    result->setType(node->output()->type());
+    known_.inherit(result, node->output());
+    replaceNode(node, result);
+    changed_ = true;
+  }
+
+  std::optional<int64_t> spatialDims(const Convolution& convolution) const {
+    if (convolution.spatial_dims > 0) {
+      return convolution.spatial_dims;
+    }
+    const auto dims = convolution.knownDims(known_);
+    const bool told = known_.rank(convolution.weight) || (dims && *dims > 1);
+    return told ? dims : std::nullopt;
+  }
+
+  // With a number for each axis, so that the lists tell how many there are.
+  Value* writtenOut(Value* list, int64_t dims, Node* before) const {
+    if (dims == 1 || known_.length(list) != 1) {
+      return list;
+    }
+    if (isConstant(list)) {
+      const auto number = constantOf(list)->toIntVector().at(0);
+      return insertConstant(before, std::vector<int64_t>(dims, number));
+    }
+    const std::vector<Value*> numbers(dims, list->node()->input());
+    return graph_->createList(c10::IntType::get(), numbers)->insertBefore(before)->output();
+  }
+
+  Value* correlate(Node* node, const Convolution& convolution, int64_t dims) const {
+    const auto list = [&](Value* value) { return writtenOut(value, dims, node); };
+    if (convolution.padsByMode()) {
+      const std::vector<Value*> operands{convolution.input,          convolution.weight,
+                                         list(convolution.stride),   convolution.padding,
+                                         list(convolution.dilation), convolution.groups};
+      return insertValue(node, correlation, operands, node);
+    }
+    const std::vector<Value*> operands{
+        convolution.input,
+        convolution.weight,
+        list(convolution.stride),
+        list(convolution.padding),
+        list(convolution.dilation),
+        convolution.transposed != nullptr ? convolution.transposed
+                                          : insertConstant(node, convolution.is_transposed),
+        convolution.output_padding != nullptr ? list(convolution.output_padding)
+                                              : insertConstant(node, std::vector<int64_t>(dims, 0)),
+        convolution.groups};
+    return insertValue(node, correlation, operands, node);
+  }
+
+  Value* addBias(Node* node, Value* plain, Value* bias, int64_t dims) const {
+    const auto held = known_.attribute(bias);
+    if (known_.isNone(bias)) {
+      return plain;
+    }
+    Value* axes = insertConstant(node, dims);
+    if (isTensor(bias)) {
+      return insertValue(node, add_bias, {plain, bias, axes}, node);
+    }
+    if (held && held->isTensor()) {
+      Value* tensor = insertValue(node, aten::_unwrap_optional, {bias}, node);
+      return insertValue(node, add_bias, {plain, tensor, axes}, node);
+    }
+    Value* none = insertConstant(node, {});
+    Value* absent = insertValue(node, aten::__is__, {bias, none}, node, c10::BoolType::get());
+    Node* branch = insertNode(node, prim::If, {absent}, node, /*outputs=*/1);
+    branch->addBlock()->registerOutput(plain);
+    Block* present = branch->addBlock();
+    Node* end = present->return_node();
+    Value* tensor = insertValue(end, prim::unchecked_cast, {bias}, node);
+    present->registerOutput(insertValue(end, add_bias, {plain, tensor, axes}, node));
+    return branch->output();
+  }
+
+  std::shared_ptr<Graph> graph_;
+  KnownValues known_;
+  int64_t autocasts_ = 0; // of scripted code, around the node
+  bool changed_ = false;
+};
+
+bool splitConvBias(PassContext& context) { return Splitter(context).run(); }
+
+const RegisterPass split_conv_bias_pass{
+    "split_conv_bias", "Split convolutions into correlation and add_bias.", splitConvBias, needs("inlined")};
+
+} // namespace
+} // namespace jit_passes

@@ -1,0 +1,66 @@
+// Editing a graph step by step through numbers instead of pointers, for passes written in Python:
+// whatever number comes, nothing that is gone is touched.
+#pragma once
+
+#include "graph/registry.h"
+#include "snapshot.h"
+
+namespace jit_passes {
+
+class Editor {
+ public:
+  static constexpr int64_t kEnd = -1; // as `before`: at the end of the graph
+
+  explicit Editor(PassContext& context);
+
+  bool hasModule() const;
+  const Snapshot& snapshot() const { return snapshot_; } // before the first edit
+  Snapshot fresh() const { return takeSnapshot(context().graph()); }
+
+  // A node with the metadata of `like`, in front of `before`; its number and the record of it and of
+  // its results.
+  struct Inserted {
+    NodeRecord node;
+    std::vector<ValueRecord> values;
+    int64_t index;
+  };
+  Inserted insert(const std::string& kind, const std::vector<int64_t>& inputs, int64_t before, int64_t like);
+  Inserted insertConstant(const c10::IValue& value, int64_t before);
+  // Reads self's attribute at that path.
+  Inserted insertAttribute(const std::string& path, int64_t before);
+  // Adds a tensor to the module that the node `like` belongs to; returns the attribute's path.
+  std::string addAttribute(const std::string& name, const at::Tensor& tensor, bool parameter, int64_t like);
+
+  void setOperand(int64_t node, int64_t operand, int64_t value);
+  // All uses, those of blocks' and the method's results too.
+  void replaceUses(int64_t value, int64_t replacement);
+  // Its results must not be used any more. Returns the numbers that are gone, those of nodes in its
+  // blocks too, and the values that are no results of blocks any more.
+  struct Removed {
+    std::vector<int64_t> nodes;
+    std::vector<int64_t> results;
+  };
+  Removed remove(int64_t node);
+  // After the last edit the editor must not be used: its graph may be gone.
+  void close() { open_ = false; }
+
+ private:
+  void checkOpen() const;
+  PassContext& context() const;
+  Node* node(int64_t index) const;
+  Node* placeOf(int64_t before) const;
+  Value* value(int64_t id) const;
+  Inserted adopt(Node* node, const Node* like);
+  void own(Node* node);
+  void forget(const Node* node, std::vector<int64_t>& gone, std::unordered_set<int64_t>& results);
+
+  PassContext& context_;
+  std::shared_ptr<Graph> graph_;
+  Snapshot snapshot_;
+  std::vector<Node*> nodes_; // null once removed
+  std::unordered_map<const Node*, int64_t> indices_;
+  std::unordered_map<int64_t, Value*> values_;
+  bool open_ = true;
+};
+
+} // namespace jit_passes

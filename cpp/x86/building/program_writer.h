@@ -1,0 +1,49 @@
+// Adds operators to a program, checked one by one.
+#pragma once
+
+#include "builder.h"
+#include "x86/program/made.h"
+#include "x86/program/types.h"
+
+namespace jit_passes::x86 {
+
+class ProgramWriter {
+ public:
+  // Returns the value that the operator gives, on that grid.
+  int64_t emit(Operator op, std::vector<int64_t> inputs, const Grid& grid) {
+    op.inputs = std::move(inputs);
+    op.output = static_cast<int64_t>(program_.grids.size());
+    program_.grids.push_back(grid);
+    checkForm(op);
+    axes_.push_back(checkAxes(op, axes_));
+    program_.operators.push_back(std::move(op));
+    return program_.operators.back().output;
+  }
+
+  // In float32, of its inputs. Sums take codes as they are.
+  int64_t emitFloats(Operator op) {
+    for (int64_t& input : op.inputs) {
+      const bool codes = !program_.grids[input].is_float;
+      input = codes && declarationOf(op.kind).types != Types::Mixed ? dequantized(input) : input;
+    }
+    auto inputs = op.inputs;
+    return emit(std::move(op), std::move(inputs), kFloat32);
+  }
+
+ protected:
+  Program program_;
+  std::vector<int64_t> axes_; // of its values: see checkAxes
+
+ private:
+  int64_t dequantized(int64_t value) {
+    const auto [known, added] = dequantized_.emplace(value, 0);
+    if (added) {
+      known->second = emit(dequantizeOperator(), {value}, kFloat32);
+    }
+    return known->second;
+  }
+
+  std::unordered_map<int64_t, int64_t> dequantized_; // of codes: float32
+};
+
+} // namespace jit_passes::x86

@@ -1,0 +1,363 @@
+#include "reader.h"
+
+#include "facts/shape_facts.h"
+#include "facts/shapes.h"
+#include "graph/dialect.h"
+#include "graph/operators.h"
+#include "graph/places.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+const auto dequantize_per_channel = c10::Symbol::fromQualString("jit_passes::dequantize_per_channel");
+
+constexpr int64_t kSignedShift = 128;
+
+// The number that is added to codes of a dtype; nothing for dtypes that do not fit in a byte.
+std::optional<int64_t> shiftOf(at::ScalarType dtype) {
+  return dtype == at::kByte   ? std::optional<int64_t>(0)
+         : dtype == at::kChar ? std::optional(kSignedShift)
+                              : std::nullopt;
+}
+
+bool isDequantize(const Node* node) {
+  return node->kind() == dequantize || node->kind() == dequantize_per_channel;
+}
+
+// Whether all that read it, moved or as it is, take it in any dtype: as truths or as indices.
+bool isReadInAnyDtype(const Value* value) {
+  return std::ranges::all_of(value->uses(), [](const torch::jit::Use& use) {
+    return takesAnyDtype(use) || (repeatsOrCuts(use.user) && isReadInAnyDtype(use.user->output()));
+  });
+}
+
+} // namespace
+
+int64_t axesOf(const Value* tensor) {
+  const auto type = tensor->type()->cast<c10::TensorType>();
+  return type ? static_cast<int64_t>(type->dim().value_or(0)) : 0;
+}
+
+std::optional<c10::IValue> Reader::find(const Value* value) const {
+  if (isConstant(value)) {
+    return torch::jit::toIValue(value);
+  }
+  const Node* node = value->node();
+  if (node->kind() == c10::prim::ListConstruct && !known_.isWritten(value)) {
+    std::vector<c10::IValue> elements;
+    for (const Value* element : node->inputs()) {
+      auto found = find(element);
+      if (!found) {
+        return std::nullopt;
+      }
+      elements.push_back(std::move(*found));
+    }
+    c10::impl::GenericList list(value->type()->expectRef<c10::ListType>().getElementType());
+    for (auto& element : elements) {
+      list.push_back(std::move(element));
+    }
+    return list;
+  }
+  return known_.parameter(value);
+}
+
+c10::IValue Reader::operand(const Node* node, const std::string& name) const {
+  const Value* value = operandOf(node, name);
+  refuseUnless(value != nullptr, "it has no operand '", name, "'");
+  auto found = find(value);
+  refuseUnless(found.has_value(), "its operand '", name, "' is computed by the model");
+  return std::move(*found);
+}
+
+bool Reader::has(const Node* node, const std::string& name) const {
+  const Value* value = operandOf(node, name);
+  return value != nullptr && !isNone(value);
+}
+
+double Reader::number(const Node* node, const std::string& name) const {
+  const auto value = operand(node, name);
+  if (value.isTensor() && value.toTensor().numel() == 1) {
+    return value.toTensor().item<double>();
+  }
+  refuseUnless(value.isScalar(), "its operand '", name, "' is no number");
+  return value.toScalar().toDouble();
+}
+
+std::vector<int64_t> Reader::integers(const Node* node, const std::string& name, size_t count) const {
+  const auto value = operand(node, name);
+  refuseUnless(value.isInt() || value.isIntList(), "its operand '", name, "' is no list of integers");
+  auto numbers = value.isInt() ? std::vector{value.toInt()} : value.toIntVector();
+  if (numbers.size() == 1) {
+    numbers.resize(count, numbers[0]);
+  }
+  refuseUnless(
+      numbers.size() == count, "its operand '", name, "' has ", numbers.size(), " numbers for ", count,
+      " axes");
+  return numbers;
+}
+
+Numbers Reader::numbers(const Node* node, const std::string& name) const {
+  Value* value = operandOf(node, name);
+  refuseUnless(value != nullptr, "it has no operand '", name, "'");
+  Numbers numbers;
+  if (const auto found = find(value)) {
+    refuseUnless(
+        found->isInt() || found->isIntList(), "its operand '", name,
+        "' is no whole number, or list of these");
+    numbers.known = found->isInt() ? std::vector{found->toInt()} : found->toIntVector();
+    return numbers;
+  }
+  const bool list = value->node()->kind() == c10::prim::ListConstruct && !isWritten(value);
+  const bool takes_all = node->kind() == c10::aten::reshape || node->kind() == c10::aten::expand;
+  const auto elements = list ? value->node()->inputs().vec() : std::vector{value};
+  for (Value* element : elements) {
+    refuseUnless(
+        (takes_all && isSizes(element)) || element->type()->kind() == c10::TypeKind::IntType, "its operand '",
+        name, "' is computed by the model");
+    const auto known = find(element);
+    if (!known) {
+      numbers.computed.emplace_back(numbers.known.size(), element);
+    }
+    numbers.known.push_back(known ? known->toInt() : 1);
+  }
+  return numbers;
+}
+
+void append(Planned& planned, const Numbers& numbers) {
+  auto& attributes = planned.op.attributes;
+  for (const auto& [position, value] : numbers.computed) {
+    planned.computed.emplace_back(attributes.size() + position, value);
+  }
+  attributes.insert(attributes.end(), numbers.known.begin(), numbers.known.end());
+}
+
+Codes Reader::codesOf(const Node* quantize) const {
+  const auto shift = shiftOf(static_cast<at::ScalarType>(operand(quantize, "dtype").toInt()));
+  refuseUnless(shift.has_value(), "its codes are not of 8 bits");
+  const double scale = number(quantize, "scale");
+  const int64_t zero_point = operand(quantize, "zero_point").toInt() + *shift;
+  const int64_t low = operand(quantize, "quant_min").toInt() + *shift;
+  const int64_t high = operand(quantize, "quant_max").toInt() + *shift;
+  refuseUnless(
+      zero_point >= 0 && zero_point <= 255 && low >= 0 && low <= high && high <= 255,
+      "its zero point or its range does not fit its dtype");
+  return {{scale, zero_point, low, high}, *shift};
+}
+
+std::pair<double, int64_t> Reader::scaleOf(const Node* dequantize) const {
+  return {number(dequantize, "scale"), operand(dequantize, "zero_point").toInt()};
+}
+
+std::pair<at::Tensor, int64_t> Reader::tableOf(
+    const Node* lookup, const Grid& from, int64_t from_shift) const {
+  const at::Tensor entries = operand(lookup, "table").toTensor().contiguous();
+  const auto shift = shiftOf(entries.scalar_type());
+  refuseUnless(shift.has_value(), "its entries are no codes of 8 bits");
+  const int64_t count = entries.numel(), first = operand(lookup, "first").toInt() + from_shift;
+  refuseUnless(
+      count > 0 && from.low >= first && from.high < first + count,
+      "it has no entry for some code of its operand");
+  auto table = at::empty({256}, at::kByte);
+  const auto* stored = static_cast<const uint8_t*>(entries.const_data_ptr());
+  for (int64_t code = 0; code < 256; ++code) {
+    const int64_t entry = std::clamp(code, from.low, from.high) - first;
+    table.mutable_data_ptr<uint8_t>()[code] = stored[entry] + *shift;
+  }
+  return {table, *shift};
+}
+
+Grid Reader::gridOfTable(const Node* lookup, const at::Tensor& table, int64_t shift) const {
+  Grid grid{1, shift, table.min().item<uint8_t>(), table.max().item<uint8_t>()};
+  bool known = false;
+  for (const torch::jit::Use& use : lookup->output()->uses()) {
+    if (use.user->kind() == dequantize) {
+      const auto [scale, zero_point] = scaleOf(use.user);
+      refuseUnless(
+          !known || (grid.scale == scale && grid.zero_point == zero_point + shift),
+          "its result is dequantized with two scales");
+      grid.scale = scale, grid.zero_point = zero_point + shift, known = true;
+    }
+  }
+  refuseUnless(grid.zero_point >= 0 && grid.zero_point <= 255, "its zero point is no code");
+  return grid;
+}
+
+std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value, int64_t axis) const {
+  const Node* node = value->node();
+  const bool coded = isDequantize(node);
+  if (const auto held = !sized_ ? std::nullopt
+                        : coded ? operand(node, "q").toOptional<at::Tensor>()
+                                : known_.tensor(value)) {
+    refuseUnless(held->dim() >= 2 && held->numel() > 0, "its weight is empty, or a vector");
+    refuseUnless(!coded || held->scalar_type() == at::kChar, "its weights are not int8");
+    if (!coded || !mayLeaveInt32(held->movedim(axis, 0))) {
+      return {
+          at::empty(held->sizes(), at::device(at::kMeta).dtype(at::kChar)),
+          at::ones({held->size(axis)}, at::kDouble)};
+    }
+  }
+  refuseUnless(isDequantize(node), "its weight is in float");
+  const auto codes = operand(node, "q");
+  refuseUnless(codes.isTensor() && codes.toTensor().scalar_type() == at::kChar, "its weights are not int8");
+  const at::Tensor weight = codes.toTensor().contiguous();
+  refuseUnless(weight.dim() >= 2 && weight.numel() > 0, "its weight is empty");
+  at::Tensor scales;
+  if (node->kind() == dequantize) {
+    const auto [scale, zero_point] = scaleOf(node);
+    refuseUnless(zero_point == 0, "its weights have the zero point ", zero_point, ", which is not 0");
+    scales = at::full({weight.size(axis)}, scale, at::kDouble);
+  } else {
+    const int64_t own = operand(node, "axis").toInt();
+    refuseUnless(
+        own == axis || own == axis - weight.dim(), "its weights have a scale for each index of axis ", own);
+    refuseUnless(
+        operand(node, "zero_points").toTensor().eq(0).all().item<bool>(), "its weights have zero points");
+    scales = operand(node, "scales").toTensor().to(at::kDouble).contiguous();
+  }
+  refuseUnless(
+      scales.dim() == 1 && scales.size(0) == weight.size(axis), "its weights have ", scales.numel(),
+      " scales");
+  return {weight, scales};
+}
+
+std::optional<std::pair<at::Tensor, Grid>> Reader::constant(const Value* value) const {
+  const Node* node = value->node();
+  const bool coded = node->kind() == dequantize;
+  const auto held = find(coded ? node->input(0) : value);
+  if (held && (held->isDouble() || held->isInt())) {
+    return std::pair(at::scalar_tensor(held->toScalar().toDouble(), at::kDouble).to(at::kFloat), kFloat32);
+  }
+  if (!held || !held->isTensor()) {
+    return std::nullopt;
+  }
+  if (!coded) {
+    at::Tensor floats = held->toTensor().detach().contiguous();
+    const bool number = floats.dim() == 0 && !floats.is_complex(); // what tracing makes of one
+    floats = number || isReadInAnyDtype(value) ? floats.to(at::kFloat) : floats;
+    refuseUnless(floats.scalar_type() == at::kFloat, "its constant is not float32");
+    return std::pair(floats, kFloat32);
+  }
+  const auto shift = shiftOf(held->toTensor().scalar_type());
+  refuseUnless(shift.has_value(), "the codes of a constant are not of 8 bits");
+  const auto codes = held->toTensor().to(at::kInt).add(*shift).to(at::kByte).contiguous();
+  const auto [scale, zero_point] = scaleOf(node);
+  const int64_t zero = zero_point + *shift;
+  refuseUnless(zero >= 0 && zero <= 255, "the zero point of a constant does not fit its dtype");
+  return std::pair(codes, Grid{scale, zero, 0, 255});
+}
+
+at::Tensor Reader::bias(const Value* value, int64_t count) const {
+  if (isNone(value)) {
+    return at::zeros({count}, at::kFloat);
+  }
+  const Node* node = value->node();
+  auto known = sized_ && isDequantize(node) ? std::optional(operand(node, "q"))
+               : sized_ && isTensor(value)  ? std::optional<c10::IValue>(known_.tensor(value))
+                                            : find(value);
+  if (!known && isDequantize(node)) {
+    torch::jit::Stack stack;
+    for (const auto& argument : node->schema().arguments()) {
+      stack.push_back(operand(node, argument.name()));
+    }
+    node->getOperation()(stack);
+    known = stack.back();
+  }
+  refuseUnless(known.has_value(), "its bias is computed by the model");
+  if (known->isNone()) {
+    return at::zeros({count}, at::kFloat);
+  }
+  const auto bias = known->toTensor().detach().to(at::kFloat).contiguous();
+  refuseUnless(bias.dim() == 1 && bias.size(0) == count, "its bias has the shape ", bias.sizes());
+  return bias;
+}
+
+bool isJoin(const Reader& reader, const Node* node) {
+  return node->kind() == c10::aten::cat && reader.operand(node, "dim").toInt() == kAffineAxis;
+}
+
+bool isReadInParts(const Reader& reader, const Node* node) {
+  const auto takesParts = [&](const torch::jit::Use& use) {
+    const bool list = use.user->kind() == c10::prim::ListConstruct && use.user->output()->uses().size() == 1;
+    const Node* taker = list ? use.user->output()->uses()[0].user : use.user;
+    return taker->kind() == c10::aten::batch_norm || isJoin(reader, taker);
+  };
+  return isJoin(reader, node) && !node->output()->uses().empty() &&
+         std::ranges::all_of(node->output()->uses(), takesParts);
+}
+
+const std::unordered_set<c10::Symbol>& identityKinds() {
+  static const std::unordered_set<c10::Symbol> kinds{
+      c10::aten::contiguous, c10::aten::detach, c10::aten::alias};
+  return kinds;
+}
+
+bool isIdentity(const Node* node) { return identityKinds().count(node->kind()) > 0 || isToFloat(node); }
+
+bool isSilent(const Node* node) {
+  static const std::unordered_set<c10::Symbol> kinds{
+      c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct,
+      choose_qparams,      quantize_dynamic,   dequantize_dynamic};
+  return kinds.count(node->kind()) > 0 || computesNumber(node) ||
+         node->kind().toQualString() == std::string("jit_passes::dequantize_per_channel");
+}
+
+std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node* node) {
+  const auto row = operatorTable().find(node->kind().toQualString());
+  if (row == operatorTable().end() || !row->second.clip) {
+    return std::nullopt;
+  }
+  const auto end = [&](const Bound& bound, double none) {
+    if (const auto* number = std::get_if<double>(&bound)) {
+      return *number;
+    }
+    const auto* name = std::get_if<const char*>(&bound);
+    return name && reader.has(node, *name) ? reader.number(node, *name) : none;
+  };
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  return std::pair(end(row->second.clip->low, -infinity), end(row->second.clip->high, infinity));
+}
+
+namespace {
+
+// Whether a node quantizes the value, or clips or moves it.
+bool leavesForLater(const Reader& reader, Node* node, const Value* value) {
+  try {
+    if (node->kind() == c10::prim::Return || node->inputs().empty() || node->input(0) != value) {
+      return false;
+    }
+    if (node->kind() == quantize) {
+      reader.codesOf(node);
+      return true;
+    }
+    if (keepsCodes(node)) {
+      plannedOperator(reader, node);
+      return true;
+    }
+    return node->kind() == c10::prim::ListUnpack || isIdentity(node) || clipOf(reader, node).has_value();
+  } catch (const Refusal&) {
+    return false;
+  }
+}
+
+} // namespace
+
+bool isQuantizedLater(const Reader& reader, const Value* value) {
+  std::vector<const Value*> left{value};
+  for (size_t i = 0; i < left.size(); ++i) {
+    if (left[i]->uses().empty()) {
+      return false;
+    }
+    for (const torch::jit::Use& use : left[i]->uses()) {
+      if (use.user->owningBlock() != value->node()->owningBlock() ||
+          !leavesForLater(reader, use.user, left[i])) {
+        return false;
+      }
+      if (use.user->kind() != quantize) {
+        left.insert(left.end(), use.user->outputs().begin(), use.user->outputs().end());
+      }
+    }
+  }
+  return true;
+}
+
+} // namespace jit_passes::x86

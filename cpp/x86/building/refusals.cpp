@@ -1,0 +1,123 @@
+#include "refusals.h"
+
+#include "facts/shape_facts.h"
+#include "facts/shapes.h"
+#include "graph/operators.h"
+#include "planned_numbers.h"
+#include "reader.h"
+#include "recurrent_layers.h"
+#include "x86/program/checks.h"
+#include "x86/program/types.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+class Refusals {
+ public:
+  Refusals(const PassContext& context, bool codes) : codes_(codes), reader_(context, /*sized=*/true) {}
+
+  std::optional<std::string> of(Node* node) {
+    if (keepsAxes(node)) {
+      axes_[node->output()] = axesOf(mainOperand(node));
+    }
+    try {
+      check(node);
+    } catch (const Refusal& refusal) {
+      return refusal.reason;
+    } catch (const c10::Error&) { // a text where a number should be, as no graph of PyTorch has it
+      return "an operand has another type than the operator takes";
+    }
+    return std::nullopt;
+  }
+
+ private:
+  // Functions of each element, and quantizing and dequantizing.
+  static bool keepsAxes(const Node* node) {
+    return !node->inputs().empty() && node->outputs().size() == 1 && isTensor(node->output()) &&
+           (keepsShape(node) || startsWith(node, "jit_passes::"));
+  }
+
+  void check(Node* node) {
+    if (clipOf(reader_, node)) {
+      requireAxes("reads", axesOf(mainOperand(node)), kMostMovedAxes);
+    } else if (node->kind() == c10::aten::to) {
+      refuseUnless(isToFloat(node), "it gives another dtype than float32, or another device");
+    } else if (isRecurrent(node)) {
+      checkRecurrent(reader_, node);
+    } else if (isPlanned(node)) {
+      checkPlanned(plannedOperator(reader_, node), node->outputs().at(0));
+    }
+  }
+
+  // A result with too many axes has them for its readers.
+  void checkPlanned(Planned planned, const Value* result) {
+    Operator& op = planned.op;
+    const Declaration& form = declarationOf(op.kind);
+    std::vector<int64_t> axes;
+    for (const Value* operand : planned.operands) {
+      axes.push_back(checkOperand(operand));
+      op.inputs.push_back(op.inputs.size());
+    }
+    const int64_t first = axes.empty() ? 0 : axes[0], most = axes.empty() ? 0 : std::ranges::max(axes);
+    // A layer takes more axes in the mode dynamic than in the mode static.
+    const bool in_float = !op.tensors.empty() && op.tensors[0].is_meta();
+    const int64_t most_axes = in_float ? kMostMovedAxes : form.most_axes;
+    axes_[result] = form.least_axes(op, first, most);
+    requireAxes("reads", most, most_axes);
+    requireAxes("gives", axes_[result], most_axes);
+    numbers_.set(op, planned.computed);
+    checkCounts(op);
+    form.check(op);
+    refuseUnless(!codes_ || hasCodes(op), "it cannot have so many numbers on integers");
+  }
+
+  static void requireAxes(const char* what, int64_t axes, int64_t most) {
+    refuseUnless(axes <= most, "it ", what, " more than ", most, " axes");
+  }
+
+  int64_t axesOf(const Value* value) const {
+    const auto found = axes_.find(value);
+    return std::max(x86::axesOf(value), found == axes_.end() ? 0 : found->second);
+  }
+
+  // Returns how many axes it has at least.
+  int64_t checkOperand(const Value* operand) {
+    if (const Node* moved = movedConstant(operand->node())) {
+      reader_.constant(moved->output()); // each region moves it anew
+    }
+    if (const auto constant = reader_.constant(operand)) {
+      const at::Tensor& elements = constant->first;
+      refuseUnless(elements.numel() > 0, "its constant is empty");
+      return elements.dim();
+    }
+    refuseUnless(
+        isTensor(operand) || numbers_.power(operand),
+        "one of its operands is a number that the model computes");
+    return axesOf(operand);
+  }
+
+  const bool codes_;
+  const Reader reader_;
+  std::unordered_map<const Value*, int64_t> axes_; // at least, of results; those of types are left out
+  Program program_;                                // of the numbers alone
+  PlannedNumbers numbers_{reader_, program_, [](const Value*) {}};
+};
+
+} // namespace
+
+std::map<int64_t, std::string> planRefusals(
+    const torch::jit::Module& module, const std::string& method, bool codes) {
+  const Options no_options;
+  const PassContext context(module, method, no_options);
+  const auto nodes = nodesInOrder(*context.graph());
+  Refusals refusals(context, codes);
+  std::map<int64_t, std::string> found;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (auto reason = refusals.of(nodes[i])) {
+      found.emplace(i, std::move(*reason));
+    }
+  }
+  return found;
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,363 @@
+// Kernels on integer codes for x86: what a plan of an int8 region is made of. No PyTorch in here.
+//
+// A value is an image batch of uint8 codes, channels innermost, with one scale and zero point. Codes that were
+// int8 are stored with 128 added to them and to the zero point. Weights are int8 and symmetric.
+//
+// Each kernel is an object with the parameters and packed weights, shared between shapes and threads. `items`
+// is the number of parts in which a result can be computed, and `run(..., begin, end)` computes some of them:
+// the division never changes a result. Nothing is allocated in `run`.
+//
+// Each has a plain C++ form, which defines it and runs on any processor, and forms for vector instructions with the
+// same bits: sums are exact in int32, and each float step is one fused multiply-add or conversion in all of them.
+#pragma once
+
+#include <cstdint>
+#include <new>
+#include <string>
+#include <vector>
+
+namespace jit_passes::x86 {
+
+// Levels of instructions. Each includes those before, but for AVX-VNNI, which the last two may lack:
+//
+//   plain         any processor; loops are compiled for each level of vector units (ops/vectorize.h)
+//   avx2          AVX2 and FMA: Haswell, Zen, and later
+//   avx_vnni      and AVX-VNNI: Alder Lake, and later
+//   avx512_vnni   and AVX-512 F, BW, VL, VNNI and VBMI: Ice Lake, Zen 4, and later
+//   amx_int8      and the tile registers of AMX: Sapphire Rapids, and later
+//
+// Where a kernel has no form for a level, it has that of the level before.
+enum class Form : int32_t { Plain, Avx2, AvxVnni, Avx512, Amx, Count };
+const char* nameOf(Form form);
+// Throws std::invalid_argument, which lists the names.
+Form formNamed(const std::string& name);
+bool hasForm(Form form);
+// The form of kernels that are made from now on: the last one that the processor has, or what `setBestForm` said, or
+// what the environment variable JIT_PASSES_X86_LEVEL said when it was first asked for. Throws std::invalid_argument
+// where that is no level, or the processor has no such instructions.
+Form bestForm();
+void setBestForm(Form form);
+
+// Kernels may read so many bytes behind the last one of an image or of its border, and never use them.
+constexpr int64_t kSlack = 64;
+
+// So many products at most make a sum, which int32 holds whatever they are.
+constexpr int64_t kMostProducts = (int64_t{1} << 31) / (255 * 128) - 1;
+
+// Codes, or float32 (floats.h), [images, depth, height, width, channels]. Strides are in bytes: `pixel` from one column
+// to the next, `row`, `plane` (used where depth > 1) and `image`. `pixel` is larger than `channels` in a slice of a
+// concatenation, `row` larger than width * pixel where a border surrounds the image, and strides of 0
+// broadcast an operand. A sequence has height 1. A matrix has height 1 too: its rows are columns of the image.
+struct Image {
+  uint8_t* data = nullptr;
+  int64_t images = 1, height = 1, width = 1, channels = 1;
+  int64_t pixel = 1, row = 1, image = 1;
+  int64_t depth = 1, plane = 0;
+
+  uint8_t* at(int64_t n, int64_t z, int64_t y, int64_t x) const {
+    return data + n * image + z * plane + y * row + x * pixel;
+  }
+  // Rows of all images and planes, counted in one go.
+  int64_t rows() const { return images * depth * height; }
+  uint8_t* rowAt(int64_t index) const {
+    const int64_t y = index % height, z = index / height % depth, n = index / height / depth;
+    return at(n, z, y, 0);
+  }
+};
+
+// Pixels around an image that hold its zero point.
+struct Border {
+  int64_t top = 0, left = 0, bottom = 0, right = 0, front = 0, back = 0;
+  bool operator==(const Border&) const = default;
+};
+
+// A dense image with that border; `bytes` counts both, and `data` is that of the first pixel inside of it if
+// the buffer begins at `buffer`.
+struct Layout {
+  Image image;
+  int64_t bytes = 0;
+};
+Layout layOut(
+    uint8_t* buffer, int64_t images, int64_t depth, int64_t height, int64_t width, int64_t channels,
+    const Border& border);
+// Writes the border. Items: images * (depth with border).
+struct FillBorder {
+  Border border;
+  uint8_t value;
+  int64_t items(const Image& image) const {
+    return image.images * (image.depth + border.front + border.back);
+  }
+  void run(const Image& image, int64_t begin, int64_t end) const;
+};
+
+// Storage of so many bytes and more begins at a large page, and asks for such: there are not enough addresses of small
+// ones that a processor remembers.
+constexpr size_t kLargePage = 1 << 21;
+// A hint for the pages that lie wholly inside; `data` is at the beginning of one.
+void adviseLargePages(void* data, size_t bytes);
+
+// Storage at the beginning of a cache line, or of a large page.
+template <typename T>
+struct Aligned {
+  using value_type = T;
+  Aligned() = default;
+  template <typename U>
+  Aligned(const Aligned<U>& /*other*/) {}
+  T* allocate(size_t count) {
+    void* data = ::operator new(count * sizeof(T), alignment(count));
+    adviseLargePages(data, count * sizeof(T));
+    return static_cast<T*>(data);
+  }
+  void deallocate(T* data, size_t count) { ::operator delete(data, alignment(count)); }
+  static std::align_val_t alignment(size_t count) {
+    return std::align_val_t(count * sizeof(T) >= kLargePage ? kLargePage : 64);
+  }
+  bool operator==(const Aligned& /*other*/) const { return true; }
+};
+template <typename T>
+using AlignedVector = std::vector<T, Aligned<T>>;
+
+// A number v becomes the code clamp(round(v) + zero_point, low, high), half to even. Where the zero point is part of v,
+// it is 0 here: halves go to even codes then, and to even multiples of the scale otherwise.
+// 0 <= low <= high <= 255.
+struct CodeRange {
+  int32_t low = 0, high = 255;
+  int32_t zero_point = 0;
+};
+
+struct Window {
+  int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
+  int64_t pad_top = 0, pad_left = 0;
+  int64_t groups = 1;
+  int64_t kernel_d = 1, stride_d = 1, dilation_d = 1, pad_front = 0;
+
+  int64_t taps() const { return kernel_d * kernel_h * kernel_w; }
+};
+
+// y = table[code of fma(a, a_multiplier, fma(b, b_multiplier, offset))], with a_multiplier = s_a / s_y,
+// b_multiplier = s_b / s_y, offset = z_y - z_a s_a / s_y - z_b s_b / s_y, in double, rounded once. Here and below, z_y
+// is 0 where the range has it. b_multiplier is negative for a difference. The table is optional. An operand is broadcast
+// along an axis where its stride is 0, and along the channels where it has one. Items: rows.
+struct Add {
+  float a_multiplier, b_multiplier, offset;
+  CodeRange range = {};
+  const uint8_t* table = nullptr;
+  Form form = bestForm();
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// How sums become codes, for the output channel c, with the code r of a residual where there is one:
+//
+//   v = fma(float(r), residual_multiplier, offset[c])                        else offset[c]
+//   y = code of fma(float(sum), multiplier[c], v)
+//   y = table[y]                                                             where there is a table
+//
+// For y = a (convolution + bias) + b residual, multiplier = a s_x s_w / s_y, residual_multiplier = b s_r / s_y and
+// offset = z_y + a bias / s_y - z_r b s_r / s_y, computed in double and rounded once. The residual has the shape of the
+// output, and may be the output's own memory.
+struct Requantize {
+  const float* multiplier = nullptr;
+  const float* offset = nullptr;
+  CodeRange range = {};
+  const uint8_t* table = nullptr;
+  const Image* residual = nullptr;
+  float residual_multiplier = 0;
+};
+
+struct SumsToFloats; // dynamic.h
+
+// Convolution in one to three dimensions with any stride, dilation and groups, and linear, as 1 x 1.
+//
+//   sum[n, y, x, c] = start[c] + sum over ky, kx, i of in[n, y', x', i] * weight[c, ky, kx, i]
+//   y' = y * stride_h - pad_top + ky * dilation_h, x' alike; start[c] = -zero_point * sum of weight[c]
+//
+// Pixels outside of the image are read: they are those of a border with `zero_point`, as `border` says.
+class Convolution {
+ public:
+  // weight[out_channels][kernel_d][kernel_h][kernel_w][in_channels / groups]. `dense`: the image that comes in
+  // has pixel == channels, which lets few channels run faster.
+  Convolution(
+      const Window& window, int64_t in_channels, int64_t out_channels, const int8_t* weight,
+      int32_t zero_point, bool dense = true, Form form = bestForm());
+
+  // For that size of input and output.
+  Border border(const Image& in, const Image& out) const;
+  // The residual is the one that `run` gets.
+  int64_t items(const Image& in, const Image& out, const Image* residual = nullptr) const;
+  void run(const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const;
+  // To float32, of a convolution that was made with a zero point of 0.
+  void run(const Image& in, const Image& out, const SumsToFloats& how, int64_t begin, int64_t end) const;
+  const Window& window() const { return window_; }
+  // Of the packed weights.
+  int64_t bytes() const { return static_cast<int64_t>(packed_.size()); }
+  // The weights that it was made with, in the same order.
+  void unpack(int8_t* weight) const;
+
+ private:
+  // Output channels that are computed together.
+  struct Block {
+    int64_t first, count, columns, in_channel, weight;
+  };
+
+  bool depthwise() const {
+    return window_.groups == in_channels_ && in_channels_ == out_channels_ &&
+           (in_channels_ > 1 || window_.taps() > 1);
+  }
+  void packPlain(const int8_t* weight);
+  void packDepthwise(const int8_t* weight);
+  void packDepthwiseTiles(const int8_t* weight);
+  void packTiles(const int8_t* weight);
+  int64_t itemsDepthwiseTiles(const Image& out) const;
+  int64_t itemsVnni(const Image& in, const Image& out, const Image* residual) const;
+  int64_t itemsAmx(const Image& in, const Image& out, const Image* residual) const;
+  int64_t itemsAvx2(const Image& in, const Image& out, const Image* residual) const;
+  template <typename How>
+  void runAs(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runPlain(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runDepthwise(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runDepthwiseVnni(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runDepthwiseAvx2(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runAvx2(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+  template <typename Finish>
+  void runTiles(
+      const Image& in, const Image& out, const Image* residual, Finish& finish, int64_t begin,
+      int64_t end) const;
+  void runVnni(const Image& in, const Image& out, const Requantize& how, int64_t begin, int64_t end) const;
+  void runVnni(const Image& in, const Image& out, const SumsToFloats& how, int64_t begin, int64_t end) const;
+  template <typename How>
+  void runAmx(const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const;
+
+  Window window_;
+  int64_t in_channels_, out_channels_;
+  int32_t zero_point_;
+  bool dense_;
+  Form form_;
+  int64_t runs_ = 0, quads_ = 0; // of neighbouring bytes, and of four bytes in each
+  std::vector<Block> blocks_;
+  AlignedVector<int8_t> packed_;
+  AlignedVector<int32_t> start_;
+};
+
+// float -> codes: q = code of fma(x, inverse_scale, offset), with the offset z_q; a NaN becomes low. The bits of
+// jit_passes::quantize with one scale. `in` is that of the tensor, with its strides in elements: NCHW and NHWC
+// are the fast ones. Items: rows.
+struct Strides {
+  int64_t image, depth, height, width, channel;
+};
+struct Quantize {
+  float inverse_scale, offset;
+  CodeRange range = {};
+  Form form = bestForm();
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const float* in, const Strides& strides, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// codes -> float: x = (q - zero_point) * scale. Items: rows.
+struct Dequantize {
+  float scale;
+  int32_t zero_point;
+  Form form = bestForm();
+  int64_t items(const Image& in) const { return in.rows(); }
+  void run(const Image& in, float* out, const Strides& strides, int64_t begin, int64_t end) const;
+};
+
+// y = table[code of fma((a - a_zero_point) (b - b_zero_point), multiplier, offset)], with multiplier = s_a s_b / s_y and
+// offset = z_y. Operands as for Add. Items: rows.
+struct Multiply {
+  int32_t a_zero_point, b_zero_point;
+  float multiplier, offset;
+  CodeRange range = {};
+  const uint8_t* table = nullptr;
+  Form form = bestForm();
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// y = table[x], or a copy without a table: a slice of a concatenation, another border, another scale. `in` may
+// be `out`. Items: rows.
+struct LookUp {
+  const uint8_t* table = nullptr;
+  Form form = bestForm();
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// y[z, y, x] = x[from_z[z], from_y[y], from_x[x]]: resizing to the nearest, flips, and slices with steps.
+// Items: rows.
+struct Resample {
+  std::vector<int64_t> from_z, from_y, from_x;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// Between four pixels: y = code of fma(v, ratio, offset) with
+//
+//   top = fma(b - a, x.share, a), bottom = fma(d - c, x.share, c), v = fma(bottom - top, y.share, top)
+//
+// for a and b in the first row, c and d in the second. ratio = s_x / s_y, offset = z_y - z_x ratio. Items: rows.
+struct Blend {
+  struct Taps {
+    int64_t first, second;
+    float share; // of the second
+  };
+  std::vector<Taps> y, x;
+  float ratio = 1, offset = 0;
+  CodeRange range = {};
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// y[c * parts + i] = tables[i][x_i[c]], where x_i is one of as many images of the same size; a table that is null
+// gives the code itself. `run` takes those from `first` on, of two all at once. Items: rows.
+struct Interleave {
+  std::vector<const uint8_t*> tables; // of each part
+  Form form = bestForm();
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(
+      const Image* parts, size_t first, size_t count, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// The pixels that an output pixel of a pool reads along one axis, padding left out, and the number of them that
+// an average divides by.
+struct Span {
+  int64_t begin, end, count;
+};
+// Of a window. `in` is the size of the input and `out` that of the output; with `include_pad` padding counts.
+std::vector<Span> windowSpans(
+    int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, int64_t pad_before,
+    int64_t pad_after, bool include_pad);
+// Of adaptive pools; one output is the whole axis.
+std::vector<Span> adaptiveSpans(int64_t in, int64_t out);
+
+// y = maximum over the window, which spans' `end`s and `dilation`s describe. Items: rows times blocks of
+// channels.
+struct MaxPool {
+  std::vector<Span> z, y, x;
+  int64_t dilation_d = 1, dilation_h = 1, dilation_w = 1;
+  Form form = bestForm();
+  int64_t items(const Image& out) const;
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+// y = code of fma(sum of (x - in_zero_point), ratio / count, offset): ratio is s_x / s_y and offset z_y, the quotient is
+// computed in double and rounded once; `divisor` stands in for the count, if not 0. For windows of up to 2^22 pixels.
+// Items: rows times blocks of channels.
+struct AveragePool {
+  std::vector<Span> z, y, x;
+  double ratio;
+  int32_t in_zero_point;
+  float offset;
+  int64_t divisor = 0;
+  CodeRange range = {};
+  Form form = bestForm();
+  int64_t items(const Image& out) const;
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
+} // namespace jit_passes::x86

@@ -1,0 +1,85 @@
+// Steps that are made ready: where images lie, and what runs over them.
+#pragma once
+
+#include "execute.h"
+#include "x86/kernels/dynamic.h"
+#include "x86/lowering/lower.h"
+#include "x86/lowering/transposed.h"
+
+namespace jit_passes::x86 {
+
+// An image by its offset in the arena, or in a tensor.
+struct Placed {
+  Image image;
+  int64_t offset;
+  size_t home = 0; // see Memory
+
+  Image in(const Call& call) const {
+    Image placed = image;
+    placed.data = call.homes[home] + offset;
+    return placed;
+  }
+};
+
+inline Placed image(const Memory& memory, const Dims& dims) {
+  return {imageOf(dims, memory.strides, memory.channels(), memory.bytes()), memory.offset, memory.home};
+}
+// The results that residues of a transposed convolution give, among all.
+inline Placed resultsOf(const Residues& residues, const Placed& all) {
+  return {residues.resultsOf(all.image), all.offset + residues.offsetIn(all.image), all.home};
+}
+
+inline Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
+
+// The grid of codes that follows from extents in the arena. If these are not finite, flags behind them say which lines
+// of the codes are not.
+struct DynamicGrid {
+  int64_t offset;
+  RangeForm form;
+
+  Extent* extents(const Call& call) const { return reinterpret_cast<Extent*>(call.arena() + offset); }
+  bool* infinite(const Call& call) const { return reinterpret_cast<bool*>(extents(call) + Measure::kParts); }
+  RowGrid in(const Call& call) const { return gridOf(extentOf(extents(call)), form); }
+  // A grid for each pixel of the result: `grid`, and NaN for pixels of a sample that holds a number that is not finite.
+  std::vector<RowGrid> ofPixels(
+      const Call& call, const RowGrid& grid, int64_t samples, int64_t lines, int64_t pixels) const;
+};
+
+// Rows of a matrix, along the last axis, which has the channels.
+Placed rowsOf(const Memory& memory);
+
+template <typename Kernel>
+Part unary(Kernel kernel, const Placed& in, const Placed& out) {
+  const int64_t items = kernel.items(out.image);
+  return {items, [kernel = std::move(kernel), in, out](const Call& call, int64_t begin, int64_t end) {
+            kernel.run(in.in(call), out.in(call), begin, end);
+          }};
+}
+
+inline Quantize quantizeTo(const Grid& grid) {
+  return {1 / static_cast<float>(grid.scale), static_cast<float>(offsetOf(grid)), codeRangeOf(grid)};
+}
+
+// Of a tensor that the plan takes or gives, with strides of its axes; `channel`: that of the channels.
+Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel);
+
+// Of float32: inputs of the plan, by number, and its results.
+Part taken(size_t source, const Memory& to);
+Part given(const Memory& from, const Sizes& strides, size_t number);
+// On the grid of the codes, or on one that is found as the plan runs.
+Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> grid = {});
+Part dequantized(const Memory& from, const Memory& to);
+
+// Of operators that are dynamic.
+Part measured(const Memory& from, const Memory& to);
+Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory);
+std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vector<Memory>& memory);
+
+// Into a part of the result, where it is one of a concatenation.
+Part copied(const Step& step, const Memory& from, const Memory& to);
+// Of transformers.
+// Both with kernels of one form: `product` reads what `packedOperand` has packed.
+Part packedOperand(const Step& step, const std::vector<Memory>& memory, Form form);
+Part product(const Step& step, const std::vector<Memory>& memory, Form form);
+
+} // namespace jit_passes::x86

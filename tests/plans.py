@@ -69,7 +69,6 @@ CANONICAL = Pipeline(
         "freeze",
         "fold_constant_lists",
         "canonicalize_convolution",
-        "canonicalize_padding",
         "canonicalize_clamp",
         "resolve_size_tensors",
         "resolve_size_lists",

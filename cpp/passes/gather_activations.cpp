@@ -13,9 +13,11 @@
 // for both forms of gelu; Howard et al., 2019, https://arxiv.org/abs/1905.02244, section 5.2, for hardswish.
 //
 // The operator rounds in other places, so this is no part of the canonical form.
+#include "core/alias.h"
 #include "core/float_values.h"
 #include "core/operators.h"
 #include "core/registry.h"
+#include "passes/gather.h"
 
 namespace jit_passes {
 namespace {
@@ -188,8 +190,14 @@ bool gatherActivations(PassContext& context) {
   return !found.empty();
 }
 
-const RegisterPass gather_activations_pass{
-    "gather_activations", "Write an activation that a model spells out as one operator.", gatherActivations,
+bool gatherOperators(PassContext& context) {
+  const bool norms = passOf(rulesOfNorms())(context);
+  return gatherActivations(context) || norms;
+}
+
+const RegisterPass gather_operators_pass{
+    "gather_operators",
+    "Write activations and root-mean-square norms that a model spells out as one operator.", gatherOperators,
     needs("inlined")};
 
 } // namespace

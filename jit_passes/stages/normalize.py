@@ -44,10 +44,8 @@ CANONICAL_FORM = (
     "resolve_lists",
     *_SETTLED,  # by lengths of lists
     "remove_rank_checks",
-    "canonicalize_padding",
-    "canonicalize_linear",
+    "canonicalize_products",
     "canonicalize_clamp",
-    "canonicalize_einsum",  # sizes of reshapes say which are products
     "canonicalize_reshape",
     "canonicalize_pool",
     "fold_sizes",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import _C
 from jit_passes.passes.pipeline import Pipeline
+from jit_passes.passes.steps import PassCall
 
 Q = torch.ops.jit_passes
 
@@ -69,10 +70,8 @@ CANONICAL = Pipeline(
         "freeze",
         "fold_constant_lists",
         "canonicalize_convolution",
-        "canonicalize_padding",
         "canonicalize_clamp",
-        "resolve_size_tensors",
-        "resolve_size_lists",
+        PassCall("simplify", tensors=False),
         "canonicalize_view",
         "canonicalize_reshape",
         "remove_dead_code",

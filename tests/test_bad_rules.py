@@ -92,7 +92,7 @@ PATTERNS = {
     "returns_constant": (
         "graph(%x):\n  %c : int = prim::Constant[value=1]()\n"
         "  %y = aten::relu(%x)\n  return (%y, %c)",
-        "returns %1, which none",
+        "returns %c, which none",
     ),
     "rest_first": (
         "graph(%rest, %x):\n  %y = aten::conv2d(%rest, %x)\n  return (%y)",
@@ -112,7 +112,7 @@ PATTERNS = {
     "many_results_of_types": (
         "graph(%x : Tensor, %d : int, %k : bool):\n"
         "  %a, %b, %c = aten::max(%x, %d, %k)\n  return (%a, %b, %c)",
-        r"this line takes more results than the operator gives:\n +%a, %b, %c = aten::max",
+        r"3 results are taken of aten::max, which gives another number:\n  aten::max",
     ),
     "bad_type": ("graph(%x : Tensorr):\n  %y = aten::relu(%x)\n  return (%y)", "Tensorr|type"),
 }

@@ -76,7 +76,7 @@ def test_a_dtype_that_nothing_tells() -> None:
     inspected = jit_passes.inspect(script, target="stock")
     (row,) = inspected
     assert row.dtype == "float" and "computed by the model" in row.reason
-    normalized = jit_passes.Pipeline("normalize", ("freeze", "fold_dtypes")).run(script).module
+    normalized = jit_passes.Pipeline("normalize", ("freeze", "simplify")).run(script).module
     x = torch.randn(3, 8, dtype=torch.float64)
     with torch.no_grad():
         assert torch.equal(normalized(x), script(x)) and normalized(x).dtype == torch.float64

@@ -62,14 +62,13 @@ EXACT = 2.0**-51
 BFLOAT16 = 2.0**-7  # where the product of a weight alone is computed in bfloat16
 GRADIENTS_REORDERED = 1e-9
 REORDERS = {
-    "canonicalize_linear",
     "canonicalize_pool",
+    "canonicalize_products",
     "expand_attention",
     "fold_batch_norm",
     "fold_scale",
     "freeze",  # PyTorch picks another kernel where a weight needs no gradient
-    "gather_activations",
-    "gather_rms_norm",
+    "gather_operators",
     "merge_conv_bias",
     "spell_out_composites",  # a variance becomes a sum of squares
     "split_conv_bias",
@@ -114,7 +113,6 @@ MODES = {"restore_batch_norm", "switch_folding", "fold_deferred"}
 # test_quantize_ops.py, test_fake_quantize.py and, of the states of recurrent layers,
 # test_recurrent.py and its like.
 QUANTIZES = {
-    "expand_recurrent",
     "insert_quantize_dequantize",
     "insert_fake_quantize",
     "lower_recurrent",
@@ -142,15 +140,13 @@ PYTORCH = (
 # Change attributes, and maybe nothing else.
 ATTRIBUTES = {"freeze", "remove_unused_attributes"}
 # A second run may go further: freeze orders constants anew, PyTorch's propagation of constants
-# removes those that it has left without uses, and its removal of dead code, of tuples as well,
-# lists that nobody reads, before what had only been put into them. The operators that a composite
-# is spelled as tell ranks to others, and an answer may make two questions one.
+# removes those that it has left without uses, and its removal of dead code lists that nobody
+# reads, before what had only been put into them. The operators that a composite is spelled as
+# tell ranks to others.
 FURTHER = {
     "freeze",
     "propagate_constants",
     "remove_dead_code",
-    "resolve_tuples",
-    "settle_branches",
     "spell_out_composites",
 }
 

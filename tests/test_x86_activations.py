@@ -87,7 +87,7 @@ def test_values(function: Callable[[Tensor], Tensor]) -> None:
     """Against the function itself in double precision: a few roundings of float32."""
     _, script = traced(function)
     frozen = torch.jit.freeze(script)
-    result = jit_passes.run_pass("gather_activations", frozen)
+    result = jit_passes.run_pass("gather_operators", frozen)
     kinds = [node.kind() for node in result.graph.nodes() if "aten::" in node.kind()]
     assert kinds == ["aten::linear", f"aten::{KINDS[function]}", "aten::linear"]
     x = torch.linspace(-9, 9, 64 * WIDTH).reshape(64, WIDTH)
@@ -112,7 +112,7 @@ def test_one_plan(function: Callable[[Tensor], Tensor], mode: str) -> None:
 def test_nested() -> None:
     """What one activation gives, another one reads."""
     _, script = traced(lambda x: gelu_new(hard_swish(swish(x))))
-    result = jit_passes.run_pass("gather_activations", torch.jit.freeze(script))
+    result = jit_passes.run_pass("gather_operators", torch.jit.freeze(script))
     kinds = [node.kind() for node in result.graph.nodes() if "aten::" in node.kind()]
     assert kinds[1:-1] == ["aten::silu", "aten::hardswish", "aten::gelu"]
 
@@ -120,7 +120,7 @@ def test_nested() -> None:
 def test_what_is_kept_for_others() -> None:
     """A value in between that something else reads stays."""
     _, script = traced(lambda x: (gate := torch.sigmoid(x)) * x + gate)
-    result = jit_passes.run_pass("gather_activations", torch.jit.freeze(script))
+    result = jit_passes.run_pass("gather_operators", torch.jit.freeze(script))
     kinds = [node.kind() for node in result.graph.nodes() if "aten::" in node.kind()]
     assert sorted(kinds[1:-1]) == ["aten::add", "aten::sigmoid", "aten::silu"]
 
@@ -137,6 +137,6 @@ def test_what_is_kept_for_others() -> None:
 def test_others_stay(function: Callable[[Tensor], Tensor]) -> None:
     _, script = traced(function)
     frozen = torch.jit.freeze(script)
-    result = jit_passes.run_pass("gather_activations", frozen)
+    result = jit_passes.run_pass("gather_operators", frozen)
     before, after = ([node.kind() for node in m.graph.nodes()] for m in (frozen, result))
     assert after == before

@@ -316,25 +316,16 @@ assert "in the other order" in as_written.explain(gates).places[1].reason
 # %% [markdown]
 # ## 8. One rule for several operators
 #
-# A pattern can be IR text instead of a function. `%rest` as last operand stands for all operands
-# that follow, whatever they are. `match::activation` is a name made up here, for any of the
-# operators in `alternatives`; in the replacement, the same name is the operator that was matched.
-# This rule moves max pooling in front of activations that never decrease, so that they have less to
-# compute. Its result is looked at again: the second pooling passes two activations.
+# A pattern can be text instead of a function: an expression, with the inputs as `%names`. `%rest`
+# as last operand stands for all operands that follow, whatever they are. `match::activation` is a
+# name made up here, for any of the operators in `alternatives`; in the replacement, the same name
+# is the operator that was matched. This rule moves max pooling in front of activations that never
+# decrease, so that they have less to compute. Its result is looked at again: the second pooling
+# passes two activations.
 
 # %%
-ACTIVATION_POOL = """
-graph(%x, %window, %stride, %padding, %dilation, %ceil_mode):
-  %y = match::activation(%x)
-  %z = aten::max_pool2d(%y, %window, %stride, %padding, %dilation, %ceil_mode)
-  return (%z)
-"""
-POOL_ACTIVATION = """
-graph(%x, %window, %stride, %padding, %dilation, %ceil_mode):
-  %y = aten::max_pool2d(%x, %window, %stride, %padding, %dilation, %ceil_mode)
-  %z = match::activation(%y)
-  return (%z)
-"""
+ACTIVATION_POOL = "aten::max_pool2d(match::activation(%x), %rest)"
+POOL_ACTIVATION = "match::activation(aten::max_pool2d(%x, %rest))"
 pool_first = RewriteRule(
     "pool_first",
     ACTIVATION_POOL,

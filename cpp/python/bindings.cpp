@@ -10,8 +10,8 @@
 #include "graph/module.h"
 #include "graph/operators.h"
 #include "graph/places.h"
-#include "passes/methods/methods.h"
 #include "passes/lowering/fbgemm.h"
+#include "passes/methods/methods.h"
 #include "view/snapshot.h"
 
 namespace jit_passes {
@@ -19,7 +19,7 @@ namespace jit_passes {
 namespace {
 
 // Makes values of what Python holds. Dicts of many places have the same keys, which become one string each.
-class Reader {
+class PythonValues {
  public:
   c10::IValue read(const py::handle& object) {
     if (object.is_none()) {
@@ -108,10 +108,10 @@ class Reader {
 
 } // namespace
 
-c10::IValue toIValue(const py::handle& object) { return Reader().read(object); }
+c10::IValue toIValue(const py::handle& object) { return PythonValues().read(object); }
 
 Options toOptions(const py::dict& dict) {
-  Reader reader;
+  PythonValues reader;
   Options options;
   for (const auto& [key, value] : dict) {
     options.emplace(key.cast<std::string>(), reader.read(value));

@@ -18,8 +18,8 @@ Alternatives toAlternatives(const std::map<std::string, std::vector<std::string>
   return alternatives;
 }
 
-// (name, kind, module, module type, source, inputs by name, operators by name in the pattern); an input
-// is (type, known, value, shape).
+// (kind, module, module type, source, inputs by name, operators by name in the pattern, names of written values); an
+// input is (type, known, value, shape).
 py::tuple toTuple(const MatchView& view) {
   const Node* principal = view.match.principal(view.pattern);
   const auto [path, type] = moduleOf(principal);
@@ -42,11 +42,17 @@ py::tuple toTuple(const MatchView& view) {
     inputs[py::str(inputName(input))] = py::make_tuple(
         found->second->type()->annotation_str(), readable, readable ? toPython(*known) : py::none(), shape);
   }
+  py::list written;
+  for (const auto& [wanted, value] : view.match.values) {
+    if (wanted->hasDebugName() && view.written.has(value)) {
+      written.append(inputName(wanted));
+    }
+  }
   for (const Node* wanted : view.pattern.nodes()) {
     operators[wanted->kind().toQualString()] = view.match.nodes.at(wanted)->kind().toQualString();
   }
   return py::make_tuple(
-      principal->kind().toQualString(), path, type, sourceLine(principal), inputs, operators);
+      principal->kind().toQualString(), path, type, sourceLine(principal), inputs, operators, written);
 }
 
 using Text = std::optional<std::string>;
@@ -73,8 +79,9 @@ std::shared_ptr<Rule> makeRule(
   const Alternatives alternatives = toAlternatives(names);
   auto rule = std::make_shared<Rule>(
       name, toPattern(pattern, alternatives),
-      py::isinstance<py::str>(replacement) ? readGraph(replacement.cast<std::string>(), alternatives)
-                                           : graphOfFunction(replacement));
+      py::isinstance<py::str>(replacement)
+          ? readGraph(replacement.cast<std::string>(), alternatives, TextOf::Replacement).graph
+          : graphOfFunction(replacement));
   rule->repeat = repeat;
   rule->commutative = commutative;
   if (!check.is_none()) {
@@ -89,7 +96,8 @@ std::shared_ptr<Rule> makeRule(
       std::unordered_map<std::string, Computed> result;
       for (const auto& [key, value] : call(toTuple(view)).cast<py::dict>()) {
         const auto pair = value.cast<py::tuple>();
-        result[key.cast<std::string>()] = {jit_passes::toIValue(pair[0]), pair[1].cast<bool>()};
+        const auto kind = pair[1].cast<bool>() ? Computed::Parameter : Computed::Buffer;
+        result[key.cast<std::string>()] = {jit_passes::toIValue(pair[0]), kind};
       }
       return result;
     };

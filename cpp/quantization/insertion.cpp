@@ -71,8 +71,13 @@ Insertions::Insertions(PassContext& context)
   for (const c10::IValue& packed : elements(context.option("places"))) {
     all_.push_back(read(packed));
   }
+  // At the end, and then to the front one by one: PyTorch numbers all nodes anew after some insertions between two.
+  Node *end = graph_->return_node(), *last = end->prev();
   for (const c10::IValue& packed : elements(context.option("states"))) {
     states_.push_back(readState(packed));
+  }
+  while (end->prev() != last) {
+    end->prev()->moveBefore(graph_->block()->nodes().front());
   }
 }
 
@@ -109,7 +114,7 @@ Value* Insertions::readState(const c10::IValue& packed) {
   const auto module = fields[1].isNone() ? "" : moduleOf(nodes_.at(fields[1].toInt())).first;
   const auto path = addTensorAttribute(
       context_.module(), module, fields[0].toStringRef(), fields[2].toTensor(), fields[3].toBool());
-  return readAttribute(*graph_, start_, path);
+  return readAttribute(*graph_, graph_->return_node(), path);
 }
 
 Node* Insertions::nodeFor(const Insertion& insertion) const {

@@ -26,6 +26,7 @@ void forEachOperand(const Node* node, const std::function<void(Value*)>& visit) 
 }
 
 struct Region {
+  size_t first, last; // positions in the block
   std::vector<size_t> units;
   std::vector<const Node*> nodes;
   std::vector<const Node*> sources; // that are read and were none of its own when their reader came in
@@ -37,11 +38,16 @@ class Search {
   Search(const Order& order, const Units& units, const std::vector<size_t>& own) {
     Block* block = units[own.front()].front()->owningBlock();
     order.visit(*block->nodes().begin(), nullptr, [&](Node* node, const std::vector<Node*>& before) {
-      before_.emplace(node, before);
+      places_.emplace(node, Place{places_.size(), before});
     });
+    lowest_.resize(places_.size());
+    std::iota(lowest_.begin(), lowest_.end(), 0);
     for (const size_t unit : own) {
+      const auto positions = [&](const Node* a, const Node* b) { return positionOf(a) < positionOf(b); };
+      const auto [first, last] = std::minmax_element(units[unit].begin(), units[unit].end(), positions);
       auto& region = regions_.emplace_back(
-          std::make_unique<Region>(Region{{unit}, {units[unit].begin(), units[unit].end()}, {}}));
+          std::make_unique<Region>(Region{
+              positionOf(*first), positionOf(*last), {unit}, {units[unit].begin(), units[unit].end()}, {}}));
       bool free = true;
       for (Node* node : units[unit]) {
         free &= !order.isFixed(node);
@@ -51,6 +57,7 @@ class Search {
       }
       if (free && !closesPath(*region, *region)) {
         by_unit_.emplace(unit, region.get());
+        span(region->first, region->first, region->last);
       } else {
         std::for_each(units[unit].begin(), units[unit].end(), [&](Node* node) { by_node_.erase(node); });
       }
@@ -67,6 +74,10 @@ class Search {
     if (into->units.size() < gone->units.size()) {
       std::swap(into, gone);
     }
+    const size_t first = std::min(into->first, gone->first), last = std::max(into->last, gone->last);
+    span(first, first, into->first);
+    span(first, into->last, last);
+    into->first = first, into->last = last;
     for (const size_t unit : gone->units) {
       by_unit_[unit] = into;
       into->units.push_back(unit);
@@ -88,8 +99,22 @@ class Search {
     return found == by_node_.end() ? nullptr : found->second;
   }
 
-  // Whether a path leaves the two and comes back.
+  size_t positionOf(const Node* node) const { return places_.at(node).position; }
+
+  // Says that a region which begins at `first` holds the positions behind `from`, up to `to`.
+  void span(size_t first, size_t from, size_t to) {
+    for (size_t i = from + 1; i <= to; ++i) {
+      lowest_[i] = std::min(lowest_[i], first);
+    }
+  }
+
+  // Whether a path leaves the two and comes back. It cannot come back from a position in front of both, unless regions
+  // lead from there to a later one.
   bool closesPath(const Region& one, const Region& other) const {
+    size_t lowest = std::min(one.first, other.first);
+    while (lowest_[lowest] < lowest) {
+      lowest = lowest_[lowest];
+    }
     std::unordered_set<const void*> seen;
     std::vector<const Node*> pending;
     const auto follow = [&](const auto& sources) {
@@ -108,18 +133,27 @@ class Search {
       if (inside(region)) {
         return true;
       }
+      if (positionOf(node) < lowest) {
+        continue;
+      }
       if (region != nullptr) {
         if (seen.insert(region).second) {
           follow(region->sources);
         }
       } else if (seen.insert(node).second) {
-        follow(before_.at(node));
+        follow(places_.at(node).before);
       }
     }
     return false;
   }
 
-  std::unordered_map<const Node*, std::vector<Node*>> before_;
+  struct Place {
+    size_t position;
+    std::vector<Node*> before;
+  };
+
+  std::unordered_map<const Node*, Place> places_;
+  std::vector<size_t> lowest_; // of each position: the first one of the regions that hold it
   std::unordered_map<const Node*, Region*> by_node_;
   std::unordered_map<size_t, Region*> by_unit_;
   std::vector<std::unique_ptr<Region>> regions_;

@@ -12,15 +12,18 @@ Explanation explainAt(
   NearMiss miss;
   const Node* named = node;
   bool matches = false;
+  WrittenValues written(context);
   const auto accept = [&](const Match& match) {
-    const auto refused =
-        refusalOf(context, attribute, aliases, rule, match, placementOf(match, rule.pattern)).value_or("");
-    if (!matches || refused.empty()) {
+    const MatchView view{match, rule.pattern, context, attribute, written};
+    const auto refused = refusalOf(view, aliases, rule, placementOf(match, rule.pattern));
+    if (!matches || !refused) {
       named = match.principal(rule.pattern);
-      miss = {match.nodes.size(), refused};
+      miss = {
+          match.nodes.size(),
+          refused && refused->empty() ? "the rule's check said no" : refused.value_or("")};
     }
     matches = true;
-    return refused.empty();
+    return !refused;
   };
   auto options = matchOptions(rule, attribute);
   matchAt(rule.pattern, node, options, accept, &miss);

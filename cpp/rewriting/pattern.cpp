@@ -6,14 +6,10 @@
 
 namespace jit_passes {
 
-Pattern::Pattern(const std::string& ir, Alternatives alternatives)
-    : graph(readGraph(ir, alternatives)), alternatives(std::move(alternatives)) {
-  const auto typed = typedInputs(ir);
-  for (size_t i = 0; i < graph->inputs().size(); ++i) {
-    if (typed.at(i)) {
-      typed_.insert(graph->inputs()[i]);
-    }
-  }
+Pattern::Pattern(const std::string& text, Alternatives alternatives) : alternatives(std::move(alternatives)) {
+  auto read = readGraph(text, this->alternatives, TextOf::Pattern);
+  graph = std::move(read.graph);
+  typed_ = std::move(read.typed);
   check();
 }
 

@@ -1,4 +1,4 @@
-// Patterns of subgraphs: graphs themselves, made from IR text or from a scripted function:
+// Patterns of subgraphs: graphs themselves, made from text (pattern_text.h) or from a scripted function:
 //
 //   graph(%x, %w : Tensor, %rest):
 //     %y = aten::conv2d(%x, %w, %rest)     # %rest... as last operand stands for all that follow
@@ -15,7 +15,7 @@ using Alternatives = std::unordered_map<c10::Symbol, std::unordered_set<c10::Sym
 
 struct Pattern {
   // Raises an error that says what is wrong, and in which line.
-  Pattern(const std::string& ir, Alternatives alternatives);
+  Pattern(const std::string& text, Alternatives alternatives);
   Pattern(std::shared_ptr<Graph> graph, Alternatives alternatives);
 
   // Matching starts at the last node and goes up through operands; nodes that it does not reach this

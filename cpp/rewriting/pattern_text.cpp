@@ -1,135 +1,377 @@
 #include "pattern_text.h"
 
+#include <torch/csrc/jit/frontend/schema_type_parser.h>
+#include <charconv>
+
 namespace jit_passes {
 namespace {
 
-bool isWord(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.'; }
+bool isDigit(char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }
 
-// Names of a line's left side, "%a : Tensor, %b = ..." gives a and b.
-std::vector<std::string> namesIn(const std::string& text) {
-  std::vector<std::string> names;
-  for (size_t at = text.find('%'); at != std::string::npos; at = text.find('%', at + 1)) {
-    size_t end = at + 1;
-    while (end < text.size() && isWord(text[end])) {
-      ++end;
+bool isSpace(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
+
+struct Name {
+  std::string text;
+  c10::TypePtr type = nullptr; // where the text has none
+};
+
+class GraphText {
+ public:
+  GraphText(const std::string& text, TextOf of) : text_(text), of_(of) {}
+
+  TextGraph read() {
+    declared_ = takeWord("graph");
+    if (declared_) {
+      require(take('('), "'('");
+      for (const auto& name : namesUntil(')')) {
+        addInput(name);
+      }
+      require(take(':'), "':'");
     }
-    names.push_back(text.substr(at + 1, end - at - 1));
-  }
-  return names;
-}
-
-// The text between the parentheses behind "graph", with all types.
-std::string headerOf(const std::string& ir) {
-  const size_t open = ir.find('(');
-  int depth = 0;
-  for (size_t at = open; at < ir.size(); ++at) {
-    depth += ir[at] == '(' ? 1 : ir[at] == ')' ? -1 : 0;
-    if (depth == 0) {
-      return ir.substr(open + 1, at - open - 1);
-    }
-  }
-  return "";
-}
-
-std::vector<std::string> split(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) {
-    lines.push_back(line);
-  }
-  return lines;
-}
-
-void checkNamesAreNew(const std::string& ir) {
-  std::unordered_set<std::string> seen;
-  const auto define = [&](const std::string& name, const std::string& line) {
-    TORCH_CHECK(seen.insert(name).second, "%", name, " is defined twice, here again:\n  ", line);
-  };
-  for (const auto& name : namesIn(headerOf(ir))) {
-    define(name, "graph(" + headerOf(ir) + ")");
-  }
-  for (const std::string& line : split(ir)) {
-    const size_t equals = line.find(" = ");
-    const size_t first = line.find_first_not_of(' ');
-    if (equals != std::string::npos && first != std::string::npos && line[first] == '%') {
-      for (const auto& name : namesIn(line.substr(0, equals))) {
-        define(name, line);
+    body(/*is_block=*/false);
+    require(!more(), "the end");
+    for (auto it = graph_->nodes().begin(); it != graph_->nodes().end(); ++it) {
+      if (it->kind() == prim::Constant && !it->output()->hasUses()) { // an element of a constant list
+        it.destroyCurrent();
       }
     }
+    return {graph_, std::move(typed_)};
   }
-}
 
-std::shared_ptr<Graph> parse(const std::string& ir) {
-  auto graph = std::make_shared<Graph>();
-  std::unordered_map<std::string, Value*> names;
-  torch::jit::parseIR(ir, graph.get(), names);
-  for (const auto& [name, value] : names) { // PyTorch keeps no names that are numbers
-    if (value->node()->kind() == prim::Param && !value->hasDebugName()) {
-      value->setDebugName("#" + name);
+ private:
+  // Whether there is more, behind spaces and comments.
+  bool more() {
+    while (at_ < text_.size() && (isSpace(text_[at_]) || text_[at_] == '#')) {
+      at_ = text_[at_] == '#' ? std::min(text_.find('\n', at_), text_.size()) : at_ + 1;
     }
+    return at_ < text_.size();
   }
-  return graph;
-}
 
-// An operator that gives fewer results than a line takes.
-constexpr const char* kTooManyResults = "out of bounds access";
-
-// The first line that, with all before it, is not read, for errors that do not say where they are.
-std::string firstBadLine(const std::string& ir, const char* message) {
-  std::string so_far;
-  for (const std::string& line : split(ir)) {
-    so_far += line + "\n";
-    try {
-      parse(so_far + "  return ()\n");
-    } catch (const std::exception& error) {
-      if (std::string(error.what()).find(message) != std::string::npos) {
-        return line;
-      }
-    }
-  }
-  return ir;
-}
-
-// The inputs in a header, each with its type: "%x : Tensor", "%w".
-std::vector<std::string> inputsIn(const std::string& header) {
-  std::vector<std::string> inputs(header.find('%') == std::string::npos ? 0 : 1);
-  int depth = 0;
-  for (const char c : header) {
-    depth += c == '(' || c == '[' ? 1 : c == ')' || c == ']' ? -1 : 0;
-    if (c == ',' && depth == 0 && !inputs.empty()) {
-      inputs.emplace_back();
-    } else if (!inputs.empty()) {
-      inputs.back() += c;
-    }
-  }
-  return inputs;
-}
-
-// PyTorch's parser takes an input without a type for a tensor, and picks an overload by that: of
-// aten::max(%x, %dim, %keepdim) one with a single result. With inputs of any type it picks none.
-std::shared_ptr<Graph> parseUntyped(const std::string& ir) {
-  const std::string header = headerOf(ir);
-  const auto typed = typedInputs(ir);
-  std::vector<std::string> inputs = inputsIn(header);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    inputs[i] += typed[i] ? "" : " : Any";
-  }
-  std::string text = ir;
-  return parse(text.replace(ir.find('(') + 1, header.size(), c10::Join(",", inputs)));
-}
-
-// The graph of a text with a line that takes too many results for the overload that PyTorch's parser picked.
-std::shared_ptr<Graph> parseSeveralResults(const std::string& ir) {
-  try {
-    return parseUntyped(ir);
-  } catch (const std::exception& error) {
-    const bool several = std::string(error.what()).find(kTooManyResults) != std::string::npos;
+  void require(bool fits, const std::string& wanted) const {
+    const size_t end = std::min(text_.find('\n', at_), text_.size());
     TORCH_CHECK(
-        !several, "this line takes more results than the operator gives:\n  ",
-        firstBadLine(ir, kTooManyResults));
-    throw;
+        fits, "expected ", wanted, " at '", text_.substr(std::min(at_, end), end - std::min(at_, end)),
+        "' of\n", text_);
   }
-}
+
+  bool take(char c) {
+    const bool found = more() && text_[at_] == c;
+    at_ += found ? 1 : 0;
+    return found;
+  }
+
+  bool takeWord(const std::string& word) {
+    const bool found = more() && text_.compare(at_, word.size(), word) == 0;
+    at_ += found ? word.size() : 0;
+    return found;
+  }
+
+  std::string word() {
+    const size_t start = at_;
+    while (at_ < text_.size() && (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_' ||
+                                  text_[at_] == '.' || text_.compare(at_, 2, "::") == 0)) {
+      at_ += text_[at_] == ':' ? 2 : 1;
+    }
+    require(at_ > start, "a name");
+    return text_.substr(start, at_ - start);
+  }
+
+  // " : Tensor", if it stands there.
+  c10::TypePtr type() {
+    if (!take(':')) {
+      return nullptr;
+    }
+    more();
+    const size_t start = at_;
+    for (int depth = 0; at_ < text_.size() && text_[at_] != '\n'; ++at_) {
+      const char c = text_[at_];
+      if (depth == 0 && (c == ',' || c == ')' || c == ']' || c == '=')) {
+        break;
+      }
+      depth += c == '(' || c == '[' ? 1 : c == ')' || c == ']' ? -1 : 0;
+    }
+    const auto name = text_.substr(start, at_ - start);
+    try {
+      torch::jit::Lexer lexer(std::make_shared<torch::jit::Source>(name));
+      return torch::jit::SchemaTypeParser(
+                 lexer, /*parse_complete_tensor_types=*/true, /*allow_type_vars=*/false)
+          .parseType()
+          .first;
+    } catch (const std::exception&) {
+      at_ = start;
+      require(false, "a type");
+      throw;
+    }
+  }
+
+  std::vector<Name> namesUntil(char end) {
+    std::vector<Name> names;
+    while (!take(end)) {
+      require(names.empty() || take(','), "',' or the end of the names");
+      require(take('%'), "'%'");
+      names.push_back({word()});
+      names.back().type = type();
+    }
+    return names;
+  }
+
+  // The names on the left of a line, if one begins here.
+  std::optional<std::vector<Name>> assigned() {
+    const size_t start = at_;
+    std::vector<Name> names;
+    while (take('%')) {
+      names.push_back({word()});
+      names.back().type = type();
+      if (take('=')) {
+        return names;
+      }
+      if (!take(',')) {
+        break;
+      }
+    }
+    at_ = start;
+    return take('=') ? std::optional<std::vector<Name>>(std::in_place) : std::nullopt;
+  }
+
+  void define(const std::string& name, Value* value) {
+    TORCH_CHECK(values_.emplace(name, value).second, "%", name, " is defined twice in\n", text_);
+    // PyTorch keeps no names that are numbers.
+    value->setDebugName(std::ranges::all_of(name, isDigit) ? "#" + name : name);
+  }
+
+  Value* addInput(const Name& name) {
+    Value* input = graph_->addInput()->setType(name.type ? name.type : c10::TensorType::get());
+    define(name.text, input);
+    if (name.type) {
+      typed_.insert(input);
+    }
+    return input;
+  }
+
+  // Lines, then the results of the graph or of a block.
+  void body(bool is_block) {
+    Block* block = graph_->insertPoint()->owningBlock();
+    const auto ends = [&] { return takeWord(is_block ? "->" : "return"); };
+    bool ended = false;
+    while (!(ended = ends())) {
+      const auto names = assigned();
+      if (!names) {
+        break;
+      }
+      call(*names);
+    }
+    require(ended || !(declared_ || is_block), is_block ? "'->'" : "an operator or return");
+    const bool several = take('(');
+    require(several || !ended, "'('");
+    for (Value* result : several ? operandsUntil(')') : std::vector<Value*>{operand()}) {
+      block->registerOutput(result);
+    }
+  }
+
+  std::vector<Value*> operandsUntil(char end) {
+    std::vector<Value*> operands;
+    while (!take(end)) {
+      require(operands.empty() || take(','), "',' or the closing bracket");
+      operands.push_back(operand());
+    }
+    return operands;
+  }
+
+  Value* operand() {
+    require(more(), "an operator or a value");
+    if (take('%')) {
+      Name name{word()};
+      const auto found = values_.find(name.text);
+      if (found == values_.end()) {
+        TORCH_CHECK(!declared_, "%", name.text, " is not defined in\n", text_);
+        name.type = type();
+        return addInput(name);
+      }
+      return found->second;
+    }
+    const size_t start = at_;
+    if (const auto known = literal()) {
+      return constant(*known, text_.substr(start, at_ - start));
+    }
+    return take('[') ? list(operandsUntil(']')) : call({{""}});
+  }
+
+  // A constant, if one stands here.
+  std::optional<c10::IValue> literal() {
+    const char c = text_[at_];
+    if (c == '"') {
+      const size_t start = ++at_;
+      at_ = text_.find('"', at_);
+      require(at_ != std::string::npos, "a text that ends");
+      return text_.substr(start, at_++ - start);
+    }
+    if (isDigit(c) || c == '-') {
+      return number();
+    }
+    for (const auto& [name, value] :
+         {std::pair("None", c10::IValue()), {"True", c10::IValue(true)}, {"False", c10::IValue(false)}}) {
+      if (takeWord(name)) {
+        return value;
+      }
+    }
+    return std::nullopt;
+  }
+
+  c10::IValue number() {
+    const size_t start = at_++;
+    while (at_ < text_.size() && (isDigit(text_[at_]) || text_[at_] == '.' || text_[at_] == 'e' ||
+                                  ((text_[at_] == '-' || text_[at_] == '+') && text_[at_ - 1] == 'e'))) {
+      ++at_;
+    }
+    const auto digits = text_.substr(start, at_ - start);
+    const auto parsed = [&](auto value) -> c10::IValue {
+      const char* end = digits.data() + digits.size();
+      const auto [read, error] = std::from_chars(digits.data(), end, value);
+      at_ = error == std::errc() && read == end ? at_ : start;
+      require(at_ > start, "a number");
+      return value;
+    };
+    return digits.find_first_of(".e") == std::string::npos ? parsed(int64_t{0}) : parsed(0.0);
+  }
+
+  // Constants of a replacement are one where they are equal, and those of a pattern may be several of a graph.
+  Value* constant(const c10::IValue& value, const std::string& text) {
+    const bool shared = of_ == TextOf::Replacement && graph_->insertPoint()->owningBlock() == graph_->block();
+    const auto known = shared ? constants_.find(text) : constants_.end();
+    if (known != constants_.end()) {
+      return known->second;
+    }
+    Value* made = graph_->insertConstant(value);
+    if (shared) {
+      constants_.emplace(text, made);
+    }
+    return made;
+  }
+
+  // The constant list of constant numbers.
+  static std::optional<c10::IValue> numbersOf(const std::vector<Value*>& elements) {
+    std::vector<int64_t> whole;
+    std::vector<double> all;
+    for (const Value* element : elements) {
+      const auto number = constantOf(element);
+      if (!number || !(number->isInt() || number->isDouble())) {
+        return std::nullopt;
+      }
+      all.push_back(number->toScalar().toDouble());
+      if (number->isInt()) {
+        whole.push_back(number->toInt());
+      }
+    }
+    return whole.size() == all.size() ? c10::IValue(whole) : c10::IValue(all);
+  }
+
+  Value* list(const std::vector<Value*>& elements) {
+    const auto numbers = of_ == TextOf::Pattern || elements.empty() ? std::nullopt : numbersOf(elements);
+    const auto typed =
+        std::ranges::find_if(elements, [](const Value* element) { return !isTensor(element); });
+    const auto type = typed == elements.end() ? c10::TypePtr(c10::TensorType::get()) : (*typed)->type();
+    return numbers ? graph_->insertConstant(*numbers)
+                   : graph_->insertNode(graph_->createList(type, elements))->output();
+  }
+
+  // An operator, perhaps with attributes and blocks, whose results have these names. Returns the first one.
+  Value* call(const std::vector<Name>& names) {
+    more();
+    const auto kind = word();
+    require(kind.find("::") != std::string::npos, "an operator such as aten::relu");
+    std::unordered_map<std::string, c10::IValue> attributes;
+    if (take('[')) {
+      while (!take(']')) {
+        require(attributes.empty() || take(','), "',' or ']'");
+        more();
+        const auto name = word();
+        require(take('=') && more(), "'='");
+        const auto value = take('[') ? numbersOf(operandsUntil(']')) : literal();
+        require(value.has_value(), "a value");
+        attributes.emplace(name, *value);
+      }
+    }
+    require(take('('), "'('");
+    const auto operands = operandsUntil(')');
+    if (kind == "prim::Constant") {
+      require(names.size() == 1 && names[0].type, "a constant with a type");
+      Value* made = graph_->insertConstant(asType(names[0].type, attributes["value"]));
+      define(names[0].text, made);
+      return made;
+    }
+    Node* node = insert(kind, operands, names.size());
+    for (const auto& [name, value] : attributes) {
+      const auto key = c10::Symbol::attr(name);
+      require(value.isString() || value.isInt() || value.isDouble(), "attributes that are texts or numbers");
+      value.isString() ? node->s_(key, value.toStringRef())
+      : value.isInt()  ? node->i_(key, value.toInt())
+                       : node->f_(key, value.toDouble());
+    }
+    while (takeWord("block")) {
+      addBlock(node);
+    }
+    const auto* schema = node->maybeSchema();
+    for (size_t i = 0; i < names.size(); ++i) {
+      const bool known = schema != nullptr && i < schema->returns().size();
+      Value* output = node->output(i);
+      output->setType(
+          names[i].type ? names[i].type
+          : known       ? schema->returns()[i].type()
+                        : c10::TensorType::get());
+      if (!names[i].text.empty()) {
+        define(names[i].text, output);
+      }
+    }
+    return names.empty() ? nullptr : node->output(0);
+  }
+
+  // An input without a type counts as a tensor, by which PyTorch picks the overload: for aten::max(%x, %dim, %keepdim) one
+  // with fewer results. Without such a type it picks none.
+  Node* insert(const std::string& kind, const std::vector<Value*>& operands, size_t results) {
+    const auto make = [&] { return graph_->insertNode(graph_->create(symbol(kind), operands, results)); };
+    Node* node = make();
+    const auto* schema = node->maybeSchema();
+    if (schema != nullptr && !schema->is_varret() && schema->returns().size() < results) {
+      for (Value* operand : operands) {
+        if (operand->node()->kind() == prim::Param && typed_.count(operand) == 0) {
+          operand->setType(c10::AnyType::get());
+        }
+      }
+      node->destroy();
+      node = make();
+    }
+    return node;
+  }
+
+  void addBlock(Node* node) {
+    while (isDigit(text_[at_])) {
+      ++at_;
+    }
+    Block* block = node->addBlock();
+    require(take('('), "'('");
+    for (const auto& name : namesUntil(')')) {
+      define(name.text, block->addInput()->setType(name.type ? name.type : c10::TensorType::get()));
+    }
+    require(take(':'), "':'");
+    const torch::jit::WithInsertPoint guard(block);
+    body(/*is_block=*/true);
+  }
+
+  static c10::IValue asType(const c10::TypePtr& type, const c10::IValue& value) {
+    const bool whole = value.isInt();
+    return whole && type->kind() == c10::TypeKind::BoolType    ? c10::IValue(value.toInt() != 0)
+           : whole && type->kind() == c10::TypeKind::FloatType ? c10::IValue(double(value.toInt()))
+                                                               : value;
+  }
+
+  const std::string& text_;
+  TextOf of_;
+  size_t at_ = 0;
+  bool declared_ = false; // whether the text says what the inputs are
+  std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
+  std::unordered_set<const Value*> typed_;
+  std::unordered_map<std::string, Value*> values_, constants_;
+};
 
 void checkResults(const Node* node) {
   const auto& known = torch::jit::getAllOperatorsFor(node->kind());
@@ -157,41 +399,19 @@ void checkResults(const Node* node) {
 
 } // namespace
 
-std::vector<bool> typedInputs(const std::string& ir) {
-  std::vector<bool> typed;
-  for (const std::string& input : inputsIn(headerOf(ir))) {
-    typed.push_back(input.find(':') != std::string::npos);
-  }
-  return typed;
-}
-
-std::shared_ptr<Graph> readGraph(const std::string& ir, const Alternatives& alternatives) {
-  checkNamesAreNew(ir);
-  std::shared_ptr<Graph> graph;
-  try {
-    graph = parse(ir);
-  } catch (const std::exception& error) {
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    const std::string text = torch_error ? torch_error->what_without_backtrace() : error.what();
-    const char* assertion = "INTERNAL ASSERT";
-    TORCH_CHECK(
-        text.find(assertion) == std::string::npos, "this line cannot be read:\n  ",
-        firstBadLine(ir, assertion));
-    TORCH_CHECK(text.find(kTooManyResults) != std::string::npos, text);
-    graph = parseSeveralResults(ir);
-  }
-  forEachNode(graph->block(), [&](Node* node) {
+TextGraph readGraph(const std::string& text, const Alternatives& alternatives, TextOf of) {
+  TextGraph made = GraphText(text, of).read();
+  forEachNode(made.graph->block(), [&](Node* node) {
     const bool wildcard = alternatives.count(node->kind()) > 0;
     const auto space = std::string(node->kind().ns().toUnqualString());
     TORCH_CHECK(
         wildcard || space != "match", "the pattern has ", node->kind().toQualString(),
         ", and no alternatives are given for it");
-    if (wildcard || space == "prim") {
-      return;
+    if (!wildcard && space != "prim") {
+      checkResults(node);
     }
-    checkResults(node);
   });
-  return graph;
+  return made;
 }
 
 } // namespace jit_passes

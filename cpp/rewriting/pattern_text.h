@@ -1,14 +1,31 @@
-// Patterns and replacements as IR text.
+// Patterns and replacements as text: IR, or expressions, whose inputs are the names that nothing defines.
+//
+//   graph(%x):
+//     %one : int = prim::Constant[value=1]()
+//     %s = aten::sigmoid(%x)                   aten::mul(%x, aten::add(aten::sigmoid(%x), 1, 1))
+//     %a = aten::add(%s, %one, %one)
+//     %y = aten::mul(%x, %a)
+//     return (%y)
+//
+// Operands are values, %x or, where it is an input and named first, %x : Tensor; calls; numbers, True, False, None, texts
+// and lists. What is read twice, or has several results, stands in front; (%a, %b) are two results:
+//
+//   %s, %z = jit_passes::choose_qparams(%x, 0, 255, "per_tensor_affine", "fbgemm")
+//   jit_passes::quantize_dynamic(%x, %s, %z, 0, 255, 0)
 #pragma once
 
 #include "pattern.h"
 
 namespace jit_passes JIT_PASSES_API {
 
-// A graph from IR text that has been checked: parsing malformed text never ends in an assertion.
-std::shared_ptr<Graph> readGraph(const std::string& ir, const Alternatives& alternatives);
+enum class TextOf { Pattern, Replacement };
 
-// Whether each input of the graph has a type of its own in the text.
-std::vector<bool> typedInputs(const std::string& ir);
+struct TextGraph {
+  std::shared_ptr<Graph> graph;
+  std::unordered_set<const Value*> typed; // inputs that have a type in the text
+};
+
+// A list of numbers is a constant in a replacement, and is put together in a pattern, which matches constants too.
+TextGraph readGraph(const std::string& text, const Alternatives& alternatives, TextOf of);
 
 } // namespace jit_passes JIT_PASSES_API

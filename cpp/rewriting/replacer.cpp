@@ -45,7 +45,7 @@ class Replacer {
     const auto outputs = rule_.pattern.graph->outputs();
     for (size_t i = 0; i < outputs.size(); ++i) {
       Value* old = match_.values.at(outputs[i]);
-      Value* result = values_.at(rule_.replacement->outputs().at(i));
+      Value* result = valueOf(rule_.replacement->outputs().at(i));
       const auto made = c10::unshapedType(result->type()), wanted = c10::unshapedType(old->type());
       TORCH_CHECK(
           made->isSubtypeOf(*wanted) || wanted->isSubtypeOf(*made), "the replacement of rule '", rule_.name,
@@ -58,6 +58,7 @@ class Replacer {
       if (aliases != nullptr) {
         aliases->replace(old, result);
       }
+      view_.written.replace(old, result);
       old->replaceAllUsesWith(result);
     }
     destroyMatched(aliases, on_destroy);
@@ -66,8 +67,9 @@ class Replacer {
 
  private:
   void bindInputs() {
-    auto computed = rule_.compute && !rule_.computed.empty() ? rule_.compute(view_)
-                                                             : std::unordered_map<std::string, Computed>();
+    if (rule_.compute && !rule_.computed.empty()) {
+      computed_ = rule_.compute(view_);
+    }
     for (const Value* input : rule_.replacement->inputs()) {
       if (!input->hasUses()) {
         continue;
@@ -79,13 +81,21 @@ class Replacer {
       } else if (found != named_.end()) {
         values_[input] = asTyped(input, match_.values.at(found->second));
       } else {
-        const auto value = computed.find(name);
         TORCH_CHECK(
-            value != computed.end(), "rule '", rule_.name, "': compute gave no value for '", name,
+            computed_.count(name), "rule '", rule_.name, "': compute gave no value for '", name,
             "', which the replacement needs");
-        values_[input] = insert(name, value->second);
       }
     }
+  }
+
+  // Computed values are inserted where the first operator needs them.
+  Value* valueOf(const Value* wanted) {
+    Value*& value = values_[wanted];
+    if (value == nullptr) {
+      const auto name = inputName(wanted);
+      value = insert(name, computed_.at(name));
+    }
+    return value;
   }
 
   // Converts a value that was matched as a narrower type: a whole number as a float, an attribute that may be None
@@ -124,12 +134,12 @@ class Replacer {
   }
 
   Value* insert(const std::string& name, const Computed& computed) {
-    if (!computed.value.isTensor()) {
+    if (!computed.value.isTensor() || computed.kind == Computed::Constant) {
       return note(insertConstant(point_, computed.value));
     }
     const auto path = addTensorAttribute(
         context_.module(), moduleOf(principal_).first, attributeName(name), computed.value.toTensor(),
-        computed.parameter);
+        computed.kind == Computed::Parameter);
     Value* value = readAttribute(*context_.graph(), point_, path);
     for (Value* part = value; part->node()->kind() == prim::GetAttr; part = part->node()->input()) {
       made_.push_back(part->node());
@@ -149,14 +159,14 @@ class Replacer {
         const auto& rest = rests_.at(input);
         operands.insert(operands.end(), rest.begin(), rest.end());
       } else {
-        operands.push_back(values_.at(input));
+        operands.push_back(valueOf(input));
       }
     }
     const auto kind = kinds_.find(node->kind());
     Graph& graph = *context_.graph();
     Node* made = nullptr;
     if (!node->blocks().empty()) {
-      made = graph.createClone(const_cast<Node*>(node), [&](Value* value) { return values_.at(value); });
+      made = graph.createClone(const_cast<Node*>(node), [&](Value* value) { return valueOf(value); });
     } else {
       made =
           graph.create(kind == kinds_.end() ? node->kind() : kind->second, operands, node->outputs().size());
@@ -193,6 +203,7 @@ class Replacer {
         if (aliases != nullptr) {
           aliases->remove(node);
         }
+        view_.written.remove(node);
         on_destroy(node);
         node->destroy();
         any = true;
@@ -208,6 +219,7 @@ class Replacer {
   Node* principal_;
   std::unordered_map<std::string, const Value*> named_;
   std::unordered_map<const Value*, Value*> values_;
+  std::unordered_map<std::string, Computed> computed_;
   std::unordered_map<const Value*, std::vector<Value*>> rests_;
   Kinds kinds_;
   std::unordered_set<Node*> alive_; // the matched nodes that are not destroyed yet

@@ -52,7 +52,8 @@ class Rewriter {
       : context_(context),
         graph_(context.graph()),
         attribute_(attributesOf(context)),
-        index_(indexByAnchor(rules)) {
+        index_(indexByAnchor(rules)),
+        written_(context) {
     for (const auto& rule : rules) {
       reach_ = std::max(reach_, rule->pattern.nodes().size());
     }
@@ -103,7 +104,8 @@ class Rewriter {
           names_ = nodeNames(*graph_);
         }
         placement = placementOf(match, rule->pattern);
-        auto refused = refusalOf(context_, attribute_, aliases_, *rule, match, placement);
+        const MatchView view{match, rule->pattern, context_, attribute_, written_};
+        auto refused = refusalOf(view, aliases_, *rule, placement);
         if (!record || !refused) {
           const Node* principal = match.principal(rule->pattern);
           record = {rule->name, nameOf(principal), sourceLine(principal), refused.value_or("")};
@@ -116,7 +118,7 @@ class Rewriter {
         done_.push_back(*record);
         return true;
       }
-      if (record) {
+      if (record && !record->refused.empty()) {
         refused_.push_back(*record);
       }
     }
@@ -148,7 +150,7 @@ class Rewriter {
         std::erase(operands, output);
       }
     };
-    const MatchView view{match, rule.pattern, context_, attribute_};
+    const MatchView view{match, rule.pattern, context_, attribute_, written_};
     const auto made = replaceMatch(rule, view, placement, aliases_ ? &*aliases_ : nullptr, forget);
     NodeSet seen;
     for (Node* node : made) {
@@ -235,6 +237,7 @@ class Rewriter {
   RulesByAnchor index_;
   std::optional<NodeNames> names_; // as they are when the first rule matches: most rules never do
   std::optional<AliasClasses> aliases_;
+  WrittenValues written_;
   size_t reach_ = 1;   // no pattern has more nodes
   size_t bound_ = 100; // of a chain of rewrites: one that only shrinks the graph is shorter
   std::unordered_set<const Node*> present_;
@@ -248,6 +251,20 @@ class Rewriter {
 
 std::vector<Rewrite> rewrite(PassContext& context, const Rules& rules) {
   return Rewriter(context, rules).run();
+}
+
+Rules rulesOf(const std::string& name, const std::vector<RuleText>& texts) {
+  Rules rules;
+  for (const RuleText& text : texts) {
+    auto rule = std::make_shared<Rule>(
+        name, Pattern(text.pattern, text.alternatives),
+        readGraph(text.replacement, text.alternatives, TextOf::Replacement).graph);
+    rule->check = text.check;
+    rule->compute = text.compute;
+    rule->same_memory = text.same_memory;
+    rules.push_back(std::move(rule));
+  }
+  return rules;
 }
 
 PassFunction passOf(const Rules& rules) {
@@ -268,6 +285,19 @@ PassFunction passOf(const Rules& rules) {
     }
     return !rewritten.empty();
   };
+}
+
+RegisterRules::RegisterRules(
+    std::string name, std::string summary, std::vector<RuleText> texts, std::vector<std::string> requires_) {
+  const auto rules = std::make_shared<std::optional<Rules>>();
+  const auto once = std::make_shared<std::once_flag>();
+  RegisterPass(
+      name, std::move(summary),
+      [=](PassContext& context) { // operators are registered by now
+        std::call_once(*once, [&] { *rules = rulesOf(name, texts); });
+        return passOf(**rules)(context);
+      },
+      std::move(requires_));
 }
 
 } // namespace jit_passes

@@ -19,6 +19,28 @@ struct Rewrite {
 // Matches are refused where a check says so, or where a write to memory makes them wrong.
 std::vector<Rewrite> rewrite(PassContext& context, const Rules& rules);
 
+// A rule as text.
+struct RuleText {
+  std::string pattern, replacement;
+  MatchCheck check = nullptr;
+  MatchCompute compute = nullptr;
+  Alternatives alternatives = {};
+  bool same_memory = false;
+};
+
+Rules rulesOf(const std::string& name, const std::vector<RuleText>& texts);
+
+// Rules as a registered pass:
+//
+//   const RegisterRules use_hardswish_pass{
+//       "use_hardswish", "Turn x * sigmoid(x) into hardswish.",
+//       {{"aten::mul(%x, aten::sigmoid(%x))", "aten::hardswish(%x)"}}};
+struct RegisterRules {
+  RegisterRules(
+      std::string name, std::string summary, std::vector<RuleText> rules,
+      std::vector<std::string> requires_ = {"inlined"});
+};
+
 // The rules as a pass. It remarks on matches that were refused, where no rule has rewritten the operator.
 PassFunction passOf(const Rules& rules);
 

@@ -1,6 +1,41 @@
 #include "rule.h"
 
+#include "graph/alias.h"
+
 namespace jit_passes {
+
+bool WrittenValues::has(const Value* value) {
+  if (!values_) {
+    values_ = writtenValues(context_.graph());
+  }
+  return values_->count(value) > 0;
+}
+
+void WrittenValues::replace(const Value* old, const Value* replacement) {
+  if (values_ && values_->count(old)) {
+    values_->insert(replacement);
+  }
+}
+
+void WrittenValues::remove(const Node* node) {
+  for (const Value* output : values_ ? node->outputs() : at::ArrayRef<const Value*>()) {
+    values_->erase(output);
+  }
+}
+
+Value* MatchView::value(std::string_view name) const {
+  for (const auto& [wanted, value] : match.values) {
+    if (wanted->hasDebugName() && inputName(wanted) == name) {
+      return value;
+    }
+  }
+  TORCH_CHECK(false, "the pattern has no value %", name, ":\n", pattern.graph->toString());
+}
+
+std::optional<c10::IValue> MatchView::known(std::string_view name) const {
+  Value* found = value(name);
+  return isConstant(found) ? constantOf(found) : attribute(found);
+}
 
 std::optional<c10::IValue> MatchView::known(const Value* input) const {
   const auto found = match.values.find(input);

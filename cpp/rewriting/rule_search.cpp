@@ -26,17 +26,18 @@ MatchOptions matchOptions(const Rule& rule, const ReadAttribute& attribute) {
 }
 
 std::optional<std::string> refusalOf(
-    PassContext& context, const ReadAttribute& attribute, std::optional<AliasClasses>& aliases,
-    const Rule& rule, const Match& match, const std::optional<Placement>& placement) {
+    const MatchView& view, std::optional<AliasClasses>& aliases, const Rule& rule,
+    const std::optional<Placement>& placement) {
   if (!placement) {
     return "one of its operands is computed after one of its results is used";
   }
   if (rule.check) {
-    if (auto reason = rule.check(MatchView{match, rule.pattern, context, attribute})) {
+    if (auto reason = rule.check(view)) {
       return reason;
     }
   }
-  return aliases ? aliasRefusal(*aliases, rule, match, placement->point) : std::nullopt;
+  return aliases && !rule.same_memory ? aliasRefusal(*aliases, rule, view.match, placement->point)
+                                      : std::nullopt;
 }
 
 } // namespace jit_passes

@@ -12,7 +12,7 @@ MatchOptions matchOptions(const Rule& rule, const ReadAttribute& attribute);
 
 // Why a match must not be rewritten, or nothing.
 std::optional<std::string> refusalOf(
-    PassContext& context, const ReadAttribute& attribute, std::optional<AliasClasses>& aliases,
-    const Rule& rule, const Match& match, const std::optional<Placement>& placement);
+    const MatchView& view, std::optional<AliasClasses>& aliases, const Rule& rule,
+    const std::optional<Placement>& placement);
 
 } // namespace jit_passes

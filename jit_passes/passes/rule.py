@@ -1,6 +1,6 @@
 """Rewrite rules: a pattern, and its replacement.
 
-Pattern and replacement are typed Python functions or IR text; both become graphs.
+Pattern and replacement are typed Python functions or text; both become graphs.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Match:
         shapes: by input, its shape if that is known: of parameters and buffers, and in traced
             modules of the example's values.
         operators: by operator of the pattern, the one that was matched there.
+        written: inputs and results of the pattern that the graph may write to, by name.
     """
 
     kind: str
@@ -52,10 +53,11 @@ class Match:
     constants: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
     operators: Mapping[str, str]
+    written: frozenset[str] = frozenset()
 
     @classmethod
     def _of(cls, record: tuple[Any, ...]) -> Match:
-        kind, module, module_type, source, inputs, operators = record
+        kind, module, module_type, source, inputs, operators, written = record
         return cls(
             kind,
             module,
@@ -65,6 +67,7 @@ class Match:
             {name: row[2] for name, row in inputs.items() if row[1]},
             {name: row[3] for name, row in inputs.items() if row[3] is not None},
             operators,
+            frozenset(written),
         )
 
 
@@ -85,14 +88,27 @@ class RewriteRule:
         rule = RewriteRule("fuse_scaled_relu", pattern, replacement)
         result = rule.apply(scripted)
 
-    or, as IR text, where `%rest` as last operand stands for all that follow:
+    or as text, with constants as they are, and `%rest` for all further operands:
 
-        graph(%x, %w, %rest):
-          %y = aten::conv2d(%x, %w, %rest)
-          %z = match::activation(%y)
-          return (%z)
+        RewriteRule(
+            "fuse_scaled_relu",
+            "aten::relu(aten::mul(%x, %scale : float))",
+            "mine::scaled_relu(%x, %scale)",
+        )
+        RewriteRule(
+            "any_activation",
+            "match::activation(aten::conv2d(%x, %w, None, [1, 1], %rest))",
+            ...
+        )
 
-    Inputs match any value of their type; in IR text, one without a type matches everything. The
+    A value that is read twice has a name, and two results stand in brackets:
+
+        %s = aten::sigmoid(%x)
+        (aten::mul(%x, %s), %s)
+
+    Text may also be IR, `graph(%x): ... return (%y)`, which can hold branches and loops.
+
+    Inputs match any value of their type; in text, one without a type matches everything. The
     same input twice must be the same value, or equal constants. Numbers, strings, None and lists of
     these match by value. An attribute that may be None, such as a bias, matches as what it holds.
     All matched operators stand in one block, which may be a branch's or a loop's; values between
@@ -100,7 +116,7 @@ class RewriteRule:
 
     Attributes:
         name: for messages and results.
-        pattern: a function or IR text.
+        pattern: a function or text.
         replacement: likewise; its inputs are inputs of the pattern, by name, and what `compute`
             gives.
         check: sees the match and says whether it may be rewritten: True, or False or a reason why

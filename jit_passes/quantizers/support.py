@@ -176,7 +176,7 @@ class OperatorSupport:
             than for others.
         adds_batch_axis: of a convolution, whether its kernel takes batches alone: `convert` adds an
             axis of one where data had none, and the lowering moves quantize in front of the
-            operator that takes that axis off again, `raise_quantize`.
+            operator that takes that axis off again, `sink_dequantize`.
     """
 
     kind: str

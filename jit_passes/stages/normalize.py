@@ -14,45 +14,21 @@ from ..graph.view import GraphView
 from ..passes.pipeline import CLEAN_UP, Pipeline, PipelineResult, own
 from .module import check_module
 
-# Twice: loops fill lists, and others go over these.
-_STRAIGHT = ("resolve_dicts", "resolve_lists", "unroll_loops", "propagate_constants")
-
-# Answers make constants, which decide branches.
-_SETTLED = ("settle_branches", "propagate_constants")
-
-# The canonical form, of models for use and of models that train: constants first, which tell later
-# steps the ranks and options that they go by.
+# The canonical form, of models for use and of models that train. `simplify` runs again where steps between give it
+# more to go by.
 CANONICAL_FORM = (
     "avoid_fast_path",
-    "resolve_none_checks",
-    "resolve_tuples",
-    "propagate_constants",
-    "resolve_tuples",  # behind branches that are gone now
-    *_STRAIGHT,
-    *_STRAIGHT,
-    "resolve_lists",
-    "fold_constant_lists",
-    "resolve_size_tensors",
-    "resolve_size_lists",
+    "simplify",
+    "replace_inplace",
     "canonicalize_view",
-    *_SETTLED,
     "settle_batch_axis",
     "canonicalize_convolution",
-    "fold_dtypes",
-    "resolve_none_checks",  # of query and key, for each other
-    *_SETTLED,
-    "resolve_lists",
-    *_SETTLED,  # by lengths of lists
-    "remove_rank_checks",
-    "canonicalize_padding",
-    "canonicalize_linear",
+    "simplify",  # branches on a batch axis are gone
+    "canonicalize_products",
     "canonicalize_clamp",
-    "canonicalize_einsum",  # sizes of reshapes say which are products
     "canonicalize_reshape",
     "canonicalize_pool",
-    "fold_sizes",
-    *_SETTLED,  # by sizes
-    "fold_moved_constants",
+    "simplify",  # sizes are told by fewer operators
     "spell_out_weights",  # as lists, which constants would be again
     "raise_sizes",
     "keep_leading_axes",
@@ -66,8 +42,6 @@ NORMALIZE = Pipeline(
         "remove_dropout",
         "propagate_constants",  # branches on keys
         "fold_written_constants",
-        "resolve_dicts",  # which keep values that are written in place
-        "replace_inplace",
         *CANONICAL_FORM,
         "fold_batch_norm",
         "fold_scale",
@@ -83,8 +57,6 @@ NORMALIZE_TRAINING = Pipeline(
         "follow_mode",
         "fold_attributes",
         "propagate_constants",  # branches on attributes
-        "resolve_dicts",
-        "replace_inplace",
         *CANONICAL_FORM,
         "pool_attributes",
         "defer_batch_norm",

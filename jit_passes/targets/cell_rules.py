@@ -17,86 +17,46 @@ from functools import cache
 
 from ..passes.rule import RewriteRule
 from ..passes.steps import RuleSet
+from .dynamic_rules import quantized_as_it_runs
 
-
-def _quantized(value: str, name: str) -> str:
-    return (
-        f"  %{name}_s, %{name}_z = jit_passes::choose_qparams("
-        f"{value}, %low, %high, %scheme, %form)\n"
-        f"  %{name}_q = jit_passes::quantize_dynamic("
-        f"{value}, %{name}_s, %{name}_z, %low, %high, %dtype)\n"
-        f"  %{name}_d = jit_passes::dequantize_dynamic(%{name}_q, %{name}_s, %{name}_z)\n"
-    )
-
-
+_OF_INPUT = quantized_as_it_runs("%x")
 _PRODUCTS = (
-    _quantized("%x", "x")
-    + _quantized("%h", "h")
-    + "  %one : int = prim::Constant[value=1]()\n"
-    + "  %of_input = aten::linear(%x_d, %w_ih, %b_ih)\n"
-    + "  %of_state = aten::linear(%h_d, %w_hh, %b_hh)\n"
+    f"{_OF_INPUT}{quantized_as_it_runs('%h')}"
+    "%of_input = aten::linear(%x_d, %w_ih, %b_ih)\n"
+    "%of_state = aten::linear(%h_d, %w_hh, %b_hh)\n"
 )
-_SUM = f"{_PRODUCTS}  %sum = aten::add(%of_state, %of_input, %one)\n"
+_SUM = "aten::add(%of_state, %of_input, 1)"
+_BODIES = {
+    "rnn_tanh_cell": f"aten::tanh({_SUM})",
+    "rnn_relu_cell": f"aten::relu({_SUM})",
+    "lstm_cell": f"""
+%i, %f, %g, %o = prim::ListUnpack(aten::chunk({_SUM}, 4, 1))
+%i_gate = aten::sigmoid(%i)
+%f_gate = aten::sigmoid(%f)
+%g_gate = aten::tanh(%g)
+%o_gate = aten::sigmoid(%o)
+%memory = aten::add(aten::mul(%f_gate, %c), aten::mul(%i_gate, %g_gate), 1)
+(aten::mul(%o_gate, aten::tanh(%memory)), %memory)""",
+    "gru_cell": """
+%rx, %zx, %nx = prim::ListUnpack(aten::chunk(%of_input, 3, 1))
+%rh, %zh, %nh = prim::ListUnpack(aten::chunk(%of_state, 3, 1))
+%r = aten::sigmoid(aten::add(%rh, %rx, 1))
+%z = aten::sigmoid(aten::add(%zh, %zx, 1))
+%n = aten::tanh(aten::add(%nx, aten::mul(%nh, %r), 1))
+aten::add(aten::mul(aten::sub(%h, %n, 1), %z), %n, 1)""",
+}
 
 
-def _parts(value: str, *names: str) -> str:
-    listed = ", ".join(f"%{name}" for name in names)
-    return (
-        f"  %{names[0]}_all : Tensor[] = aten::chunk({value}, %count, %one)\n"
-        f"  {listed} = prim::ListUnpack(%{names[0]}_all)\n"
-    )
-
-
-_LSTM = (
-    f"{_SUM}  %count : int = prim::Constant[value=4]()\n"
-    f"{_parts('%sum', 'i', 'f', 'g', 'o')}"
-    "  %i_gate = aten::sigmoid(%i)\n"
-    "  %f_gate = aten::sigmoid(%f)\n"
-    "  %g_gate = aten::tanh(%g)\n"
-    "  %o_gate = aten::sigmoid(%o)\n"
-    "  %kept = aten::mul(%f_gate, %c)\n"
-    "  %added = aten::mul(%i_gate, %g_gate)\n"
-    "  %memory = aten::add(%kept, %added, %one)\n"
-    "  %shown = aten::tanh(%memory)\n"
-    "  %y = aten::mul(%o_gate, %shown)\n"
-    "  return (%y, %memory)"
-)
-_GRU = (
-    f"{_PRODUCTS}  %count : int = prim::Constant[value=3]()\n"
-    f"{_parts('%of_input', 'rx', 'zx', 'nx')}{_parts('%of_state', 'rh', 'zh', 'nh')}"
-    "  %r_sum = aten::add(%rh, %rx, %one)\n"
-    "  %r = aten::sigmoid(%r_sum)\n"
-    "  %z_sum = aten::add(%zh, %zx, %one)\n"
-    "  %z = aten::sigmoid(%z_sum)\n"
-    "  %reset = aten::mul(%nh, %r)\n"
-    "  %n_sum = aten::add(%nx, %reset, %one)\n"
-    "  %n = aten::tanh(%n_sum)\n"
-    "  %difference = aten::sub(%h, %n, %one)\n"
-    "  %scaled = aten::mul(%difference, %z)\n"
-    "  %y = aten::add(%scaled, %n, %one)\n"
-    "  return (%y)"
-)
-
-
-def _rule(kind: str, replacement: str) -> RewriteRule:
+def _rule(kind: str, body: str) -> RewriteRule:
     lstm = kind == "lstm_cell"
-    names = "%x, %low, %high, %scheme, %form, %dtype, %h, " + "%c, " * lstm
-    header = f"graph({names}%w_ih, %w_hh, %b_ih, %b_hh):\n"
-    state = "%states" if lstm else "%h"
-    results = "%y, %memory" if lstm else "%y"
-    pattern = (
-        f"{header}{_quantized('%x', 'x')}"
-        + "  %states : Tensor[] = prim::ListConstruct(%h, %c)\n" * lstm
-        + f"  {results} = aten::{kind}(%x_d, {state}, %w_ih, %w_hh, %b_ih, %b_hh)\n"
-        f"  return ({results})"
-    )
-    return RewriteRule(f"expand_{kind}", pattern, header + replacement)
+    weights = "%w_ih, %w_hh, %b_ih, %b_hh"
+    cell = f"aten::{kind}(%x_d, {'[%h, %c]' if lstm else '%h'}, {weights})"
+    pattern = f"%y, %memory = {cell}\n(%y, %memory)" if lstm else cell
+    return RewriteRule(f"expand_{kind}", _OF_INPUT + pattern, _PRODUCTS + body)
 
 
 @cache
 def expand_cells() -> RuleSet:
     """Return the step of a lowering, parsed once."""
-    plain = {f: f"{_SUM}  %y = aten::{f}(%sum)\n  return (%y)" for f in ("tanh", "relu")}
-    bodies = {"lstm_cell": _LSTM, "gru_cell": _GRU}
-    bodies |= {f"rnn_{name}_cell": body for name, body in plain.items()}
-    return RuleSet("expand_cells", tuple(_rule(*row).compile() for row in bodies.items()))
+    rules = (_rule(kind, body).compile() for kind, body in _BODIES.items())
+    return RuleSet("expand_cells", tuple(rules))

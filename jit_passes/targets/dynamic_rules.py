@@ -13,7 +13,7 @@ from typing import Any
 
 from ..passes.rule import Match, RewriteRule
 from ..passes.steps import RuleSet
-from .stock_rules import WEIGHTS
+from .stock_rules import CODES, WEIGHTS
 
 _CODES = {False: (0, 255), True: (0, 127)}  # by reduce_range
 
@@ -32,34 +32,27 @@ def _kernel_chooses(reduce_range: bool) -> Any:
     return check
 
 
+def quantized_as_it_runs(x: str) -> str:
+    """Return lines that choose parameters of a value, and quantize and dequantize it by these."""
+    return (
+        f"{x}_s, {x}_z = jit_passes::choose_qparams({x}, %low, %high, %scheme, %form)\n"
+        f"{x}_q = jit_passes::quantize_dynamic({x}, {x}_s, {x}_z, %low, %high, %dtype)\n"
+        f"{x}_d = jit_passes::dequantize_dynamic({x}_q, {x}_s, {x}_z)\n"
+    )
+
+
 def _linear(per_channel: bool, reduce_range: bool, relu: bool) -> Any:
     suffix, activation = "_per_channel" * per_channel, "_relu" * relu
-    weight = ["%w_q", "%w_scale", "%w_zero", *(["%w_axis"] if per_channel else [])]
-    names = ["%x", "%low", "%high", "%scheme", "%form", "%dtype", *weight, "%bias"]
-    header = f"graph({', '.join(names)}):\n"
-    pattern = (
-        f"{header}"
-        "  %s, %z = jit_passes::choose_qparams(%x, %low, %high, %scheme, %form)\n"
-        "  %q = jit_passes::quantize_dynamic(%x, %s, %z, %low, %high, %dtype)\n"
-        "  %d = jit_passes::dequantize_dynamic(%q, %s, %z)\n"
-        f"  %w = jit_passes::dequantize{suffix}({', '.join(weight)})\n"
-        f"  %y = aten::linear(%d, %w, %bias)\n"
-    )
-    pattern += "  %r = aten::relu(%y)\n  return (%r)" if relu else "  return (%y)"
+    call = f"aten::linear(%x_d, {CODES[suffix]}, %bias)"
+    packed = f"quantized::linear_prepack({WEIGHTS[suffix]}, %bias)"
     # The kernels refuse a vector: with an axis more it is a matrix, and nothing else changes.
-    replacement = (
-        f"{header}"
-        f"  {WEIGHTS[suffix]}\n"
-        "  %packed = quantized::linear_prepack(%w, %bias)\n"
-        f"  %reduce : bool = prim::Constant[value={int(reduce_range)}]()\n"
-        "  %first : int = prim::Constant[value=0]()\n"
-        "  %rows = aten::unsqueeze(%x, %first)\n"
-        f"  %all = quantized::linear{activation}_dynamic(%rows, %packed, %reduce)\n"
-        "  %y = aten::squeeze(%all, %first)\n"
-        "  return (%y)"
-    )
-    name = f"linear{suffix}{activation}_dynamic{'_7_bits' * reduce_range}"
-    return RewriteRule(name, pattern, replacement, _kernel_chooses(reduce_range)).compile()
+    kernel = f"quantized::linear{activation}_dynamic"
+    return RewriteRule(
+        f"linear{suffix}{activation}_dynamic{'_7_bits' * reduce_range}",
+        quantized_as_it_runs("%x") + (f"aten::relu({call})" if relu else call),
+        f"aten::squeeze({kernel}(aten::unsqueeze(%x, 0), {packed}, {reduce_range}), 0)",
+        _kernel_chooses(reduce_range),
+    ).compile()
 
 
 @cache

@@ -30,7 +30,7 @@ ROUND = "jit_passes::fake_quantize"  # rounds otherwise than halves to even, in 
 _WEIGHT = 1
 
 
-class Reader:
+class UnitFinder:
     """Finds the operators of a reference model that a backend computes on integers.
 
     Attributes:
@@ -52,7 +52,7 @@ class Reader:
         self._clips: dict[int, NodeView] = {}  # an operator, by its clip's index
         show_constants(graph)
 
-    def read(self) -> Reader:
+    def read(self) -> UnitFinder:
         """Fill what it finds."""
         for node in self.graph.nodes:
             if self.is_operator(node):

@@ -15,7 +15,7 @@ from ..passes.pipeline import Pipeline
 from ..passes.steps import PassCall
 from ..passes.subject import Remark, wrap
 from ..specification.parameters import QParams
-from .integer_operators import Reader
+from .integer_operators import UnitFinder
 from .reference_nodes import parameters_of, quantizer_of
 from .target import Target
 from .units import DEQUANTIZE, QUANTIZE
@@ -145,7 +145,7 @@ def cut(
         keep: numbers of the regions that are outlined; None for all.
     """
     graph = GraphView.of(module, method)
-    reader = Reader(graph, target).read()
+    reader = UnitFinder(graph, target).read()
     regions = reader.found.regions(module, method)
     regions = [r for i, r in enumerate(regions) if keep is None or i in keep]
     known = names or {}

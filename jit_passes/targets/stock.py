@@ -98,10 +98,8 @@ class Stock(Target):
             (
                 "fold_constant_lists",
                 "lower_recurrent",
-                "expand_recurrent",
                 "merge_conv_bias",
                 "pool_constants",
-                "raise_quantize",
                 "sink_dequantize",
                 "replicate_dequantize",
                 expand_cells(),

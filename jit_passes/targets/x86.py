@@ -170,10 +170,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         floats={kind: _in_plan for kind, (_, in_floats) in planned.items() if in_floats},
         in_regions=_in_plan,
         begins=frozenset({*NORMS, *SOFTMAX}),
-        forms=(
-            *("spell_out_composites", "expand_attention"),
-            *("gather_rms_norm", "gather_activations"),
-        ),
+        forms=("spell_out_composites", "expand_attention", "gather_operators"),
         dynamic=dynamic,
         dynamic_regions=True,
     )
@@ -237,7 +234,6 @@ class X86(Target):
             expand_cells(),
             CompileRegions(self),
             "lower_recurrent",
-            "expand_recurrent",
             *fuse_dynamic(saturates=needs_reduced_range(ENGINE)),
             isolate_nan(),
             PassCall("fold_prepack", engine=ENGINE),

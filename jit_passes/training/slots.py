@@ -24,7 +24,7 @@ SPLIT = Pipeline(
         "resolve_none_checks",
         "propagate_constants",
         "fold_constant_lists",
-        "canonicalize_padding",
+        "canonicalize_convolution",
         "split_conv_bias",
         "fold_constant_lists",
         "remove_dead_code",

@@ -1,40 +1,24 @@
-// Allow results whose memory is laid out differently than in the float model.
-//
-//   %y = aten::view(%x, %shape)      ->   %y = aten::reshape(%x, %shape)
-//   %y = aten::swapaxes(%x, %a, %b)  ->   %y = aten::transpose(%x, %a, %b)
-//
-// Quantized convolutions return channels-last, which view may refuse. Where an in-place operator
-// writes to the value, it stays a view. A swap of axes is one by another name, written to or not.
-#include "graph/alias.h"
-#include "graph/graph.h"
-#include "graph/registry.h"
+// Allow results whose memory is laid out differently than in the float model. Quantized convolutions return
+// channels-last, which view may refuse. Where an in-place operator writes to the value, it stays a view. A swap of axes is
+// a transposition by another name, written to or not.
+#include "rewriting/rewriter.h"
 
 namespace jit_passes {
 namespace {
 
-bool isViewWithShape(const Node* node) {
-  return node->kind() == aten::view && node->inputs().size() == 2 &&
-         node->input(1)->type()->kind() == c10::TypeKind::ListType;
-}
-
-bool canonicalizeView(PassContext& context) {
-  static const auto swaps = symbols({"aten::swapaxes", "aten::swapdims"});
-  const auto graph = context.graph();
-  const auto written = writtenValues(graph);
-  return replaceNodes(*graph, [&](Node* node) {
-    if (swaps.count(node->kind())) {
-      return insertValue(node, aten::transpose, node->inputs(), node);
-    }
-    return isViewWithShape(node) && !written.count(node->output())
-               ? insertValue(node, aten::reshape, node->inputs(), node)
-               : nullptr;
-  });
-}
-
-const RegisterPass canonicalize_view_pass{
+const RegisterRules canonicalize_view_pass{
     "canonicalize_view",
-    "Turn view into reshape, which takes any memory layout, and swapaxes into transpose.", canonicalizeView,
-    needs("inlined")};
+    "Turn view into reshape, which takes any memory layout, and swapaxes into transpose.",
+    {{.pattern = "aten::swapaxes(%x, %a, %b)",
+      .replacement = "aten::transpose(%x, %a, %b)",
+      .same_memory = true},
+     {.pattern = "aten::swapdims(%x, %a, %b)",
+      .replacement = "aten::transpose(%x, %a, %b)",
+      .same_memory = true},
+     {.pattern = "%y = aten::view(%x, %shape : int[]) %y",
+      .replacement = "aten::reshape(%x, %shape)",
+      .check = [](const auto& match) { return onlyIf(!match.isWritten("y")); },
+      .same_memory = true}}};
 
 } // namespace
 } // namespace jit_passes

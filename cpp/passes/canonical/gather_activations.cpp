@@ -14,6 +14,7 @@
 //
 // The operator rounds in other places, so this is no part of the canonical form.
 #include "facts/float_values.h"
+#include "gather.h"
 #include "graph/alias.h"
 #include "graph/operators.h"
 #include "graph/registry.h"
@@ -189,8 +190,14 @@ bool gatherActivations(PassContext& context) {
   return !found.empty();
 }
 
-const RegisterPass gather_activations_pass{
-    "gather_activations", "Write an activation that a model spells out as one operator.", gatherActivations,
+bool gatherOperators(PassContext& context) {
+  const bool norms = passOf(rulesOfNorms())(context);
+  return gatherActivations(context) || norms;
+}
+
+const RegisterPass gather_operators_pass{
+    "gather_operators",
+    "Write activations and root-mean-square norms that a model spells out as one operator.", gatherOperators,
     needs("inlined")};
 
 } // namespace

@@ -17,49 +17,68 @@
 //   %f = aten::flatten(%x, 0, 1)               ->   %x
 //   %y = aten::reshape_as(%f, %x)
 //
-//   %y = aten::addcmul(%a, %b, %c, value=v)    ->   %p = aten::mul(%b, %c)
-//                                                   %y = aten::add(%a, %p, v)
-//
-//   %y = aten::rsub(%x, number, 1)             ->   %n = aten::neg(%x)
-//                                                   %y = aten::add(%n, number, 1)
-//
-//   %y = aten::rsub(%x, %a, alpha)             ->   %y = aten::sub(%a, %x, alpha)
-//
-//   %y = aten::std(%x, [-1], True, True)       ->   %m = aten::mean(%x, [-1], True, None)
-//                                                   %d = aten::sub(%x, %m, 1)
-//                                                   %l = aten::linalg_vector_norm(%d, 2, [-1], True, None)
-//                                                   %y = aten::mul(%l, aten::pow(aten::size(%x, -1) - 1, -0.5))
-//
-//   %y = aten::var(%x, [-1], True, True)       ->   the sum of the squares of %d, divided by that number
-//
-//   %y = aten::baddbmm(%x, %a, %b, beta, alpha) -> %p = aten::mul(aten::bmm(%a, %b), alpha)
-//                                                   %y = aten::add(%p, %x, beta)
-//
-//   %y = aten::selu(%x)                        ->   %e = aten::elu(%x, 1.673, 1, 1)
-//                                                   %y = aten::mul(%e, 1.0507)
-//
-//   %y = aten::glu(%x, 1)   where x is [b, 2c] ->   %a = aten::slice(%x, 1, 0, c, 1)
-//                                                   %b = aten::slice(%x, 1, c, 2c, 1)
-//                                                   %s = aten::sigmoid(%b)
-//                                                   %y = aten::mul(%a, %s)
-//
 // Rotary embeddings stack what they have turned, models repeat keys for the queries that share them, and vectors are
-// divided by their lengths, which functional.normalize expands before. A product in addcmul is rounded before it is added.
+// divided by their lengths, which functional.normalize expands before. The rules below have the operators that need no
+// facts about shapes. A product in addcmul and baddbmm is rounded before it is added, where the fused operator may not be.
 #include "facts/shape_facts.h"
 #include "facts/shapes.h"
-#include "graph/registry.h"
+#include "rewriting/rewriter.h"
 
 namespace jit_passes {
 namespace {
 
 const auto repeat_interleave_kind = symbol("aten::repeat_interleave");
-const auto expand_as = symbol("aten::expand_as"), addcmul = symbol("aten::addcmul");
-const auto rsub_kind = symbol("aten::rsub"), baddbmm = symbol("aten::baddbmm");
+const auto expand_as = symbol("aten::expand_as");
 
-bool isComposite(const Node* node) {
-  static const auto kinds = symbols(
-      {"aten::stack", "aten::repeat_interleave", "aten::addcmul", "aten::rsub", "aten::glu", "aten::std",
-       "aten::var", "aten::selu", "aten::baddbmm"});
+// What std and var subtract from the number of elements along one axis.
+std::optional<int64_t> correctionOf(const MatchView& match) {
+  const auto axes = constantInts(match.value("axes"));
+  const auto given = match.known("given");
+  if (!axes || axes->size() != 1 || !given || !(given->isNone() || given->isBool() || given->isInt())) {
+    return std::nullopt;
+  }
+  return given->isInt() ? given->toInt() : given->isNone() || given->toBool();
+}
+
+// std or var of one axis. The mean is taken away first, as the difference of large sums would have few digits.
+RuleText deviation(const char* kind, const std::string& replacement) {
+  return {
+      "aten::" + std::string(kind) + "(%x, %axes : int[], %given, %keeps)",
+      "%difference = aten::sub(%x, aten::mean(%x, %axes, True, None), 1) "
+      "%count = aten::sub(aten::size(%x, %axis), %correction) " +
+          replacement,
+      [](const auto& match) { return onlyIf(correctionOf(match).has_value()); },
+      [](const auto& match) {
+        return std::unordered_map<std::string, Computed>{
+            {"axis", {constantInts(match.value("axes"))->front()}}, {"correction", {*correctionOf(match)}}};
+      }};
+}
+
+const Rules& compositeRules() {
+  static const Rules rules = rulesOf(
+      "spell_out_composites",
+      {{"aten::addcmul(%x, %a, %b, %factor)", "aten::add(%x, aten::mul(%a, %b), %factor)"},
+       {"aten::rsub(%x, %from : Tensor, %factor)", "aten::sub(%from, %x, %factor)"},
+       {"aten::rsub(%x, %from : Scalar, 1)", "aten::add(aten::neg(%x), %from, 1)"},
+       // Nobody reads what is added, which is often a tensor that was never filled.
+       {"aten::baddbmm(%x, %a, %b, 0, %alpha)", "aten::mul(aten::bmm(%a, %b), %alpha)"},
+       {"aten::baddbmm(%x, %a, %b, %beta, %alpha)",
+        "aten::add(aten::mul(aten::bmm(%a, %b), %alpha), %x, %beta)",
+        [](const auto& match) { return onlyIf(match.number("beta").has_value()); }},
+       // Klambauer et al., "Self-Normalizing Neural Networks", 2017, https://arxiv.org/abs/1706.02515, equation 2.
+       {"aten::selu(%x)",
+        "aten::mul(aten::elu(%x, 1.6732632423543772848170429916717, 1, 1), "
+        "1.0507009873554804934193349852946)"},
+       deviation("var", "aten::div(aten::sum(aten::square(%difference), %axes, %keeps, None), %count)"),
+       deviation(
+           "std",
+           "aten::mul(aten::linalg_vector_norm(%difference, 2, %axes, %keeps, None), aten::pow(%count, "
+           "-0.5))")});
+  return rules;
+}
+
+bool dependsOnShapes(const Node* node) {
+  static const auto kinds = symbols({"aten::stack", "aten::repeat_interleave", "aten::glu"});
   return kinds.count(node->kind()) > 0 || takesShape(node);
 }
 
@@ -111,7 +130,7 @@ Value* sameElements(const Node* reshape) {
 
 std::vector<Composite> compositesOf(const PassContext& context) {
   std::vector<Composite> found;
-  const auto nodes = nodesWhere(*context.graph(), isComposite);
+  const auto nodes = nodesWhere(*context.graph(), dependsOnShapes);
   if (nodes.empty()) { // shapes take time
     return found;
   }
@@ -169,24 +188,6 @@ Value* spelledRepeat(Node* node, std::optional<int64_t> rank) {
   return insertValue(node, aten::flatten, {repeated, first, second}, node);
 }
 
-Value* spelledSum(Node* node) {
-  Value* product = insertValue(node, aten::mul, {inputOf(node, "tensor1"), inputOf(node, "tensor2")}, node);
-  return insertValue(node, aten::add, {inputOf(node, "self"), product, inputOf(node, "value")}, node);
-}
-
-// The second operand, from which the first is taken away, may be a number.
-Value* spelledDifference(Node* node) {
-  Value *taken = inputOf(node, "self"), *from = inputOf(node, "other");
-  if (isTensor(from)) {
-    return insertValue(node, aten::sub, {from, taken, inputOf(node, "alpha")}, node);
-  }
-  if (constantNumber(node, "alpha") != 1) {
-    return nullptr;
-  }
-  return insertValue(
-      node, aten::add, {insertValue(node, aten::neg, {taken}, node), from, inputOf(node, "alpha")}, node);
-}
-
 // The front half, times the sigmoid of the other.
 Value* spelledGate(Node* node, int64_t size) {
   const auto part = [&](int64_t start) {
@@ -197,57 +198,6 @@ Value* spelledGate(Node* node, int64_t size) {
   };
   Value *front = part(0), *gate = insertValue(node, aten::sigmoid, {part(size / 2)}, node);
   return insertValue(node, aten::mul, {front, gate}, node);
-}
-
-// Rounded before it is added, where the fused operator may not be. With a beta of 0 nobody reads what is added, which is
-// often a tensor that was never filled.
-Value* spelledProduct(Node* node) {
-  const auto beta = constantNumber(node->input(3)); // by position: another overload has a dtype there
-  if (!beta) {
-    return nullptr;
-  }
-  Value* product = insertValue(node, aten::bmm, {inputOf(node, "batch1"), inputOf(node, "batch2")}, node);
-  product = insertValue(node, aten::mul, {product, node->input(4)}, node);
-  return *beta == 0 ? product
-                    : insertValue(node, aten::add, {product, inputOf(node, "self"), node->input(3)}, node);
-}
-
-// Klambauer et al., "Self-Normalizing Neural Networks", 2017, https://arxiv.org/abs/1706.02515, equation 2.
-Value* spelledSelu(Node* node) {
-  constexpr double alpha = 1.6732632423543772848170429916717, scale = 1.0507009873554804934193349852946;
-  Value *x = inputOf(node, "self"), *one = insertConstant(node, int64_t{1});
-  Value* elu = insertValue(node, aten::elu, {x, insertConstant(node, alpha), one, one}, node);
-  return insertValue(node, aten::mul, {elu, insertConstant(node, scale)}, node);
-}
-
-// Along one axis. The mean is taken away first, as the difference of large sums would have few digits.
-Value* spelledDeviation(Node* node) {
-  const auto axes = node->inputs().size() == 4 ? constantInts(node, "dim") : std::nullopt;
-  const auto known = constantOf(node->input(node->inputs().size() > 2 ? 2 : 0));
-  if (!axes || axes->size() != 1 || !known || !(known->isNone() || known->isBool() || known->isInt())) {
-    return nullptr;
-  }
-  const int64_t correction = known->isInt() ? known->toInt() : known->isNone() || known->toBool();
-  const auto insert = [&](c10::Symbol kind, const std::vector<Value*>& operands) {
-    return insertValue(node, kind, operands, node);
-  };
-  const auto number = [&](c10::Symbol kind, const std::vector<Value*>& operands, const c10::TypePtr& type) {
-    return insertValue(node, kind, operands, node, type);
-  };
-  Value *x = inputOf(node, "self"), *along = inputOf(node, "dim"), *keeps = inputOf(node, "keepdim");
-  Value *none = insertConstant(node, c10::IValue()), *one = insertConstant(node, int64_t{1});
-  Value* mean = insert(aten::mean, {x, along, insertConstant(node, true), none});
-  Value* difference = insert(aten::sub, {x, mean, one});
-  Value* count = number(aten::size, {x, insertConstant(node, axes->front())}, c10::IntType::get());
-  count = number(aten::sub, {count, insertConstant(node, correction)}, c10::IntType::get());
-  if (node->kind() == aten::var) {
-    Value* sum = insert(aten::sum, {insert(aten::square, {difference}), along, keeps, none});
-    return insert(aten::div, {sum, count});
-  }
-  static const auto vector_norm = symbol("aten::linalg_vector_norm");
-  Value* length = insert(vector_norm, {difference, insertConstant(node, int64_t{2}), along, keeps, none});
-  Value* factor = number(aten::pow, {count, insertConstant(node, -0.5)}, c10::FloatType::get());
-  return insert(aten::mul, {length, factor});
 }
 
 // Of the shape that another tensor has, of that rank, if it is known.
@@ -275,31 +225,14 @@ Value* spelled(const Composite& composite) {
   if (node->kind() == repeat_interleave_kind) {
     return spelledRepeat(node, composite.rank);
   }
-  if (node->kind() == addcmul) {
-    return spelledSum(node);
-  }
-  if (node->kind() == rsub_kind) {
-    return spelledDifference(node);
-  }
   if (node->kind() == aten::glu) {
     return composite.gated ? spelledGate(node, *composite.gated) : nullptr;
-  }
-  if (node->kind() == baddbmm) {
-    return spelledProduct(node);
-  }
-  if (node->kind() == aten::selu) {
-    return spelledSelu(node);
-  }
-  if (node->kind() == aten::std || node->kind() == aten::var) {
-    return spelledDeviation(node);
   }
   if (composite.is_broadcast) {
     return inputOf(node, "self");
   }
-  if (Value* same = sameElements(node)) {
-    return same;
-  }
-  return spelledShape(node, composite.rank);
+  Value* same = sameElements(node);
+  return same != nullptr ? same : spelledShape(node, composite.rank);
 }
 
 bool spellOutComposites(PassContext& context) {
@@ -310,7 +243,7 @@ bool spellOutComposites(PassContext& context) {
       changed = true;
     }
   }
-  return changed;
+  return passOf(compositeRules())(context) || changed;
 }
 
 const RegisterPass spell_out_composites_pass{

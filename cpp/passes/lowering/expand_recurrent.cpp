@@ -17,6 +17,7 @@
 
 #include "graph/dialect.h"
 #include "graph/registry.h"
+#include "recurrent.h"
 
 namespace jit_passes {
 namespace {
@@ -168,6 +169,8 @@ class ScanWriter {
   std::vector<Value*> last_;
 };
 
+} // namespace
+
 bool expandRecurrent(PassContext& context) {
   return changeNodes(*context.graph(), [](Node* node) {
     if (node->kind() != tanh_layer && node->kind() != relu_layer) {
@@ -186,9 +189,4 @@ bool expandRecurrent(PassContext& context) {
   });
 }
 
-const RegisterPass expand_recurrent_pass{
-    "expand_recurrent", "Write plain recurrent layers with quantized weights as loops of linears.",
-    expandRecurrent, needs("no_observers")};
-
-} // namespace
 } // namespace jit_passes

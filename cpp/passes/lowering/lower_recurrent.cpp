@@ -16,6 +16,7 @@
 #include "graph/alias.h"
 #include "graph/dialect.h"
 #include "graph/registry.h"
+#include "recurrent.h"
 
 namespace jit_passes {
 namespace {
@@ -145,7 +146,7 @@ bool lowerRecurrentLayer(Node* node, const std::unordered_set<const Value*>& wri
   return true;
 }
 
-bool lowerRecurrent(PassContext& context) {
+bool lowerGated(PassContext& context) {
   const auto graph = context.graph();
   const auto found =
       nodesWhere(*graph, [](const Node* node) { return node->kind() == lstm || node->kind() == gru; });
@@ -166,8 +167,14 @@ bool lowerRecurrent(PassContext& context) {
   return changed;
 }
 
+bool lowerRecurrent(PassContext& context) {
+  const bool lowered = lowerGated(context);
+  return expandRecurrent(context) || lowered;
+}
+
 const RegisterPass lower_recurrent_pass{
-    "lower_recurrent", "Compute LSTM and GRU with quantized weights by PyTorch's dynamic cells.",
+    "lower_recurrent",
+    "Compute recurrent layers with quantized weights by PyTorch's dynamic cells, or in loops.",
     lowerRecurrent, needs("no_observers")};
 
 } // namespace

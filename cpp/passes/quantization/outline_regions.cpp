@@ -114,7 +114,7 @@ class Outline {
     }
   }
 
-  // The nodes between the first and the last one that have to come behind the region.
+  // The nodes between the first and the last one that have to come behind the region, but for those that go with it.
   Nodes findDependent() const {
     std::unordered_set<const Node*> dependent;
     Nodes found;
@@ -125,7 +125,9 @@ class Outline {
       if (!members_.count(node)) {
         if (depends) {
           dependent.insert(node);
-          found.push_back(node);
+          if (!order_.isCopied(node) || isReadBehind(node)) {
+            found.push_back(node);
+          }
         }
         return;
       }

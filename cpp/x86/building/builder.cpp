@@ -3,8 +3,8 @@
 #include "from_graph.h"
 #include "graph/dialect.h"
 #include "graph/registry.h"
-#include "moved.h"
-#include "planned_numbers.h"
+#include "graph_numbers.h"
+#include "moved_codes.h"
 #include "reader.h"
 #include "recurrent_layers.h"
 #include "x86/program/made.h"
@@ -32,7 +32,7 @@ struct Pending {
 // Walks over the region from the first node to the last.
 class Walk : ProgramWriter {
  public:
-  Walk(const Reader& reader, Block* block, const NodeNames& names)
+  Walk(const RegionReader& reader, Block* block, const NodeNames& names)
       : reader_(reader), block_(block), names_(names) {}
 
   void run() {
@@ -353,7 +353,7 @@ class Walk : ProgramWriter {
     }
   }
 
-  const Reader& reader_;
+  const RegionReader& reader_;
   Block* block_;
   const NodeNames& names_;
   std::unordered_map<const Value*, Stored> codes_;    // of codes
@@ -362,7 +362,7 @@ class Walk : ProgramWriter {
   std::unordered_map<const Value*, Pending> pending_; // of what is still to be quantized
   // Of what was: its codes, or those in front of what moves it.
   std::unordered_map<const Value*, int64_t> closed_;
-  PlannedNumbers numbers_{reader_, program_, [this](const Value* tensor) { inputOf(tensor); }};
+  GraphNumbers numbers_{reader_, program_, [this](const Value* tensor) { inputOf(tensor); }};
   // Of concatenations that are never rounded: their parts.
   std::unordered_map<const Value*, std::vector<int64_t>> joined_;
 };
@@ -381,7 +381,7 @@ Program build(const torch::jit::Module& region) {
         input->type()->isSubtypeOf(*c10::TensorType::get()), "a region takes tensors, and ",
         input->debugName(), " is ", *input->type());
   }
-  const Reader reader(context);
+  const RegionReader reader(context);
   for (const auto& [node, name] : nodeNames(*graph)) {
     names.emplace(node, name);
   }

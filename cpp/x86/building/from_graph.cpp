@@ -11,7 +11,7 @@ namespace jit_passes::x86 {
 namespace {
 
 struct Planner {
-  Planned (*plan)(const Reader&, Node*);
+  Planned (*plan)(const RegionReader&, Node*);
   const Declaration* declaration;
   size_t any_dtype; // of the node
 };
@@ -65,7 +65,7 @@ bool keepsCodes(const Node* node) {
   return found != planners().end() && found->second.declaration->keeps_codes;
 }
 
-Planned plannedOperator(const Reader& reader, Node* node) {
+Planned plannedOperator(const RegionReader& reader, Node* node) {
   const auto found = planners().find(node->kind());
   refuseUnless(found != planners().end(), "a plan has no such operator");
   return found->second.plan(reader, node);
@@ -75,7 +75,7 @@ Planned function(Node* node, FloatFunction::Which which, const std::vector<doubl
   return {{Kind::Function, "", {}, 0, {which}, {at::tensor(numbers, at::kDouble)}}, {node->input(0)}};
 }
 
-std::optional<double> numberOf(const Reader& reader, const Value* value) {
+std::optional<double> numberOf(const RegionReader& reader, const Value* value) {
   const auto known = reader.find(value);
   if (known && known->isTensor() && known->toTensor().dim() == 0) {
     return known->toTensor().item<double>();
@@ -90,12 +90,12 @@ void setLast(std::vector<int64_t>& attributes, size_t at, const std::vector<int6
   }
 }
 
-std::vector<at::Tensor> weighted(const Reader& reader, const Node* node) {
+std::vector<at::Tensor> weighted(const RegionReader& reader, const Node* node) {
   const auto [weight, scales] = reader.weights(operandOf(node, "weight"));
   return {weight, scales, reader.bias(operandOf(node, "bias"), weight.size(0))};
 }
 
-Planned withChoice(const Reader& reader, const Node* node, Planned planned) {
+Planned withChoice(const RegionReader& reader, const Node* node, Planned planned) {
   if (node->input(0)->node()->kind() != dequantize_dynamic) {
     return planned;
   }

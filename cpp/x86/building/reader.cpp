@@ -38,7 +38,7 @@ int64_t axesOf(const Value* tensor) {
   return type ? static_cast<int64_t>(type->dim().value_or(0)) : 0;
 }
 
-std::optional<c10::IValue> Reader::find(const Value* value) const {
+std::optional<c10::IValue> RegionReader::find(const Value* value) const {
   if (isConstant(value)) {
     return torch::jit::toIValue(value);
   }
@@ -61,7 +61,7 @@ std::optional<c10::IValue> Reader::find(const Value* value) const {
   return known_.parameter(value);
 }
 
-c10::IValue Reader::operand(const Node* node, const std::string& name) const {
+c10::IValue RegionReader::operand(const Node* node, const std::string& name) const {
   const Value* value = operandOf(node, name);
   refuseUnless(value != nullptr, "it has no operand '", name, "'");
   auto found = find(value);
@@ -69,12 +69,12 @@ c10::IValue Reader::operand(const Node* node, const std::string& name) const {
   return std::move(*found);
 }
 
-bool Reader::has(const Node* node, const std::string& name) const {
+bool RegionReader::has(const Node* node, const std::string& name) const {
   const Value* value = operandOf(node, name);
   return value != nullptr && !isNone(value);
 }
 
-double Reader::number(const Node* node, const std::string& name) const {
+double RegionReader::number(const Node* node, const std::string& name) const {
   const auto value = operand(node, name);
   if (value.isTensor() && value.toTensor().numel() == 1) {
     return value.toTensor().item<double>();
@@ -83,7 +83,7 @@ double Reader::number(const Node* node, const std::string& name) const {
   return value.toScalar().toDouble();
 }
 
-std::vector<int64_t> Reader::integers(const Node* node, const std::string& name, size_t count) const {
+std::vector<int64_t> RegionReader::integers(const Node* node, const std::string& name, size_t count) const {
   const auto value = operand(node, name);
   refuseUnless(value.isInt() || value.isIntList(), "its operand '", name, "' is no list of integers");
   auto numbers = value.isInt() ? std::vector{value.toInt()} : value.toIntVector();
@@ -96,7 +96,7 @@ std::vector<int64_t> Reader::integers(const Node* node, const std::string& name,
   return numbers;
 }
 
-Numbers Reader::numbers(const Node* node, const std::string& name) const {
+Numbers RegionReader::numbers(const Node* node, const std::string& name) const {
   Value* value = operandOf(node, name);
   refuseUnless(value != nullptr, "it has no operand '", name, "'");
   Numbers numbers;
@@ -131,7 +131,7 @@ void append(Planned& planned, const Numbers& numbers) {
   attributes.insert(attributes.end(), numbers.known.begin(), numbers.known.end());
 }
 
-Codes Reader::codesOf(const Node* quantize) const {
+Codes RegionReader::codesOf(const Node* quantize) const {
   const auto shift = shiftOf(static_cast<at::ScalarType>(operand(quantize, "dtype").toInt()));
   refuseUnless(shift.has_value(), "its codes are not of 8 bits");
   const double scale = number(quantize, "scale");
@@ -144,11 +144,11 @@ Codes Reader::codesOf(const Node* quantize) const {
   return {{scale, zero_point, low, high}, *shift};
 }
 
-std::pair<double, int64_t> Reader::scaleOf(const Node* dequantize) const {
+std::pair<double, int64_t> RegionReader::scaleOf(const Node* dequantize) const {
   return {number(dequantize, "scale"), operand(dequantize, "zero_point").toInt()};
 }
 
-std::pair<at::Tensor, int64_t> Reader::tableOf(
+std::pair<at::Tensor, int64_t> RegionReader::tableOf(
     const Node* lookup, const Grid& from, int64_t from_shift) const {
   const at::Tensor entries = operand(lookup, "table").toTensor().contiguous();
   const auto shift = shiftOf(entries.scalar_type());
@@ -166,7 +166,7 @@ std::pair<at::Tensor, int64_t> Reader::tableOf(
   return {table, *shift};
 }
 
-Grid Reader::gridOfTable(const Node* lookup, const at::Tensor& table, int64_t shift) const {
+Grid RegionReader::gridOfTable(const Node* lookup, const at::Tensor& table, int64_t shift) const {
   Grid grid{1, shift, table.min().item<uint8_t>(), table.max().item<uint8_t>()};
   bool known = false;
   for (const torch::jit::Use& use : lookup->output()->uses()) {
@@ -182,7 +182,7 @@ Grid Reader::gridOfTable(const Node* lookup, const at::Tensor& table, int64_t sh
   return grid;
 }
 
-std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value, int64_t axis) const {
+std::pair<at::Tensor, at::Tensor> RegionReader::weights(const Value* value, int64_t axis) const {
   const Node* node = value->node();
   const bool coded = isDequantize(node);
   if (const auto held = !sized_ ? std::nullopt
@@ -220,7 +220,7 @@ std::pair<at::Tensor, at::Tensor> Reader::weights(const Value* value, int64_t ax
   return {weight, scales};
 }
 
-std::optional<std::pair<at::Tensor, Grid>> Reader::constant(const Value* value) const {
+std::optional<std::pair<at::Tensor, Grid>> RegionReader::constant(const Value* value) const {
   const Node* node = value->node();
   const bool coded = node->kind() == dequantize;
   const auto held = find(coded ? node->input(0) : value);
@@ -246,7 +246,7 @@ std::optional<std::pair<at::Tensor, Grid>> Reader::constant(const Value* value) 
   return std::pair(codes, Grid{scale, zero, 0, 255});
 }
 
-at::Tensor Reader::bias(const Value* value, int64_t count) const {
+at::Tensor RegionReader::bias(const Value* value, int64_t count) const {
   if (isNone(value)) {
     return at::zeros({count}, at::kFloat);
   }
@@ -271,11 +271,11 @@ at::Tensor Reader::bias(const Value* value, int64_t count) const {
   return bias;
 }
 
-bool isJoin(const Reader& reader, const Node* node) {
+bool isJoin(const RegionReader& reader, const Node* node) {
   return node->kind() == c10::aten::cat && reader.operand(node, "dim").toInt() == kAffineAxis;
 }
 
-bool isReadInParts(const Reader& reader, const Node* node) {
+bool isReadInParts(const RegionReader& reader, const Node* node) {
   const auto takesParts = [&](const torch::jit::Use& use) {
     const bool list = use.user->kind() == c10::prim::ListConstruct && use.user->output()->uses().size() == 1;
     const Node* taker = list ? use.user->output()->uses()[0].user : use.user;
@@ -301,7 +301,7 @@ bool isSilent(const Node* node) {
          node->kind().toQualString() == std::string("jit_passes::dequantize_per_channel");
 }
 
-std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node* node) {
+std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, const Node* node) {
   const auto row = operatorTable().find(node->kind().toQualString());
   if (row == operatorTable().end() || !row->second.clip) {
     return std::nullopt;
@@ -320,7 +320,7 @@ std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node
 namespace {
 
 // Whether a node quantizes the value, or clips or moves it.
-bool leavesForLater(const Reader& reader, Node* node, const Value* value) {
+bool leavesForLater(const RegionReader& reader, Node* node, const Value* value) {
   try {
     if (node->kind() == c10::prim::Return || node->inputs().empty() || node->input(0) != value) {
       return false;
@@ -341,7 +341,7 @@ bool leavesForLater(const Reader& reader, Node* node, const Value* value) {
 
 } // namespace
 
-bool isQuantizedLater(const Reader& reader, const Value* value) {
+bool isQuantizedLater(const RegionReader& reader, const Value* value) {
   std::vector<const Value*> left{value};
   for (size_t i = 0; i < left.size(); ++i) {
     if (left[i]->uses().empty()) {

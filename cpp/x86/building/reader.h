@@ -27,11 +27,11 @@ struct Numbers {
   Computed computed;
 };
 
-class Reader {
+class RegionReader {
  public:
   // `sized`: weights in float count as weights of int8 that have sizes and no elements, on the device meta, so that a
   // model can be asked before it is quantized.
-  explicit Reader(const PassContext& context, bool sized = false)
+  explicit RegionReader(const PassContext& context, bool sized = false)
       : known_(context, /*attributes_apart=*/sized), sized_(sized) {}
 
   // Constants, attributes that nobody changes, and lists of these.
@@ -88,12 +88,12 @@ bool takesAnyDtype(const torch::jit::Use& use);
 // Whether its result has the codes of its operand.
 bool keepsCodes(const Node* node);
 // Refuses by way of `Refusal`.
-Planned plannedOperator(const Reader& reader, Node* node);
+Planned plannedOperator(const RegionReader& reader, Node* node);
 
 // Whether it is a concatenation of channels.
-bool isJoin(const Reader& reader, const Node* node);
+bool isJoin(const RegionReader& reader, const Node* node);
 // Whether that is never rounded: batch norms and concatenations take parts, each with a grid of its own.
-bool isReadInParts(const Reader& reader, const Node* node);
+bool isReadInParts(const RegionReader& reader, const Node* node);
 
 // Operators that give back their operand, whatever it is.
 const std::unordered_set<c10::Symbol>& identityKinds();
@@ -103,9 +103,9 @@ bool isIdentity(const Node* node);
 bool isSilent(const Node* node);
 
 // The ends of a node that limits its operand, infinite where it has none; nothing for others.
-std::optional<std::pair<double, double>> clipOf(const Reader& reader, const Node* node);
+std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, const Node* node);
 
 // Whether all that reads the value quantizes it, in the same block, behind clips and what moves it.
-bool isQuantizedLater(const Reader& reader, const Value* value);
+bool isQuantizedLater(const RegionReader& reader, const Value* value);
 
 } // namespace jit_passes::x86

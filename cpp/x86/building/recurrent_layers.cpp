@@ -19,7 +19,7 @@ const std::unordered_map<c10::Symbol, Cell>& cells() {
 }
 
 // The elements of a list that is made right for the node.
-at::ArrayRef<Value*> listed(const Reader& reader, Node* node, const char* name) {
+at::ArrayRef<Value*> listed(const RegionReader& reader, Node* node, const char* name) {
   Value* list = operandOf(node, name);
   refuseUnless(
       list->node()->kind() == c10::prim::ListConstruct && !reader.isWritten(list), "its list '", name,
@@ -30,7 +30,7 @@ at::ArrayRef<Value*> listed(const Reader& reader, Node* node, const char* name) 
 // A node with its options, and how its operators are made.
 class Layers {
  public:
-  Layers(const Reader& reader, Node* node, std::string name, ProgramWriter& to)
+  Layers(const RegionReader& reader, Node* node, std::string name, ProgramWriter& to)
       : reader_(reader),
         name_(std::move(name)),
         to_(to),
@@ -121,7 +121,7 @@ class Layers {
     return write(Kind("unsqueeze"), {narrow(step, -1, start, units)}, {0});
   }
 
-  const Reader& reader_;
+  const RegionReader& reader_;
   const std::string name_;
   ProgramWriter& to_;
   const Cell cell_;
@@ -143,7 +143,7 @@ std::vector<c10::Symbol> recurrentKinds() {
   return kinds;
 }
 
-std::vector<Value*> recurrentOperands(const Reader& reader, Node* node) {
+std::vector<Value*> recurrentOperands(const RegionReader& reader, Node* node) {
   refuseUnless(operandOf(node, "input") != nullptr, "its sequences are packed");
   const Planned planned = withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, {}}, {}});
   refuseUnless(planned.op.kind == Kind::DynamicLinear, "its input is not quantized as the model runs");
@@ -158,7 +158,7 @@ std::vector<Value*> recurrentOperands(const Reader& reader, Node* node) {
   return operands;
 }
 
-void checkRecurrent(const Reader& reader, Node* node) {
+void checkRecurrent(const RegionReader& reader, Node* node) {
   if (operandOf(node, "input") == nullptr || node->input(0)->node()->kind() == dequantize_dynamic) {
     recurrentOperands(reader, node);
     ProgramWriter nowhere;
@@ -167,7 +167,7 @@ void checkRecurrent(const Reader& reader, Node* node) {
 }
 
 std::vector<int64_t> writeRecurrent(
-    const Reader& reader, Node* node, const std::string& name, const std::vector<int64_t>& operands,
+    const RegionReader& reader, Node* node, const std::string& name, const std::vector<int64_t>& operands,
     ProgramWriter& to) {
   return Layers(reader, node, name, to).write(operands);
 }

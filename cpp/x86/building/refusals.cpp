@@ -3,7 +3,7 @@
 #include "facts/shape_facts.h"
 #include "facts/shapes.h"
 #include "graph/operators.h"
-#include "planned_numbers.h"
+#include "graph_numbers.h"
 #include "reader.h"
 #include "recurrent_layers.h"
 #include "x86/program/checks.h"
@@ -97,10 +97,10 @@ class Refusals {
   }
 
   const bool codes_;
-  const Reader reader_;
+  const RegionReader reader_;
   std::unordered_map<const Value*, int64_t> axes_; // at least, of results; those of types are left out
   Program program_;                                // of the numbers alone
-  PlannedNumbers numbers_{reader_, program_, [](const Value*) {}};
+  GraphNumbers numbers_{reader_, program_, [](const Value*) {}};
 };
 
 } // namespace

@@ -1,6 +1,8 @@
+#include "arena.h"
+
 #include <span>
 
-#include "lower.h"
+#include "geometry.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -1,5 +1,7 @@
 // Steps that are computed together.
-#include "lower.h"
+#include "fuse.h"
+
+#include "geometry.h"
 
 namespace jit_passes::x86 {
 namespace {

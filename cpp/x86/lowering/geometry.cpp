@@ -1,4 +1,6 @@
-#include "lower.h"
+#include "geometry.h"
+
+#include "transposed.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -7,6 +9,18 @@ namespace {
 constexpr int64_t kFewRows = 16, kRowBytes = 256;
 
 } // namespace
+
+Border borderOf(const Operator& op, const Packed& packed, const Image& in, const Image& out) {
+  if (!isTransposed(op.kind)) {
+    return packed.kernel().border(in, out);
+  }
+  Border border;
+  const auto residues = residuesOf(op);
+  for (size_t i = 0; i < residues.size(); ++i) {
+    widen(border, packed.kernel(i).border(in, residues[i].resultsOf(out)));
+  }
+  return border;
+}
 
 void widen(Border& border, const Border& by) {
   border.top = std::max(border.top, by.top), border.bottom = std::max(border.bottom, by.bottom);

@@ -5,7 +5,7 @@
 // copied only where it has another grid, another layout, or a place already.
 #pragma once
 
-#include "lower.h"
+#include "steps.h"
 
 namespace jit_passes::x86 {
 

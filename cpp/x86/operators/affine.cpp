@@ -9,7 +9,7 @@ namespace jit_passes::x86 {
 namespace {
 
 // factor * x + bias - mean * factor, with factor = weight / sqrt(var + eps).
-Planned batchNorm(const Reader& reader, Node* node) {
+Planned batchNorm(const RegionReader& reader, Node* node) {
   refuseUnless(!reader.operand(node, "training").toBool(), "it is in training mode");
   const auto numbers = [&](const char* name) {
     const auto value = reader.operand(node, name);
@@ -63,6 +63,17 @@ Part affineKernel(const StepContext& c) {
           }};
 }
 
+void lowerAffine(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const auto operands = state.wantAll(op);
+  if (state.program.grids[op.output].is_float) {
+    return state.emit(Does::Compute, index, operands, kAffineAxis);
+  }
+  const bool several = operands.size() > 1;
+  const size_t input = several ? state.joins.place(state.result, index, operands, kAffineAxis) : operands[0];
+  state.emitWithTable(Does::Convolve, index, {input}, kAffineAxis);
+}
+
 // A factor and a number for each channel, of axis 1, of several values one after the other, of one in float32;
 // weights are -1, 0 or 1.
 const RegisterOperator affine_operator{
@@ -77,7 +88,7 @@ const RegisterOperator affine_operator{
      .infer = sizesOfAffine,
      .joins = secondAxis,
      .channels = secondAxis,
-     .lower = &Lowering::lowerAffine,
+     .lower = lowerAffine,
      .kernel = affineKernel}};
 
 } // namespace

@@ -2,21 +2,21 @@
 #include "broadcast.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/general.h"
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-Planned sum(const Reader& reader, Node* node, double sign) {
+Planned sum(const RegionReader& reader, Node* node, double sign) {
   const double alpha = reader.has(node, "alpha") ? reader.number(node, "alpha") : 1;
   const auto factors = at::tensor({1.0, sign * alpha}, at::kDouble);
   return {{Kind::Add, "", {}, 0, {}, {factors}}, {node->input(0), node->input(1)}};
 }
 
-Planned add(const Reader& reader, Node* node) { return sum(reader, node, 1); }
+Planned add(const RegionReader& reader, Node* node) { return sum(reader, node, 1); }
 
-Planned sub(const Reader& reader, Node* node) { return sum(reader, node, -1); }
+Planned sub(const RegionReader& reader, Node* node) { return sum(reader, node, -1); }
 
 void checkAdd(const Operator& op) { checkNumbers(op.tensors[0], 2, "factors"); }
 
@@ -83,12 +83,12 @@ const RegisterOperator add_operator{
      .check = checkAdd,
      .infer = sizesOfAll,
      .least_axes = mostAxesOfAny,
-     .lower = &Lowering::lowerBroadcast,
+     .lower = lowerBroadcast,
      .elementwise = true,
      .kernel = addKernel,
      .order = orderOfLargest}};
 
-Planned multiply(const Reader&, Node* node) {
+Planned multiply(const RegionReader&, Node* node) {
   return {{Kind::Multiply, "", {}, 0, {}, {}}, {node->input(0), node->input(1)}};
 }
 
@@ -100,7 +100,7 @@ const RegisterOperator multiply_operator{
      .from = {{"mul", multiply}},
      .infer = sizesOfAll,
      .least_axes = mostAxesOfAny,
-     .lower = &Lowering::lowerBroadcast,
+     .lower = lowerBroadcast,
      .elementwise = true,
      .kernel = multiplyKernel,
      .order = orderOfLargest}};
@@ -108,7 +108,7 @@ const RegisterOperator multiply_operator{
 bool givesFloats(const Operator& /*op*/) { return false; }
 
 // Of a tensor by another, or by a number.
-Planned quotient(const Reader& reader, Node* node) {
+Planned quotient(const RegionReader& reader, Node* node) {
   refuseUnless(node->inputs().size() == 2, "it rounds quotients");
   const auto number = numberOf(reader, node->input(1));
   if (!number) {
@@ -127,12 +127,12 @@ const RegisterOperator divide_operator{
      .infer = sizesOfAll,
      .least_axes = mostAxesOfAny,
      .gives_codes = givesFloats,
-     .lower = &Lowering::lowerBroadcast,
+     .lower = lowerBroadcast,
      .elementwise = true,
      .kernel = divideKernel,
      .order = orderOfLargest}};
 
-Planned maskedFill(const Reader& reader, Node* node) {
+Planned maskedFill(const RegionReader& reader, Node* node) {
   const auto number = numberOf(reader, node->input(2));
   refuseUnless(number.has_value(), "the model computes what it fills in");
   const int64_t bits = std::bit_cast<uint32_t>(static_cast<float>(*number));
@@ -155,7 +155,7 @@ const RegisterOperator fill_operator{
      .infer = sizesOfAll,
      .least_axes = mostAxesOfAny,
      .gives_codes = givesFloats,
-     .lower = &Lowering::lowerBroadcast,
+     .lower = lowerBroadcast,
      .elementwise = true,
      .kernel = fillKernel,
      .order = orderOfLargest}};

@@ -1,7 +1,7 @@
 #include "graph/places.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/general.h"
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
@@ -88,7 +88,7 @@ constexpr size_t kOwn = ConvolutionAttributes::Count, kDynamic = kOwn + DynamicA
 // An operator with a window; the weight gets three spatial axes.
 template <size_t Spatial>
 Planned windowed(
-    const Reader& reader, Node* node, Kind kind, const std::vector<int64_t>& before,
+    const RegionReader& reader, Node* node, Kind kind, const std::vector<int64_t>& before,
     const std::vector<int64_t>& after, std::vector<at::Tensor> tensors) {
   using A = ConvolutionAttributes;
   std::vector<int64_t> a(A::Count);
@@ -104,7 +104,7 @@ Planned windowed(
 }
 
 template <size_t Spatial>
-Planned convolution(const Reader& reader, Node* node) {
+Planned convolution(const RegionReader& reader, Node* node) {
   auto tensors = weighted(reader, node);
   const at::Tensor& weight = tensors[kWeight];
   refuseUnless(weight.dim() == int64_t(Spatial) + 2, "its weight has ", weight.dim(), " axes");
@@ -126,7 +126,7 @@ Planned convolution(const Reader& reader, Node* node) {
 
 // Groups lie one after the other along the first axis: [in, out / groups, ...] becomes [out, in / groups, ...].
 template <size_t Spatial>
-Planned transposedConvolution(const Reader& reader, Node* node) {
+Planned transposedConvolution(const RegionReader& reader, Node* node) {
   const auto [given, scales] = reader.weights(operandOf(node, "weight"), 1);
   const int64_t groups = reader.operand(node, "groups").toInt();
   refuseUnless(
@@ -154,7 +154,7 @@ const RegisterOperator convolution_operator{
      .check = checkConvolution,
      .infer = sizesOfConvolution,
      .channels = axisInFront,
-     .lower = &Lowering::lowerWithTable,
+     .lower = lowerWithTable,
      .step = Does::Convolve}};
 // Attributes: see ConvolutionAttributes.
 const RegisterOperator transposed_operator{
@@ -169,7 +169,7 @@ const RegisterOperator transposed_operator{
      .check = checkConvolution,
      .infer = sizesOfTransposed,
      .channels = axisInFront,
-     .lower = &Lowering::lowerWithTable,
+     .lower = lowerWithTable,
      .step = Does::ConvolveTransposed}};
 // A convolution whose input is quantized as the plan runs. Attributes: ConvolutionAttributes, then DynamicAttributes.
 const RegisterOperator dynamic_convolution_operator{
@@ -182,7 +182,7 @@ const RegisterOperator dynamic_convolution_operator{
      .check = checkDynamicConvolution,
      .infer = sizesOfConvolution,
      .channels = axisInFront,
-     .lower = &Lowering::lowerDynamic}};
+     .lower = lowerDynamic}};
 // Its transposed form.
 const RegisterOperator dynamic_transposed_operator{
     {.name = "transposed_convolution_dynamic",
@@ -194,7 +194,7 @@ const RegisterOperator dynamic_transposed_operator{
      .check = checkDynamicConvolution,
      .infer = sizesOfTransposed,
      .channels = axisInFront,
-     .lower = &Lowering::lowerDynamic}};
+     .lower = lowerDynamic}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -1,7 +1,7 @@
 // Functions of each number by itself: in float32, and as a table of codes.
 #include "sizes.h"
 #include "x86/building/from_graph.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/general.h"
 #include "x86/program/checks.h"
 #include "x86/program/made.h"
 #include "x86/running/step_context.h"
@@ -9,36 +9,36 @@
 namespace jit_passes::x86 {
 namespace {
 
-Planned gelu(const Reader& reader, Node* node) {
+Planned gelu(const RegionReader& reader, Node* node) {
   const std::string form = reader.operand(node, "approximate").toStringRef();
   refuseUnless(form == "none" || form == "tanh", "its approximation is '", form, "'");
   return function(node, form == "none" ? FloatFunction::Gelu : FloatFunction::GeluTanh);
 }
 
 template <FloatFunction::Which which>
-Planned withoutOptions(const Reader& /*reader*/, Node* node) {
+Planned withoutOptions(const RegionReader& /*reader*/, Node* node) {
   return function(node, which);
 }
 
-Planned leakyRelu(const Reader& reader, Node* node) {
+Planned leakyRelu(const RegionReader& reader, Node* node) {
   return function(
       node, FloatFunction::LeakyRelu, {reader.operand(node, "negative_slope").toScalar().toDouble()});
 }
 
-Planned elu(const Reader& reader, Node* node) {
+Planned elu(const RegionReader& reader, Node* node) {
   const auto number = [&](const char* name) { return reader.operand(node, name).toScalar().toDouble(); };
   refuseUnless(number("scale") == 1 && number("input_scale") == 1, "it has scales");
   return function(node, FloatFunction::Elu, {number("alpha")});
 }
 
-Planned softplus(const Reader& reader, Node* node) {
+Planned softplus(const RegionReader& reader, Node* node) {
   const auto number = [&](const char* name) { return reader.operand(node, name).toScalar().toDouble(); };
   refuseUnless(number("beta") != 0, "its beta is 0");
   return function(node, FloatFunction::Softplus, {number("beta"), number("threshold")});
 }
 
 // PyTorch computes these powers in the same way.
-Planned power(const Reader& reader, Node* node) {
+Planned power(const RegionReader& reader, Node* node) {
   static const std::map<double, FloatFunction::Which> known{
       {2, FloatFunction::Square},
       {3, FloatFunction::Cube},
@@ -50,7 +50,7 @@ Planned power(const Reader& reader, Node* node) {
   return function(node, known.at(*number));
 }
 
-Planned negative(const Reader&, Node* node) { return function(node, FloatFunction::Scale, {-1}); }
+Planned negative(const RegionReader&, Node* node) { return function(node, FloatFunction::Scale, {-1}); }
 
 void checkFunction(const Operator& op) {
   const int64_t which = op.attributes[0];
@@ -64,6 +64,16 @@ void checkFunction(const Operator& op) {
 
 Part functionKernel(const StepContext& c) { return c.unary(c.step.function); }
 Part tableKernel(const StepContext& c) { return c.unary(LookUp{c.step.table}); }
+
+void lowerFunction(Lowering& state, size_t index) {
+  lowerInPlace(state, index);
+  state.result.steps.back().function = functionOf(state.program.operators[index]);
+}
+
+void lowerTable(Lowering& state, size_t index) {
+  lowerInPlace(state, index);
+  state.result.steps.back().table = state.program.operators[index].tensors[0].const_data_ptr<uint8_t>();
+}
 
 // Of each number of float32 by itself; attributes: which; tensors: float64, its numbers.
 const RegisterOperator function_operator{
@@ -92,7 +102,7 @@ const RegisterOperator function_operator{
           {"softplus", softplus},
           {"pow", power}},
      .check = checkFunction,
-     .lower = &Lowering::lowerFunction,
+     .lower = lowerFunction,
      .elementwise = true,
      .kernel = functionKernel,
      .order = orderOfFirst}};
@@ -110,7 +120,7 @@ const RegisterOperator table_operator{
      .tensors = {1, 1},
      .most_axes = kMostMovedAxes,
      .check = checkTable,
-     .lower = &Lowering::lowerTable,
+     .lower = lowerTable,
      .elementwise = true,
      .kernel = tableKernel,
      .order = orderOfFirst}};

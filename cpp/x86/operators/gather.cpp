@@ -1,13 +1,13 @@
 #include "sizes.h"
 #include "x86/building/from_graph.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/general.h"
 #include "x86/program/checks.h"
 #include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-Planned gather(const Reader& reader, Node* node) {
+Planned gather(const RegionReader& reader, Node* node) {
   return {
       {Kind("gather"), "", {}, 0, {reader.operand(node, "dim").toInt()}, {}},
       {operandOf(node, "self"), operandOf(node, "index")}};
@@ -67,7 +67,7 @@ const RegisterOperator gather_operator{
      .from = {{"gather", gather, 2}},
      .check = checkAllAxes,
      .infer = sizesOfGather,
-     .lower = &Lowering::lowerAsTheyAre,
+     .lower = lowerAsTheyAre,
      .kernel = gatherKernel}};
 
 } // namespace

@@ -1,7 +1,7 @@
 // Linear layers, and products of matrices that the model computes.
 #include "sizes.h"
 #include "x86/building/from_graph.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/general.h"
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
@@ -56,17 +56,17 @@ Sizes sizesOfProduct(const Operands& operands) {
 
 int64_t leastAxesOfProduct(const Operator& /*op*/, int64_t /*first*/, int64_t /*most*/) { return 0; }
 
-Planned linear(const Reader& reader, Node* node) {
+Planned linear(const RegionReader& reader, Node* node) {
   auto tensors = weighted(reader, node);
   refuseUnless(tensors[kWeight].dim() == 2, "its weight is no matrix");
   return withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}});
 }
 
-Planned matrixProduct(const Reader&, Node* node) {
+Planned matrixProduct(const RegionReader&, Node* node) {
   return {{Kind::MatrixProduct, "", {}, 0, {0}, {}}, {node->input(0), node->input(1)}};
 }
 
-Planned batchedProduct(const Reader&, Node* node) {
+Planned batchedProduct(const RegionReader&, Node* node) {
   return {{Kind::MatrixProduct, "", {}, 0, {1}, {}}, {node->input(0), node->input(1)}};
 }
 
@@ -81,7 +81,7 @@ const RegisterOperator linear_operator{
      .check = checkLinear,
      .infer = sizesOfLinear,
      .channels = lastAxisOf,
-     .lower = &Lowering::lowerWithTable,
+     .lower = lowerWithTable,
      .step = Does::Convolve}};
 // A linear layer whose input is quantized as the plan runs. Attributes: see DynamicAttributes.
 const RegisterOperator dynamic_linear_operator{
@@ -95,7 +95,7 @@ const RegisterOperator dynamic_linear_operator{
      .check = checkDynamicLinear,
      .infer = sizesOfLinear,
      .channels = lastAxisOf,
-     .lower = &Lowering::lowerDynamic}};
+     .lower = lowerDynamic}};
 // Attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @.
 const RegisterOperator product_operator{
     {.name = "matrix_product",
@@ -107,7 +107,7 @@ const RegisterOperator product_operator{
      .infer = sizesOfProduct,
      .least_axes = leastAxesOfProduct,
      .channels = lastAxisOf,
-     .lower = &Lowering::lowerProduct}};
+     .lower = lowerProduct}};
 
 } // namespace
 } // namespace jit_passes::x86

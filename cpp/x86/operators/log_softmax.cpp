@@ -1,13 +1,13 @@
 #include "sizes.h"
 #include "x86/building/from_graph.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/general.h"
 #include "x86/program/checks.h"
 #include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-Planned logSoftmax(const Reader& reader, Node* node) {
+Planned logSoftmax(const RegionReader& reader, Node* node) {
   const bool casts =
       reader.has(node, "dtype") && reader.operand(node, "dtype").toInt() != int64_t(at::kFloat);
   refuseUnless(!casts, "it changes the dtype");
@@ -66,7 +66,7 @@ const RegisterOperator log_softmax_operator{
      .check = checkAllAxes,
      .infer = sizesOfLogSoftmax,
      .channels = axisOfAttribute,
-     .lower = &Lowering::lowerChannels,
+     .lower = lowerChannels,
      .kernel = logSoftmaxKernel}};
 
 } // namespace

@@ -1,6 +1,6 @@
 #include "x86/building/from_graph.h"
 #include "x86/kernels/attention.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/general.h"
 #include "x86/program/checks.h"
 #include "x86/running/step_context.h"
 
@@ -57,7 +57,7 @@ Sizes sizesOfGroupNorm(const Operands& operands) {
 // Sums of more codes than that would leave int32.
 bool sumsCodes(const Operator& op) { return op.tensors[NormTensors::Weight].numel() <= kMostNormalized; }
 
-Planned softmax(const Reader& reader, Node* node) {
+Planned softmax(const RegionReader& reader, Node* node) {
   refuseUnless(
       !reader.has(node, "dtype") || reader.operand(node, "dtype").toInt() == static_cast<int64_t>(at::kFloat),
       "it changes the dtype");
@@ -66,7 +66,7 @@ Planned softmax(const Reader& reader, Node* node) {
 }
 
 // The tensors of a norm over so many channels.
-std::vector<at::Tensor> normTensors(const Reader& reader, const Node* node, int64_t channels) {
+std::vector<at::Tensor> normTensors(const RegionReader& reader, const Node* node, int64_t channels) {
   const auto numbers = [&](const char* name, double unless) {
     if (!reader.has(node, name)) {
       return at::full({channels}, unless, at::kFloat);
@@ -81,19 +81,21 @@ std::vector<at::Tensor> normTensors(const Reader& reader, const Node* node, int6
   return {numbers("weight", 1), numbers("bias", 0), at::full({1}, eps, at::kDouble)};
 }
 
-Planned normOfRows(Kind kind, const Reader& reader, Node* node) {
+Planned normOfRows(Kind kind, const RegionReader& reader, Node* node) {
   const auto shape = reader.operand(node, "normalized_shape").toIntVector();
   refuseUnless(
       shape.size() == 1, "it goes over ", shape.size(), " axes, and a plan has it over the last one");
   return {{kind, "", {}, 0, {}, normTensors(reader, node, shape[0])}, {node->input(0)}};
 }
 
-Planned layerNorm(const Reader& reader, Node* node) { return normOfRows(Kind("layer_norm"), reader, node); }
+Planned layerNorm(const RegionReader& reader, Node* node) {
+  return normOfRows(Kind("layer_norm"), reader, node);
+}
 
 // PyTorch has no bias for it.
-Planned rmsNorm(const Reader& reader, Node* node) { return normOfRows(Kind("rms_norm"), reader, node); }
+Planned rmsNorm(const RegionReader& reader, Node* node) { return normOfRows(Kind("rms_norm"), reader, node); }
 
-Planned groupNorm(const Reader& reader, Node* node) {
+Planned groupNorm(const RegionReader& reader, Node* node) {
   refuseUnless(reader.has(node, "weight"), "it has no weight, by which its channels are known");
   const int64_t channels = reader.operand(node, "weight").toTensor().numel();
   const int64_t groups = reader.operand(node, "num_groups").toInt();
@@ -199,7 +201,7 @@ const RegisterOperator softmax_operator{
      .check = checkSoftmax,
      .infer = sizesOfSoftmax,
      .channels = axisOfAttribute,
-     .lower = &Lowering::lowerRows,
+     .lower = lowerRows,
      .kernel = softmaxKernel}};
 // Over the last axis, see NormTensors.
 const RegisterOperator layer_norm_operator{
@@ -211,7 +213,7 @@ const RegisterOperator layer_norm_operator{
      .infer = sizesOfLayerNorm,
      .gives_codes = sumsCodes,
      .channels = lastAxisOf,
-     .lower = &Lowering::lowerRows,
+     .lower = lowerRows,
      .kernel = layerNormKernel}};
 // Without subtracting the mean; in float32.
 const RegisterOperator rms_norm_operator{
@@ -222,7 +224,7 @@ const RegisterOperator rms_norm_operator{
      .check = checkNorm,
      .infer = sizesOfLayerNorm,
      .channels = lastAxisOf,
-     .lower = &Lowering::lowerRows,
+     .lower = lowerRows,
      .kernel = rmsNormKernel}};
 // Over groups of the channels, of axis 1; attributes: groups; see NormTensors.
 const RegisterOperator group_norm_operator{
@@ -234,7 +236,7 @@ const RegisterOperator group_norm_operator{
      .check = checkNorm,
      .infer = sizesOfGroupNorm,
      .channels = secondAxis,
-     .lower = &Lowering::lowerChannels,
+     .lower = lowerChannels,
      .kernel = groupNormKernel}};
 
 } // namespace

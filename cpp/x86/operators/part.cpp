@@ -108,11 +108,11 @@ Sizes sizesOfShuffle(const Operands& operands) {
   return from;
 }
 
-Planned channelShuffle(const Reader& reader, Node* node) {
+Planned channelShuffle(const RegionReader& reader, Node* node) {
   return {{Kind::Shuffle, "", {}, 0, {1, reader.operand(node, "groups").toInt()}, {}}, {node->input(0)}};
 }
 
-Planned slice(const Reader& reader, Node* node) {
+Planned slice(const RegionReader& reader, Node* node) {
   constexpr int64_t kFar = int64_t{1} << 40; // beyond all ends
   Planned planned{{Kind::Slice, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
   for (const auto& [name, otherwise] : {std::pair("start", int64_t{0}), std::pair("end", kFar)}) {
@@ -124,7 +124,7 @@ Planned slice(const Reader& reader, Node* node) {
   return planned;
 }
 
-Planned narrow(const Reader& reader, Node* node) {
+Planned narrow(const RegionReader& reader, Node* node) {
   refuseUnless(
       node->input(2)->type()->kind() == c10::TypeKind::IntType, "the model computes where it begins");
   Planned planned{{narrow_kind, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
@@ -134,13 +134,13 @@ Planned narrow(const Reader& reader, Node* node) {
   return planned;
 }
 
-Planned select(const Reader& reader, Node* node) {
+Planned select(const RegionReader& reader, Node* node) {
   const std::vector<int64_t> a{
       reader.operand(node, "dim").toInt(), reader.operand(node, "index").toInt(), 1, true};
   return {{narrow_kind, "", {}, 0, a, {}}, {node->input(0)}};
 }
 
-Planned parts(const Reader& reader, Node* node, int64_t how, std::vector<int64_t> sizes) {
+Planned parts(const RegionReader& reader, Node* node, int64_t how, std::vector<int64_t> sizes) {
   const Node* reads = node->output()->uses().size() == 1 ? node->output()->uses()[0].user : nullptr;
   refuseUnless(
       reads && reads->kind() == c10::prim::ListUnpack && reads->owningBlock() == node->owningBlock(),
@@ -151,13 +151,15 @@ Planned parts(const Reader& reader, Node* node, int64_t how, std::vector<int64_t
   return {{part_kind, "", {}, 0, a, {}}, {node->input(0)}};
 }
 
-Planned chunk(const Reader& reader, Node* node) {
+Planned chunk(const RegionReader& reader, Node* node) {
   return parts(reader, node, PartAttributes::Chunks, {reader.operand(node, "chunks").toInt()});
 }
 
-Planned unbind(const Reader& reader, Node* node) { return parts(reader, node, PartAttributes::Single, {1}); }
+Planned unbind(const RegionReader& reader, Node* node) {
+  return parts(reader, node, PartAttributes::Single, {1});
+}
 
-Planned split(const Reader& reader, Node* node) {
+Planned split(const RegionReader& reader, Node* node) {
   const auto size = reader.find(node->input(1));
   refuseUnless(size.has_value(), "the model computes its sizes");
   return size->isInt() ? parts(reader, node, PartAttributes::Equal, {size->toInt()})
@@ -185,6 +187,54 @@ Part shuffleKernel(const StepContext& c) {
           }};
 }
 
+// Channels are read where they are, and so is a whole axis, as `x[:, 0]` has it; other ranges are copies.
+void lowerPart(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const Range range = rangeOf(op, state.sizes[op.inputs[0]]);
+  const size_t input = state.primary[op.inputs[0]];
+  const bool keeps = state.sizes[op.output].size() == state.sizes[op.inputs[0]].size();
+  int64_t axis = state.memory(input).axis;
+  if (range.step == 1 && state.sizes[op.output] == state.sizes[op.inputs[0]]) {
+    return state.rename(index, input, axis);
+  }
+  if (axis == range.axis && range.step == 1 && keeps) {
+    state.primary[op.output] = state.slice(input, &state.program.grids[op.output], range.start, range.length);
+    return;
+  }
+  Sizes axes = identity(state.sizes[op.inputs[0]].size());
+  if (!keeps) {
+    axes.erase(axes.begin() + range.axis);
+    axis = axis == range.axis ? lastAxis(state.sizes[op.output]) : axis - (range.axis < axis);
+  }
+  state.emit(Does::Copy, index, {input}, axis);
+  state.result.steps.back().axes = axes, state.result.steps.back().range = range;
+}
+
+void lowerShuffle(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const Sizes& sizes = state.sizes[op.output];
+  const Grid& grid = state.program.grids[op.output];
+  const int64_t axis = axisOf(op.attributes[0], sizes.size()), parts = op.attributes[1];
+  std::vector<size_t> inputs;
+  if (const auto joined = state.joined.find(op.inputs[0]); joined != state.joined.end()) {
+    for (const int64_t part : joined->second->inputs) {
+      inputs.push_back(state.want(part, axis));
+    }
+  } else {
+    const size_t whole = state.want(op.inputs[0], axis);
+    for (int64_t part = 0, length = sizes[axis] / parts; part < parts; ++part) {
+      inputs.push_back(state.slice(whole, &grid, part * length, length));
+    }
+  }
+  std::vector<at::Tensor> tables;
+  for (const size_t input : inputs) {
+    const Grid& from = *state.memory(input).grid;
+    tables.push_back(sameGrid(from, grid) ? at::Tensor() : rescaled(from, grid));
+  }
+  state.emit(Does::Compute, index, inputs, axis);
+  state.result.steps.back().own_tables = std::move(tables);
+}
+
 // Interleaves the parts of an axis; attributes: axis, number of parts of one size.
 const RegisterOperator shuffle_operator{
     {.name = "shuffle",
@@ -194,7 +244,7 @@ const RegisterOperator shuffle_operator{
      .check = checkShuffle,
      .infer = sizesOfShuffle,
      .channels = axisOfAttribute,
-     .lower = &Lowering::lowerShuffle,
+     .lower = lowerShuffle,
      .kernel = shuffleKernel}};
 // Attributes: axis, start, end, step, as Python has them.
 const RegisterOperator slice_operator{
@@ -208,7 +258,7 @@ const RegisterOperator slice_operator{
      .check = checkSlice,
      .infer = sizesOfRange,
      .computes = computesEnds,
-     .lower = &Lowering::lowerPart}};
+     .lower = lowerPart}};
 // Attributes: axis, start, length, whether the axis goes, which is of length 1 then.
 const RegisterOperator narrow_operator{
     {.name = "narrow",
@@ -222,7 +272,7 @@ const RegisterOperator narrow_operator{
      .infer = sizesOfRange,
      .least_axes = axesOfRange,
      .computes = computesEnds,
-     .lower = &Lowering::lowerPart}};
+     .lower = lowerPart}};
 // Attributes: see PartAttributes.
 const RegisterOperator part_operator{
     {.name = "part",
@@ -242,7 +292,7 @@ const RegisterOperator part_operator{
      .check = checkPart,
      .infer = sizesOfRange,
      .least_axes = axesOfRange,
-     .lower = &Lowering::lowerPart}};
+     .lower = lowerPart}};
 
 } // namespace
 

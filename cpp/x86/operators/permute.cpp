@@ -5,13 +5,13 @@
 #include "x86/lowering/lowering.h"
 #include "x86/program/checks.h"
 #include "x86/program/orders.h"
-#include "x86/running/moves.h"
+#include "x86/running/copies.h"
 #include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-Planned permute(const Reader& reader, Node* node) {
+Planned permute(const RegionReader& reader, Node* node) {
   return {{Kind::Permute, "", {}, 0, reader.operand(node, "dims").toIntVector(), {}}, {node->input(0)}};
 }
 
@@ -49,6 +49,59 @@ Sizes permutedOrder(const Operator& op, const std::vector<Sizes>& orders, const 
   return order;
 }
 
+bool isRolled(const Operator& roll, int64_t axis, int64_t rank) {
+  const auto axes = roll.attributes.begin() + roll.attributes.size() / 2;
+  return std::any_of(
+      axes, roll.attributes.end(), [&](int64_t rolled) { return axisOf(rolled, rank) == axis; });
+}
+
+// The last axis that is not rolled, or -1.
+int64_t restingAxis(const Operator& roll, int64_t rank) {
+  int64_t axis = rank - 1;
+  while (axis >= 0 && isRolled(roll, axis, rank)) {
+    --axis;
+  }
+  return axis;
+}
+
+void lowerPermute(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const size_t input = state.primary[op.inputs[0]];
+  const Sizes &from = state.sizes[op.inputs[0]], &to = state.sizes[op.output];
+  const Sizes axes = permutationOf(op, from.size());
+  const Sizes order = orderOf(from, state.memory(input).axis);
+  for (int64_t axis = lastAxis(to); axis >= 0; --axis) {
+    Sizes mapped = orderOf(to, axis);
+    std::transform(mapped.begin(), mapped.end(), mapped.begin(), [&](int64_t i) { return axes[i]; });
+    if (mapped == order) {
+      return state.rename(index, input, axis);
+    }
+  }
+  state.emit(Does::Copy, index, {input}, state.wanted[op.output]);
+  state.result.steps.back().axes = axes;
+}
+
+// Along axes that are not innermost.
+void lowerRoll(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const int64_t own = state.memory(state.primary[op.inputs[0]]).axis, rank = state.sizes[op.output].size();
+  const int64_t axis = own >= 0 && !isRolled(op, own, rank) ? own : restingAxis(op, rank);
+  state.emit(Does::Compute, index, {state.want(op.inputs[0], axis)}, axis);
+}
+
+// Channels are padded as one of the other axes.
+void lowerPad(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const Sizes &from = state.sizes[op.inputs[0]], &to = state.sizes[op.output];
+  int64_t axis = state.memory(state.primary[op.inputs[0]]).axis;
+  if (axis >= 0 && from[axis] != to[axis]) {
+    for (axis = lastAxis(from); axis >= 0 && from[axis] != to[axis]; --axis) {
+    }
+  }
+  const size_t input = state.want(op.inputs[0], axis);
+  state.emit(Does::Compute, index, {input}, axis);
+}
+
 // Attributes: axes.
 const RegisterOperator permute_operator{
     {.name = "permute",
@@ -62,10 +115,10 @@ const RegisterOperator permute_operator{
      .check = checkAllAxes,
      .infer = sizesOfPermute,
      .least_axes = asManyAxes,
-     .lower = &Lowering::lowerPermute,
+     .lower = lowerPermute,
      .order = permutedOrder}};
 
-Planned transpose(const Reader& reader, Node* node) {
+Planned transpose(const RegionReader& reader, Node* node) {
   const std::vector<int64_t> axes{reader.operand(node, "dim0").toInt(), reader.operand(node, "dim1").toInt()};
   return {{Kind::Transpose, "", {}, 0, axes, {}}, {node->input(0)}};
 }
@@ -82,10 +135,10 @@ const RegisterOperator transpose_operator{
      .from = {{"transpose", transpose}},
      .check = checkAllAxes,
      .infer = sizesOfTranspose,
-     .lower = &Lowering::lowerPermute,
+     .lower = lowerPermute,
      .order = permutedOrder}};
 
-Planned roll(const Reader& reader, Node* node) {
+Planned roll(const RegionReader& reader, Node* node) {
   auto a = reader.operand(node, "shifts").toIntVector();
   const auto axes = reader.operand(node, "dims").toIntVector();
   refuseUnless(!axes.empty() && a.size() == axes.size(), "it rolls all elements as one row");
@@ -143,12 +196,13 @@ const RegisterOperator roll_operator{
      .from = {{"roll", roll}},
      .check = checkRoll,
      .infer = sizesOfRoll,
-     .lower = &Lowering::lowerRoll,
+     .prefers = restingAxis,
+     .lower = lowerRoll,
      .kernel = rollKernel}};
 
 constexpr int64_t kMaxPadding = int64_t{1} << 24;
 
-Planned pad(const Reader& reader, Node* node) {
+Planned pad(const RegionReader& reader, Node* node) {
   const auto mode = operandOf(node, "mode");
   refuseUnless(
       mode == nullptr || reader.operand(node, "mode").toStringRef() == "constant", "it repeats values");
@@ -205,7 +259,7 @@ const RegisterOperator pad_operator{
      .check = checkPad,
      .infer = sizesOfPad,
      .computes = computesAll,
-     .lower = &Lowering::lowerPad,
+     .lower = lowerPad,
      .kernel = padKernel}};
 
 } // namespace

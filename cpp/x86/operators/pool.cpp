@@ -1,7 +1,7 @@
 #include "averages.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/general.h"
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
@@ -50,7 +50,7 @@ Sizes sizesOfPool(const Operands& operands) {
 }
 
 template <size_t Spatial>
-std::vector<int64_t> poolAttributes(const Reader& reader, const Node* node) {
+std::vector<int64_t> poolAttributes(const RegionReader& reader, const Node* node) {
   using A = PoolAttributes;
   std::vector<int64_t> a(A::Count);
   const auto kernel = reader.integers(node, "kernel_size", Spatial);
@@ -65,14 +65,14 @@ std::vector<int64_t> poolAttributes(const Reader& reader, const Node* node) {
 }
 
 template <size_t Spatial>
-Planned maxPool(const Reader& reader, Node* node) {
+Planned maxPool(const RegionReader& reader, Node* node) {
   auto a = poolAttributes<Spatial>(reader, node);
   setLast(a, PoolAttributes::Dilation, reader.integers(node, "dilation", Spatial), 1);
   return {{Kind("max_pool"), "", {}, 0, a, {}}, {node->input(0)}};
 }
 
 template <size_t Spatial>
-Planned averagePool(const Reader& reader, Node* node) {
+Planned averagePool(const RegionReader& reader, Node* node) {
   auto a = poolAttributes<Spatial>(reader, node);
   a[PoolAttributes::CountPadding] = reader.operand(node, "count_include_pad").toBool();
   if (reader.has(node, "divisor_override")) {
@@ -107,7 +107,7 @@ const RegisterOperator max_pool_operator{
      .check = checkPool,
      .infer = sizesOfPool,
      .channels = axisInFront,
-     .lower = &Lowering::lowerChannels,
+     .lower = lowerChannels,
      .kernel = maxPoolKernel}};
 // Attributes: see PoolAttributes.
 const RegisterOperator average_pool_operator{
@@ -118,7 +118,7 @@ const RegisterOperator average_pool_operator{
      .check = checkAverage,
      .infer = sizesOfPool,
      .channels = axisInFront,
-     .lower = &Lowering::lowerChannels,
+     .lower = lowerChannels,
      .kernel = averagePoolKernel}};
 
 } // namespace

@@ -1,7 +1,7 @@
 #include "x86/kernels/recurrent.h"
 
 #include "x86/kernels/dynamic.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/general.h"
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
@@ -47,6 +47,12 @@ Sizes sizesOfStates(const Operands& operands) {
   return sizes;
 }
 
+void lowerRecurrent(Lowering& state, size_t index) {
+  lowerChannels(state, index);
+  state.result.steps.back().packed =
+      state.weights.packed(state.program, state.program.operators[index], true);
+}
+
 // From what the input gives and the states in front of the first step to all states, see RecurrentAttributes.
 const RegisterOperator recurrent_operator{
     {.name = "recurrent",
@@ -58,7 +64,7 @@ const RegisterOperator recurrent_operator{
      .check = checkRecurrent,
      .infer = sizesOfStates,
      .channels = lastAxisOf,
-     .lower = &Lowering::lowerRecurrent,
+     .lower = lowerRecurrent,
      .step = Does::Recur}};
 
 } // namespace

@@ -69,6 +69,45 @@ Part meanKernel(const StepContext& c) {
   return averageOver(c, adaptiveWindows(x.image, y.image), 0, x, y);
 }
 
+// The axis of the result that an axis of the operand is; -1 where it is gone.
+int64_t axisBehind(const Operator& op, int64_t axis, int64_t rank) {
+  if (op.attributes[0] || axis < 0) {
+    return axis;
+  }
+  int64_t in_front = 0;
+  for (int64_t i = 0; i < axis; ++i) {
+    in_front += isReduced(op, i, rank);
+  }
+  return isReduced(op, axis, rank) ? -1 : axis - in_front;
+}
+
+// Of float32, which goes over channels as over all other axes.
+void lowerReduction(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const int64_t rank = state.sizes[op.inputs[0]].size(), own = state.ownAxis(op),
+                axis = own < 0 ? rank - 1 : own;
+  state.emit(Does::Compute, index, {state.want(op.inputs[0], axis)}, axisBehind(op, axis, rank));
+}
+
+void lowerMean(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  if (state.memory(state.primary[op.inputs[0]]).grid->is_float) {
+    return lowerReduction(state, index);
+  }
+  const int64_t rank = state.sizes[op.inputs[0]].size();
+  int64_t axis = state.memory(state.primary[op.inputs[0]]).axis;
+  if (axis >= 0 && isReduced(op, axis, rank)) {
+    for (axis = rank - 1; axis >= 0 && isReduced(op, axis, rank); --axis) {
+    }
+  }
+  const size_t input = state.want(op.inputs[0], axis);
+  const int64_t others = rank - (axis >= 0);
+  TORCH_CHECK(
+      others <= 3 || (others == 4 && !isReduced(op, axis == 0 ? 1 : 0, rank)), op.name,
+      " (mean) goes over the first of ", rank, " axes, which a plan cannot do");
+  state.emit(Does::Compute, index, {input}, axisBehind(op, axis, rank));
+}
+
 Declaration inFloats(ReduceFloats::Which reduces, std::vector<From> from) {
   return {
       .name = kNames[reduces],
@@ -79,12 +118,12 @@ Declaration inFloats(ReduceFloats::Which reduces, std::vector<From> from) {
       .check = checkReduction,
       .infer = sizesOfReduced,
       .least_axes = axesOfReduced,
-      .lower = &Lowering::lowerReduction,
+      .lower = lowerReduction,
       .kernel = reduceKernel};
 }
 
 template <ReduceFloats::Which which>
-Planned reduction(const Reader& reader, Node* node) {
+Planned reduction(const RegionReader& reader, Node* node) {
   refuseUnless(operandOf(node, "dim") != nullptr && reader.has(node, "dim"), "it goes over all axes");
   refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
   refuseUnless(
@@ -108,7 +147,7 @@ const RegisterOperator mean_operator{
      .check = checkReduction,
      .infer = sizesOfReduced,
      .least_axes = axesOfReduced,
-     .lower = &Lowering::lowerMean,
+     .lower = lowerMean,
      .kernel = meanKernel}};
 // In float32; attributes as for the mean.
 const RegisterOperator sum_operator{inFloats(ReduceFloats::Sum, {{"sum", reduction<ReduceFloats::Sum>}})};

@@ -8,7 +8,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-Planned flatten(const Reader& reader, Node* node) {
+Planned flatten(const RegionReader& reader, Node* node) {
   const std::vector<int64_t> axes{
       reader.operand(node, "start_dim").toInt(), reader.operand(node, "end_dim").toInt()};
   return {{Kind::Flatten, "", {}, 0, axes, {}}, {node->input(0)}};
@@ -33,6 +33,43 @@ int64_t axesOfFlatten(const Operator& op, int64_t first, int64_t /*most*/) {
   return first ? std::max<int64_t>(first - axisOf(a[1], first) + axisOf(a[0], first), 0) : 0;
 }
 
+void lowerReshape(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const Sizes &from = state.sizes[op.inputs[0]], &to = state.sizes[op.output];
+  size_t input = state.primary[op.inputs[0]];
+  int64_t axis = lastAxis(to);
+  if (const int64_t own = state.memory(input).axis; !inOrder(orderOf(from, own))) {
+    for (axis = lastAxis(to); axis >= 0; --axis) {
+      if (to[axis] == from[own] && countInFront(to, axis) == countInFront(from, own)) {
+        break;
+      }
+    }
+    if (axis < 0) {
+      input = state.want(op.inputs[0], lastAxis(from));
+      axis = lastAxis(to);
+    }
+  }
+  state.rename(index, input, axis);
+}
+
+// Elements are repeated as they are read.
+void lowerExpand(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const Sizes &from = state.sizes[op.inputs[0]], &to = state.sizes[op.output];
+  const int64_t more = int64_t(to.size()) - int64_t(from.size());
+  Sizes axes(to.size(), -1);
+  for (int64_t i = more; i < int64_t(to.size()); ++i) {
+    axes[i] = from[i - more] == to[i] ? i - more : -1;
+  }
+  const size_t input = state.primary[op.inputs[0]];
+  const int64_t own = state.memory(input).axis;
+  if (from == to) {
+    return state.rename(index, input, own);
+  }
+  state.emit(Does::Copy, index, {input}, own < 0 ? lastAxis(to) : own + more);
+  state.result.steps.back().axes = axes;
+}
+
 // Attributes: first and last axis.
 const RegisterOperator flatten_operator{
     {.name = "flatten",
@@ -44,9 +81,9 @@ const RegisterOperator flatten_operator{
      .check = checkAllAxes,
      .infer = sizesOfFlatten,
      .least_axes = axesOfFlatten,
-     .lower = &Lowering::lowerReshape}};
+     .lower = lowerReshape}};
 
-Planned reshape(const Reader& reader, Node* node) {
+Planned reshape(const RegionReader& reader, Node* node) {
   Planned planned{{Kind("reshape"), "", {}, 0, {}, {}}, {node->input(0)}};
   append(planned, reader.numbers(node, "shape"));
   return planned;
@@ -87,9 +124,9 @@ const RegisterOperator reshape_operator{
      .infer = sizesOfReshape,
      .least_axes = asManyAxes,
      .computes = computesAll,
-     .lower = &Lowering::lowerReshape}};
+     .lower = lowerReshape}};
 
-Planned unflatten(const Reader& reader, Node* node) {
+Planned unflatten(const RegionReader& reader, Node* node) {
   Planned planned{{Kind::Unflatten, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
   append(planned, reader.numbers(node, "sizes"));
   return planned;
@@ -130,9 +167,9 @@ const RegisterOperator unflatten_operator{
      .infer = sizesOfUnflatten,
      .least_axes = axesOfUnflatten,
      .computes = computesParts,
-     .lower = &Lowering::lowerReshape}};
+     .lower = lowerReshape}};
 
-Planned unsqueeze(const Reader& reader, Node* node) {
+Planned unsqueeze(const RegionReader& reader, Node* node) {
   return {{Kind("unsqueeze"), "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
 }
 
@@ -157,9 +194,9 @@ const RegisterOperator unsqueeze_operator{
      .check = checkAllAxes,
      .infer = sizesOfUnsqueeze,
      .least_axes = oneAxisMore,
-     .lower = &Lowering::lowerReshape}};
+     .lower = lowerReshape}};
 
-Planned squeeze(const Reader& reader, Node* node) {
+Planned squeeze(const RegionReader& reader, Node* node) {
   refuseUnless(operandOf(node, "dim") != nullptr, "it takes away all axes of size 1");
   const auto dim = reader.operand(node, "dim");
   const auto axes = dim.isInt() ? std::vector{dim.toInt()} : dim.toIntVector();
@@ -199,9 +236,9 @@ const RegisterOperator squeeze_operator{
      .check = checkAllAxes,
      .infer = sizesOfSqueeze,
      .least_axes = axesOfSqueeze,
-     .lower = &Lowering::lowerReshape}};
+     .lower = lowerReshape}};
 
-Planned expand(const Reader& reader, Node* node) {
+Planned expand(const RegionReader& reader, Node* node) {
   Planned planned{{Kind("expand"), "", {}, 0, {}, {}}, {node->input(0)}};
   append(planned, reader.numbers(node, "size"));
   return planned;
@@ -237,7 +274,7 @@ const RegisterOperator expand_operator{
      .infer = sizesOfExpand,
      .least_axes = asManyAxes,
      .computes = computesAll,
-     .lower = &Lowering::lowerExpand}};
+     .lower = lowerExpand}};
 
 } // namespace
 } // namespace jit_passes::x86

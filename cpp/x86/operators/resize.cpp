@@ -2,9 +2,9 @@
 #include "averages.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/general.h"
 #include "x86/program/checks.h"
-#include "x86/running/moves.h"
+#include "x86/running/copies.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -67,7 +67,7 @@ bool computesSizesInFront(const Operator& op, int64_t attribute) {
 }
 
 template <size_t Spatial>
-Planned adaptiveAverage(const Reader& reader, Node* node) {
+Planned adaptiveAverage(const RegionReader& reader, Node* node) {
   std::vector<int64_t> a{Spatial};
   const auto sizes = reader.integers(node, "output_size", Spatial);
   a.insert(a.end(), sizes.begin(), sizes.end());
@@ -75,7 +75,7 @@ Planned adaptiveAverage(const Reader& reader, Node* node) {
 }
 
 template <size_t Spatial>
-Planned resizeNearest(const Reader& reader, Node* node) {
+Planned resizeNearest(const RegionReader& reader, Node* node) {
   Planned planned{{Kind("resize_nearest"), "", {}, 0, {Spatial}, {}}, {node->input(0)}};
   if (reader.has(node, "scale_factors")) {
     const auto factors = reader.operand(node, "scale_factors").toDoubleVector();
@@ -92,7 +92,7 @@ Planned resizeNearest(const Reader& reader, Node* node) {
   return planned;
 }
 
-Planned resizeBilinear(const Reader& reader, Node* node) {
+Planned resizeBilinear(const RegionReader& reader, Node* node) {
   Planned planned = resizeNearest<2>(reader, node);
   planned.op.kind = Kind("resize_bilinear");
   planned.op.attributes.push_back(reader.operand(node, "align_corners").toBool());
@@ -151,7 +151,7 @@ const RegisterOperator adaptive_average_operator{
      .check = checkAdaptive,
      .infer = sizesOfResized,
      .channels = axisInFront,
-     .lower = &Lowering::lowerChannels,
+     .lower = lowerChannels,
      .kernel = adaptiveAverageKernel}};
 // Attributes: spatial axes, sizes; or factors, which are tensors[0].
 const RegisterOperator nearest_operator{
@@ -168,7 +168,7 @@ const RegisterOperator nearest_operator{
      .infer = sizesOfResized,
      .computes = computesSizes,
      .channels = axisInFront,
-     .lower = &Lowering::lowerChannels,
+     .lower = lowerChannels,
      .kernel = nearestKernel}};
 // Attributes: as for nearest neighbours, of two axes, and behind them whether corners are aligned.
 const RegisterOperator bilinear_operator{
@@ -181,7 +181,7 @@ const RegisterOperator bilinear_operator{
      .infer = sizesOfResized,
      .computes = computesSizesInFront,
      .channels = axisInFront,
-     .lower = &Lowering::lowerChannels,
+     .lower = lowerChannels,
      .kernel = bilinearKernel}};
 
 } // namespace

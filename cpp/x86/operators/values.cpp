@@ -1,6 +1,7 @@
 // Where values begin, and change their type.
 #include "sizes.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/arena.h"
+#include "x86/lowering/general.h"
 #include "x86/program/checks.h"
 #include "x86/program/made.h"
 #include "x86/running/step_context.h"
@@ -60,6 +61,44 @@ Part constantKernel(const StepContext& c) {
 
 Part dequantizeKernel(const StepContext& c) { return dequantized(c.in(), c.out()); }
 
+// Operators that quantize the input read the tensor itself. Others do so if its memory order suits them.
+void lowerInput(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const auto& uses = state.uses[op.output];
+  const size_t source = op.attributes[0];
+  const int64_t axis = state.wanted[op.output];
+  if (std::ranges::all_of(uses, [&](size_t use) { return state.isQuantize(use); })) {
+    return;
+  }
+  if (state.contiguous[source] && inOrder(orderOf(state.sizes[op.output], axis))) {
+    state.memory(state.addMemory(op.output, axis)).home = 1 + source;
+  } else {
+    state.emit(Does::Take, index, {}, axis);
+    state.result.steps.back().source = source;
+  }
+}
+
+void lowerQuantize(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const Operator& maker = state.program.operators[state.makers[op.inputs[0]]];
+  if (maker.kind == Kind::Input) {
+    state.emit(Does::Enter, index, {}, state.wanted[op.output]);
+    state.result.steps.back().source = maker.attributes[0];
+  } else {
+    const bool many =
+        int64_t(state.sizes[op.output].size()) > kMostAxes; // which are gone through in their own order
+    state.emit(
+        Does::Quantize, index, {state.primary[op.inputs[0]]},
+        many ? state.ownAxis(op) : state.wanted[op.output]);
+  }
+}
+
+void lowerConstant(Lowering& state, size_t index) {
+  state.emit(Does::Compute, index, {}, state.wanted[state.program.operators[index].output]);
+}
+
+void lowerNothing(Lowering& /*state*/, size_t /*index*/) {}
+
 // Float32; attributes: the number of an input of the plan.
 const RegisterOperator input_operator{
     {.name = "input",
@@ -68,20 +107,20 @@ const RegisterOperator input_operator{
      .types = Types::Floats,
      .most_axes = kMostMovedAxes,
      .check_values = checkInput,
-     .lower = &Lowering::lowerInput}};
+     .lower = lowerInput}};
 // Float32 to codes.
 const RegisterOperator quantize_operator{
     {.name = "quantize",
      .types = Types::ToCodes,
      .most_axes = kMostMovedAxes,
-     .lower = &Lowering::lowerQuantize,
+     .lower = lowerQuantize,
      .order = orderOfFirst}};
 // Codes to float32.
 const RegisterOperator dequantize_operator{
     {.name = "dequantize",
      .types = Types::ToFloats,
      .most_axes = kMostMovedAxes,
-     .lower = &Lowering::lowerInPlace,
+     .lower = lowerInPlace,
      .kernel = dequantizeKernel,
      .order = orderOfFirst}};
 // Its elements are tensors[0].
@@ -94,7 +133,7 @@ const RegisterOperator constant_operator{
      .check_values = checkCodes,
      .infer = sizesOfConstant,
      .least_axes = axesOfConstant,
-     .lower = &Lowering::lowerConstant,
+     .lower = lowerConstant,
      .kernel = constantKernel}};
 // A number: tensors[0] are a factor and the exponent of attributes[0], which the model computes of sizes.
 const RegisterOperator power_operator{
@@ -106,7 +145,7 @@ const RegisterOperator power_operator{
      .check = checkPower,
      .infer = sizesOfPower,
      .computes = computesAll,
-     .lower = &Lowering::lowerNothing}};
+     .lower = lowerNothing}};
 
 } // namespace
 

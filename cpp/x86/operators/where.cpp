@@ -1,12 +1,12 @@
 #include "broadcast.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
-#include "x86/lowering/lowering.h"
+#include "x86/lowering/general.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-Planned where(const Reader&, Node* node) {
+Planned where(const RegionReader&, Node* node) {
   refuseUnless(node->inputs().size() == 3, "it gives the positions of a condition");
   return {{Kind("where"), "", {}, 0, {}, {}}, node->inputs().vec()};
 }
@@ -51,7 +51,7 @@ const RegisterOperator where_operator{
      .from = {{"where", where, 0}},
      .infer = sizesOfAll,
      .least_axes = mostAxesOfAny,
-     .lower = &Lowering::lowerBroadcast,
+     .lower = lowerBroadcast,
      .kernel = whereKernel,
      .order = orderOfLargest}};
 

@@ -56,7 +56,7 @@ void checkNumbers(const at::Tensor& numbers, int64_t count, const char* what) {
 void checkWeights(const Operator& op, int64_t dims) {
   const auto &weight = op.tensors[kWeight], &bias = op.tensors[kBias];
   if (weight.is_meta()) {
-    return; // of a model that is not quantized yet: see Reader
+    return; // of a model that is not quantized yet: see RegionReader
   }
   refuseUnless(
       weight.scalar_type() == at::kChar && weight.dim() == dims && weight.numel() > 0,

@@ -45,14 +45,14 @@ enum class LayerKind { None, Convolution, TransposedConvolution, Linear, Affine,
 class Lowering;
 struct StepContext;
 struct Part;
-class Reader;
+class RegionReader;
 struct Planned;
 
 // An operator of PyTorch, "conv2d" for aten::conv2d, and the function that makes an operator of a plan of it. The
 // function throws Refusal (reader.h) for a node that a plan cannot compute.
 struct From {
   const char* name;
-  Planned (*plan)(const Reader&, torch::jit::Node*);
+  Planned (*plan)(const RegionReader&, torch::jit::Node*);
   size_t any_dtype = SIZE_MAX; // as in Declaration, by its position in the node
 };
 
@@ -115,9 +115,11 @@ struct Declaration {
   int64_t (*joins)(const Operator&, int64_t rank) = nullptr;
   // The axis that must be innermost in memory; null if any axis may be.
   int64_t (*channels)(const Operator&, int64_t rank) = nullptr;
-  // The method that makes steps.
-  void (Lowering::*lower)(size_t index) = nullptr;
-  // The step that the general methods (lowering.h) make. The kernel of a step that computes: made ready for the sizes
+  // An axis of the operand that is best innermost where any may be, or -1; null if all are as good.
+  int64_t (*prefers)(const Operator&, int64_t rank) = nullptr;
+  // Makes the steps of the operator of that number.
+  void (*lower)(Lowering&, size_t index) = nullptr;
+  // The step that the functions of lowering/general.h make. The kernel of a step that computes: made ready for the sizes
   // and grids of one step.
   Does step = Does::Compute;
   // An element of the result follows from the elements in its place in the operands, which may broadcast: a step may

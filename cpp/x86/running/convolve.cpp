@@ -84,18 +84,6 @@ Part convolve(const Program& program, const Lowered& lowered, const Step& step) 
   return convolution(layerOf(lowered, step, view), view(from), view(to));
 }
 
-Border borderOf(const Operator& op, const Packed& packed, const Image& in, const Image& out) {
-  if (!isTransposed(op.kind)) {
-    return packed.kernel().border(in, out);
-  }
-  Border border;
-  const auto residues = residuesOf(op);
-  for (size_t i = 0; i < residues.size(); ++i) {
-    widen(border, packed.kernel(i).border(in, residues[i].resultsOf(out)));
-  }
-  return border;
-}
-
 std::vector<Part> convolveTransposed(const Program& program, const Lowered& lowered, const Step& step) {
   const Placed x = image(lowered.memory[step.inputs[0]]), all = image(lowered.memory[step.output]);
   const auto residues = residuesOf(program.operators[step.index]);

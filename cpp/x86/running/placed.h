@@ -3,7 +3,8 @@
 
 #include "execute.h"
 #include "x86/kernels/dynamic.h"
-#include "x86/lowering/lower.h"
+#include "x86/lowering/geometry.h"
+#include "x86/lowering/steps.h"
 #include "x86/lowering/transposed.h"
 
 namespace jit_passes::x86 {

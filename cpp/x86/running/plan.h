@@ -1,7 +1,7 @@
 // torch.classes.jit_passes.Plan: a region of int8 operators, float tensors in, float tensors out.
 #pragma once
 
-#include "prepare.h"
+#include "prepared.h"
 
 namespace jit_passes::x86 {
 

@@ -1,0 +1,11 @@
+// Operators that models spell out.
+#pragma once
+
+#include "rewriting/rewriter.h"
+
+namespace jit_passes {
+
+// Root-mean-square norms.
+const Rules& rulesOfNorms();
+
+} // namespace jit_passes

@@ -1,0 +1,132 @@
+// Decide checks for None where the type says enough, and drop casts to a type that the value has.
+// Inlining brings both: a function with an optional argument was called with one.
+//
+//   %b : bool = aten::__isnot__(%tensor, %none)        ->   %b : bool = prim::Constant[value=1]()
+//   %y : Tensor = prim::unchecked_cast(%tensor)        ->   %tensor
+//
+// A branch gives no None where neither way does, or where that way is known by now:
+//
+//   %m : Tensor? = prim::If(%b)                        ->   %m : Tensor = prim::If(%b)
+//     block0(): -> (%tensor)
+//     block1(): -> (%other)
+//
+// And checks of a value for itself, by which PyTorch's attention finds that query, key and value are one. Two
+// results of a branch are one if they are so both ways, and two equal views of one value count as one, as they
+// do for PyTorch's elimination of common subexpressions.
+//
+//   %b : bool = aten::__is__(%x, %x)                   ->   %b : bool = prim::Constant[value=1]()
+//
+// A tensor that an operator has made is none that the model takes, and none that another one has made; nor are views of
+// one and the other.
+//
+// PyTorch's peephole pass resolves checks for None too, and takes a convolution's result to have a batch axis.
+#include "graph/alias.h"
+#include "graph/graph.h"
+#include "graph/operators.h"
+#include "simplify.h"
+
+namespace jit_passes {
+namespace {
+
+bool neverNone(const Value* value) { return !c10::NoneType::get()->isSubtypeOf(*value->type()); }
+
+bool isSame(const Value* a, const Value* b) {
+  const Node *left = a->node(), *right = b->node();
+  if (a == b) {
+    return true;
+  }
+  if (left == right && left->kind() == prim::If) {
+    const auto known = constantNumber(left->input());
+    for (const size_t i : {0, 1}) {
+      const auto outputs = left->blocks()[i]->outputs();
+      if (known != (i == 0 ? 0.0 : 1.0) && !isSame(outputs[a->offset()], outputs[b->offset()])) {
+        return false;
+      }
+    }
+    return true;
+  }
+  return left->kind() == aten::unsqueeze && right->kind() == aten::unsqueeze &&
+         isSame(inputOf(left, "self"), inputOf(right, "self")) && constantNumber(left, "dim") &&
+         constantNumber(left, "dim") == constantNumber(right, "dim");
+}
+
+// Whether the operator gives a tensor that has not been there before.
+bool makesTensor(const Node* node) {
+  return (weightedOperator(node) || isElementwise(node) || isNormalization(node->kind()) ||
+          node->kind() == aten::layer_norm) &&
+         !mayWrite(node) && !returnsAlias(node) && !returnsHiddenAlias(node->kind());
+}
+
+// Whether what both are views of is not the same tensor for certain.
+bool isOther(const Value* a, const Value* b) {
+  const auto origin = [](const Value* value) {
+    while (returnsAlias(value->node())) {
+      value = mainOperand(value->node());
+    }
+    return value;
+  };
+  const auto is_given = [](const Value* value) {
+    return value->node()->kind() == prim::Param &&
+           value->node()->owningBlock() == value->owningGraph()->block();
+  };
+  a = origin(a);
+  b = origin(b);
+  return a != b && ((makesTensor(a->node()) && (makesTensor(b->node()) || is_given(b))) ||
+                    (is_given(a) && makesTensor(b->node())));
+}
+
+// Whether a branch's results have narrower types now: those of both ways, or of the one that is taken.
+bool narrowResults(Node* branch) {
+  bool changed = false;
+  const auto known = constantNumber(branch->input());
+  for (size_t i = 0; i < branch->outputs().size(); ++i) {
+    Value* result = branch->output(i);
+    if (result->type()->kind() != c10::TypeKind::OptionalType) {
+      continue;
+    }
+    const auto element = result->type()->expectRef<c10::OptionalType>().getElementType();
+    bool narrow = true;
+    for (const size_t side : {0, 1}) {
+      const bool taken = !known || (*known != 0) == (side == 0);
+      narrow = narrow && (!taken || branch->blocks()[side]->outputs()[i]->type()->isSubtypeOf(*element));
+    }
+    if (narrow) {
+      result->setType(element);
+      changed = true;
+    }
+  }
+  return changed;
+}
+
+} // namespace
+
+bool resolveNoneChecks(PassContext& context) {
+  bool narrowed = false;
+  const bool replaced = replaceNodes(*context.graph(), [&](Node* node) {
+    const bool is = node->kind() == aten::__is__, is_not = node->kind() == aten::__isnot__;
+    const Value *a = is || is_not ? inputOf(node, "self") : nullptr, *b = a ? inputOf(node, "obj") : nullptr;
+    const bool casts = node->kind() == prim::unchecked_cast ||
+                       node->kind() == prim::unchecked_unwrap_optional ||
+                       node->kind() == aten::_unwrap_optional;
+    Value* replacement = nullptr;
+    if (node->kind() == prim::If) {
+      narrowed |= narrowResults(node);
+    } else if (casts && node->input()->type()->isSubtypeOf(*node->output()->type())) {
+      replacement = node->input();
+    } else if (a != nullptr && isTensor(a) && isSame(a, b)) {
+      replacement = insertConstant(node, is);
+    } else if (a != nullptr && isTensor(a) && isOther(a, b)) {
+      replacement = insertConstant(node, is_not);
+    } else if (a != nullptr && ((isNone(a) && neverNone(b)) || (isNone(b) && neverNone(a)))) {
+      replacement = insertConstant(node, is_not);
+    }
+    return replacement;
+  });
+  return replaced || narrowed;
+}
+
+static const RegisterPass resolve_none_checks_pass{
+    "resolve_none_checks", "Decide checks for None of values that cannot be, and of values for themselves.",
+    resolveNoneChecks};
+
+} // namespace jit_passes

@@ -1,0 +1,45 @@
+// Compute what a graph tells before it runs: constants, checks for None, ranks, sizes, dtypes, the content of containers,
+// and the branches and loops that follow from these. Without the option `tensors`, functions of constant tensors stay: a
+// reference model computes with the integers of its weights.
+//
+// One answer leads to the next: constants decide branches, branches tell ranks, ranks tell sizes, and sizes are
+// constants. So the steps take turns until none of them changes anything. Each file of this folder has one step, and
+// says there what it does to the IR.
+#include "simplify.h"
+
+namespace jit_passes {
+
+// A loop that runs a known number of times becomes that many copies of its body.
+bool unrollLoops(PassContext& context) {
+  auto graph = context.graph();
+  return torch::jit::UnrollConstantLoops(graph);
+}
+
+namespace {
+
+constexpr std::array kSteps{
+    resolveNoneChecks, resolveTuples,     propagateConstants, resolveDicts,       resolveLists,
+    unrollLoops,       foldConstantLists, resolveSizeTensors, resolveSizeLists,   foldDtypes,
+    settleBranches,    removeRankChecks,  foldSizes,          foldMovedConstants,
+};
+// Real models take two or three. A bound, since nothing proves that steps never undo each other.
+constexpr size_t kMostRounds = 100;
+
+bool simplify(PassContext& context) {
+  bool changed = false;
+  size_t quiet = 0; // steps in a row that changed nothing
+  for (size_t i = 0; quiet < kSteps.size() && i < kMostRounds * kSteps.size(); ++i) {
+    const bool has_work = kSteps[i % kSteps.size()](context);
+    quiet = has_work ? 0 : quiet + 1;
+    changed |= has_work;
+  }
+  return changed;
+}
+
+const RegisterPass simplify_pass{
+    "simplify",
+    "Compute constants, sizes, branches, loops and containers as far as the graph tells before it runs.",
+    simplify, needs("inlined"), takes({{"tensors", "bool", true}})};
+
+} // namespace
+} // namespace jit_passes

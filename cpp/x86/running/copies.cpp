@@ -1,0 +1,102 @@
+#include "copies.h"
+
+namespace jit_passes::x86 {
+
+namespace {
+
+template <size_t bytes>
+void copyElements(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    std::memcpy(to + i * to_stride, from + i * from_stride, bytes);
+  }
+}
+
+} // namespace
+
+void copyAcross(
+    const Image& in, int64_t in_channel, const Image& out, int64_t out_channel, int64_t bytes, int64_t begin,
+    int64_t end) {
+  const auto copy = bytes == 1 ? copyElements<1> : copyElements<sizeof(float)>;
+  for (int64_t index = begin; index < end; ++index) {
+    for (int64_t x = 0; x < out.width; ++x) {
+      const uint8_t* from = in.rowAt(index) + x * in.pixel;
+      uint8_t* to = out.rowAt(index) + x * out.pixel;
+      if (in_channel == bytes && out_channel == bytes) {
+        std::memcpy(to, from, out.channels * bytes);
+      } else {
+        copy(from, in_channel, to, out_channel, out.channels);
+      }
+    }
+  }
+}
+
+void padRows(
+    const Image& in, const std::array<int64_t, 4>& offset, uint8_t zero, const Image& out, int64_t begin,
+    int64_t end) {
+  const auto inside = [](int64_t i, int64_t size) { return i >= 0 && i < size; };
+  for (int64_t index = begin; index < end; ++index) {
+    const int64_t y = index % out.height - offset[2], z = index / out.height % out.depth - offset[1];
+    const int64_t n = index / out.height / out.depth - offset[0];
+    const bool row = inside(n, in.images) && inside(z, in.depth) && inside(y, in.height);
+    for (int64_t x = 0; x < out.width; ++x) {
+      uint8_t* to = out.rowAt(index) + x * out.pixel;
+      if (row && inside(x - offset[3], in.width)) {
+        std::memcpy(to, in.at(n, z, y, x - offset[3]), out.channels);
+      } else {
+        std::memset(to, zero, out.channels);
+      }
+    }
+  }
+}
+
+void rollRows(
+    const Image& in, const std::array<int64_t, 4>& offset, const Image& out, int64_t begin, int64_t end) {
+  const auto from = [](int64_t i, int64_t by, int64_t size) { return i < by ? i - by + size : i - by; };
+  const bool dense = in.pixel == in.channels && out.pixel == out.channels;
+  const auto copy = [&](const uint8_t* x, uint8_t* y, int64_t pixels) {
+    for (int64_t i = 0; !dense && i < pixels; ++i) {
+      std::memcpy(y + i * out.pixel, x + i * in.pixel, out.channels);
+    }
+    if (dense) {
+      std::memcpy(y, x, pixels * out.channels);
+    }
+  };
+  for (int64_t index = begin; index < end; ++index) {
+    const int64_t y = from(index % out.height, offset[2], out.height);
+    const int64_t z = from(index / out.height % out.depth, offset[1], out.depth);
+    const int64_t n = from(index / out.height / out.depth, offset[0], out.images);
+    uint8_t* to = out.rowAt(index);
+    const int64_t shift = offset[3];
+    copy(in.at(n, z, y, out.width - shift), to, shift);
+    copy(in.at(n, z, y, 0), to + shift * out.pixel, out.width - shift);
+  }
+}
+
+std::vector<Blend::Taps> blendedTaps(
+    int64_t in, int64_t out, std::optional<double> factor, bool aligns_corners) {
+  const float apart = out > 1 ? static_cast<float>(in - 1) / static_cast<float>(out - 1) : 0.0F;
+  const float inside = factor ? static_cast<float>(1.0 / *factor) : static_cast<float>(in) / out;
+  std::vector<Blend::Taps> taps(out);
+  for (int64_t i = 0; i < out; ++i) {
+    if (in == out) { // ATen copies, whatever the factor
+      taps[i] = {i, i, 0.0F};
+      continue;
+    }
+    const float at = aligns_corners ? apart * i : std::max(inside * (i + 0.5F) - 0.5F, 0.0F);
+    const int64_t first = std::min(static_cast<int64_t>(at), in - 1);
+    taps[i] = {first, std::min(first + 1, in - 1), std::clamp(at - first, 0.0F, 1.0F)};
+  }
+  return taps;
+}
+
+std::vector<int64_t> nearest(int64_t in, int64_t out, std::optional<double> factor, bool flat) {
+  const float scale = factor ? static_cast<float>(1.0 / *factor) : static_cast<float>(in) / out;
+  std::vector<int64_t> from(out);
+  for (int64_t i = 0; i < out; ++i) {
+    const int64_t scaled = std::min(static_cast<int64_t>(std::floor(i * scale)), in - 1);
+    from[i] = flat && out == in ? i : flat && out == 2 * in ? i / 2 : scaled;
+  }
+  return from;
+}
+
+} // namespace jit_passes::x86

@@ -28,6 +28,7 @@ from .smooth import STRENGTH, Smoother
 
 OBSERVE = Pipeline("observe", ("insert_observers",), ensures=("observed_once",))
 CONSTANT, NOTHING, REACH = "observe_constant", "observe_nothing", "observe_reach"
+INPUTS = "observe_inputs"  # of a constant weight; also of what it multiplies
 
 
 def prepare(
@@ -183,7 +184,15 @@ class _Plan:
             elif op == CONSTANT:
                 self.measure(own, value.constant, known, place)
             else:
+                _check_search(observer, axis, place.name)
                 op = own
+            inputs = inputs_of(quantization) if observer.weighs_inputs and op == CONSTANT else None
+            if inputs is not None:
+                op, shape = INPUTS, inputs.squares
+                known |= {"inputs": ("value", inputs.value), "channel_axis": inputs.axis}
+                known["squares"] = self.state(
+                    f"{group}_squares", torch.zeros, *shape, dtype=torch.float64
+                )
         elif (
             isinstance(spec, GroupDerivation) or place.is_dynamic or (place.scales and op == REACH)
         ):
@@ -193,7 +202,7 @@ class _Plan:
         known |= {"name": place.name, "spec": place.to_text()}
         if "range" not in known:
             known |= {"range": self.range(group, place), "histogram": None}
-        if op == CONSTANT:
+        if op in (CONSTANT, INPUTS):
             block = quantization.uses[0][0].block if quantization.uses else 0
             known["reached"] = self.state(
                 f"observer_reached_{block}", torch.zeros, 1, dtype=torch.bool
@@ -231,6 +240,36 @@ class _Plan:
         measure(op, value, given, place.name)
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a constant weight multiplies.
+
+    Attributes:
+        value: its id.
+        axis: of its channels, from the end.
+        squares: the shape of one number for each channel: [groups, channels], or of a transposed
+            convolution, whose weight begins with all of them, [channels].
+    """
+
+    value: int
+    axis: int
+    squares: tuple[int, ...]
+
+
+def inputs_of(quantization: Quantization) -> Inputs | None:
+    """Return what the first reader of a weight multiplies by it; None if it does not multiply."""
+    for node, operand in quantization.uses[:1]:
+        weighted = node.traits.weighted
+        if weighted is None or operand != node.position("weight"):
+            return None
+        shape, groups = quantization.value.constant.shape, 1
+        if weighted.spatial_dims:
+            groups = node.operand("groups").constant
+        squares = (shape[0],) if weighted.transposed else (groups, shape[1])
+        return Inputs(node.operand("input").id, -1 - weighted.spatial_dims, squares)
+    return None
+
+
 def request(
     value: int, uses: list[tuple[int, int]], home: int | None, op: str, operands: dict[str, Any]
 ) -> dict[str, Any]:
@@ -251,6 +290,17 @@ def measure(op: str, value: Any, operands: Mapping[str, Any], name: str) -> None
         raise JitPassesError(
             f"the constant '{name}' cannot be quantized: {first_line(error)}"
         ) from error
+
+
+def _check_search(observer: Observer, axis: int | None, name: str) -> None:
+    """Raise an error for a search among numbers that only a constant keeps."""
+    if observer.weighs_inputs or (observer.searches_rows and axis is not None):
+        where = "" if axis is None else " per channel"
+        raise JitPassesError(
+            f"'{name}' is to be calibrated{where} with {observer.name}, which goes through the "
+            "numbers of a constant weight, and the model computes it: calibrate with min_max"
+            + ("" if observer.weighs_inputs else ", or set channelwise to false")
+        )
 
 
 def _check(quantization: Quantization) -> None:

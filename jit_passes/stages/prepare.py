@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,11 +24,49 @@ from ..targets import Target
 from .annotate import annotate, choose_quantizer, frozen
 from .faults import note_origin
 from .module import ModelStage
-from .smooth import STRENGTH, Smoother
 
 OBSERVE = Pipeline("observe", ("insert_observers",), ensures=("observed_once",))
 CONSTANT, NOTHING, REACH = "observe_constant", "observe_nothing", "observe_reach"
 INPUTS = "observe_inputs"  # of a constant weight; also of what it multiplies
+
+
+class Change(Protocol):
+    """Makes another float module, which computes the same, of one in canonical form."""
+
+    def __call__(self, module: Any, method: str) -> Any: ...
+
+    @property
+    def made(self) -> Mapping[str, Any]:
+        """Entries of the report."""
+        ...
+
+    @property
+    def remarks(self) -> Mapping[str, str]:
+        """What to say of operators, by name."""
+        ...
+
+
+@dataclass
+class Changes:
+    """Changes, one after another."""
+
+    all: Sequence[Change]
+
+    def __call__(self, module: Any, method: str) -> Any:
+        """Return the module with all of them."""
+        for change in self.all:
+            module = change(module, method)
+        return module
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """The entries of all."""
+        return {name: entry for change in self.all for name, entry in change.made.items()}
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """The remarks of all."""
+        return {name: said for change in self.all for name, said in change.remarks.items()}
 
 
 def prepare(
@@ -80,20 +118,21 @@ def prepare_for(
     backend: Target,
     quantizer: Quantizer,
     *,
-    smoother: Smoother | None = None,
+    change: Change | None = None,
     strict: bool = False,
     method: str = "forward",
     state: Sequence[str] = (),
 ) -> torch.jit.ScriptModule:
-    """Return the result of `prepare`, smoothed if asked for, with state that others change."""
+    """Return the result of `prepare`, of a changed model if asked for, with state of others."""
     with stage("prepare"):
         annotated = annotate(
-            model, method, frozen(state), quantizer, backend, change=smoother, strict=strict
+            model, method, frozen(state), quantizer, backend, change=change, strict=strict
         )
-        if smoother is not None and smoother.names:
-            strength = STRENGTH if smoother.strength is None else smoother.strength
-            made = {**annotated.made, "smooth": strength, "smoothed": list(smoother.names)}
-            annotated = replace(annotated, made=made)
+        if change is not None:
+            made, said = {**annotated.made, **change.made}, change.remarks
+            rows = annotated.operators
+            told = (r.remarked(said[r.name]) if r.name in said else r for r in rows)
+            annotated = replace(annotated, made=made, operators=tuple(told))
         options = {"insert_observers": plan_observations(annotated.quantizations)}
         prepared = annotated.insert(OBSERVE, options, ModelStage.PREPARED)
     note_origin(prepared, model)

@@ -29,7 +29,7 @@ _EVERYWHERE = """
     relu
 """
 _HOMOGENEOUS = frozenset(f"aten::{name}" for name in _EVERYWHERE.split())
-# The same, of operators on as many last axes as their name ends in.
+# The same, of operators on as many last axes as their names say, max_pool2d.
 _LAST_AXES = """
     adaptive_avg_pool adaptive_max_pool avg_pool max_pool reflection_pad replication_pad
     upsample_bicubic upsample_bilinear upsample_linear upsample_nearest upsample_trilinear
@@ -133,6 +133,18 @@ class Layer:
             factors = inputs.to(magnitudes.dtype).reshape(len(magnitudes), 1, -1)
             magnitudes = magnitudes * factors
         return magnitudes.amax(2).flatten().double() / outputs
+
+    def applied(self, constants: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return the result for inputs of one number for each channel, [outputs].
+
+        Args:
+            constants: the numbers.
+            weight: in place of its own.
+        """
+        weight = self.weight if weight is None else weight
+        assert weight is not None
+        parts = self.by_group(weight.double()).sum(3)
+        return (parts * constants.reshape(len(parts), 1, -1)).sum(2).flatten()
 
     def scaled(self, inputs: Tensor | None, outputs: Tensor) -> Tensor:
         """Return the weight that reads inputs / factor and makes outputs / factor."""
@@ -400,7 +412,7 @@ class _Walk:
                 kind == "pad" and node.operand("mode").constant not in ("constant", None)
             )
             return carried if known and zeros else None
-        name, digit = kind[:-1], kind[-1:]
+        name, digit = kind[:-2], kind[-2:-1]  # max_pool2d
         if digit.isdigit() and name in _SPATIAL:
             return carried if int(digit) <= behind else None
         moved = _MOVES.get(kind)
@@ -509,6 +521,7 @@ def apply_factors(
     *,
     name: str,
     unlimited: Sequence[NodeView] = (),
+    shifts: Mapping[int, Tensor] | None = None,
 ) -> Any:
     """Return a module whose channels are divided by factors, and which computes the same.
 
@@ -519,7 +532,9 @@ def apply_factors(
         factors: for each id.
         name: of the pipeline.
         unlimited: the clips that become relus.
+        shifts: what is added to biases before they are scaled, by index of the layer.
     """
+    shifts = shifts or {}
 
     def change(graph: GraphEditor) -> None:
         nodes = {node.index: node for node in graph.nodes}
@@ -531,8 +546,10 @@ def apply_factors(
         for layer in scaling.layers:
             outputs = factors[layer.outputs]
             inputs = None if layer.inputs is None else factors[layer.inputs]
-            if (outputs != 1).any() or (inputs is not None and (inputs != 1).any()):
-                _change(graph, nodes, layer, inputs, outputs, scaling)
+            scaled = (outputs != 1).any() or (inputs is not None and (inputs != 1).any())
+            if scaled or layer.node.index in shifts:
+                shift = shifts.get(layer.node.index)
+                _change(graph, nodes, layer, inputs, outputs, scaling, shift)
 
     steps = (change, "remove_dead_code", "pool_constants")
     return Pipeline(name, steps).run(module, method).module
@@ -545,11 +562,14 @@ def _change(
     inputs: Tensor | None,
     outputs: Tensor,
     scaling: Scaling,
+    shift: Tensor | None,
 ) -> None:
     node = nodes[layer.node.index]
     operands = {"weight": layer.scaled(inputs, outputs)}
-    if layer.bias is not None:
-        operands["bias"] = rounded(layer.bias.double() / outputs, layer.bias)
+    if layer.bias is not None or shift is not None:
+        bias = torch.zeros_like(outputs) if layer.bias is None else layer.bias.double()
+        bias = (bias if shift is None else bias + shift) / outputs
+        operands["bias"] = rounded(bias, operands["weight"] if layer.bias is None else layer.bias)
     if layer.node.kind != NORM:
         for name, tensor in operands.items():
             graph.set_input(node, node.position(name), graph.constant(tensor, before=node))

@@ -117,6 +117,17 @@ class Smoother:
     largest: dict[int, torch.Tensor] | None = None
     origin: torch.jit.ScriptModule | None = None
 
+    @property
+    def made(self) -> dict[str, Any]:
+        """A report's entries: the strength, and the layer norms."""
+        strength = STRENGTH if self.strength is None else self.strength
+        return {"smooth": strength, "smoothed": list(self.names)} if self.names else {}
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """Remarks on operators with weights: none."""
+        return {}
+
     def __call__(self, module: Any, method: str) -> Any:
         """Return the module, in canonical form, or one that computes the same."""
         norms: list[Layer] = []

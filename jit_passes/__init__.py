@@ -41,6 +41,8 @@ from .report import (
 )
 from .stages.calibrate import calibrate
 from .stages.convert import convert
+from .stages.correct_bias import correct_bias
+from .stages.equalize import equalize
 from .stages.lower import lower
 from .stages.normalize import normalized_graph
 from .stages.partition import partition
@@ -99,6 +101,7 @@ __all__ = [
     "calibrate",
     "compare",
     "convert",
+    "correct_bias",
     "coverage",
     "diff_graphs",
     "disable_fake_quantize",
@@ -106,6 +109,7 @@ __all__ = [
     "enable_fake_quantize",
     "enable_observers",
     "encodings_of",
+    "equalize",
     "export_calibration",
     "fake_quantizers",
     "fill",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,12 @@ from .stages.annotate import choose_quantizer, description_of
 from .stages.batches import InputFn
 from .stages.calibrate import calibrate
 from .stages.convert import converted
+from .stages.correct_bias import HOWS, ZeroBiases, correct_bias
+from .stages.equalize import Equalizer
 from .stages.lower import lowered
 from .stages.methods import by_method, check_methods, join_methods
 from .stages.module import Report
-from .stages.prepare import prepare_for
+from .stages.prepare import Change, Changes, prepare_for
 from .stages.records import refuse
 from .stages.seen import needs_data
 from .stages.smooth import Smoother, check_strength
@@ -48,6 +50,8 @@ def quantize_script(
     config: Any = None,
     mode: str | None = None,
     smooth: str | float | None = "auto",
+    equalize: str | None = None,
+    bias_correction: str | None = None,
     strict: bool = False,
     inplace: bool = False,
     progress: bool | None = None,
@@ -87,6 +91,10 @@ def quantize_script(
             than four times the median one, in the data, or without by gain and shift; a number, the
             strength, for all that are in front of linears; None for none. See
             `jit_passes.smooth`. Not with a profile, nor in the mode "weight_only".
+        equalize: whose ranges to scale the channels between layers by: "auto", "activations" or
+            "weights", see `jit_passes.equalize`; None for not at all. Not with a profile.
+        bias_correction: "sequential" or "fast", which need data, or "statistics": see
+            `jit_passes.correct_bias`; None for none.
         strict: raise an error for operators with weights and matrix products, the rows of
             `coverage`, that would stay in float and were not asked to, and for rules of the
             configuration that change nothing. Others, a softmax or a norm, may stay in float.
@@ -115,7 +123,8 @@ def quantize_script(
     """
     quantized = partial(
         _quantized, model, quantizer=quantizer, target=target, config=config, mode=mode,
-        smooth=smooth, strict=strict, progress=progress, input_fn=input_fn,
+        smooth=smooth, equalize=equalize,
+        bias_correction=bias_correction, strict=strict, progress=progress, input_fn=input_fn,
     )  # fmt: skip
     if methods is None:
         result = quantized(calibration_data, profile, method=method)
@@ -142,8 +151,8 @@ def quantize_script(
 def _quantized(
     model: torch.jit.ScriptModule, calibration_data: Any, profile: Any, *,
     quantizer: Quantizer | None, target: str | Target, config: Any, mode: str | None,
-    smooth: str | float | None, strict: bool, progress: bool | None, method: str,
-    input_fn: InputFn | None, state: Sequence[str] = (),
+    smooth: str | float | None, equalize: str | None, bias_correction: str | None, strict: bool,
+    progress: bool | None, method: str, input_fn: InputFn | None, state: Sequence[str] = (),
 ) -> torch.jit.ScriptModule:  # fmt: skip
     """Return a model with one method, quantized: see `quantize_script`."""
     if calibration_data is not None and profile is not None:
@@ -152,6 +161,8 @@ def _quantized(
     backend, chosen = choose_quantizer(quantizer, target, config, mode)
     if isinstance(chosen, BackendQuantizer) and not has_data:
         chosen = chosen.without_data()
+    if (equalize or bias_correction) and isinstance(calibration_data, Iterator):
+        calibration_data = list(calibration_data)  # gone through more than once
     smoother = None
     if profile is not None and smooth not in (None, "auto"):
         why = "its ranges are those of the model as it is; leave one of the two out"
@@ -162,8 +173,30 @@ def _quantized(
     if smooth is not None and profile is None and smooths(chosen, smooth, has_data):
         strength = None if isinstance(smooth, str) else smooth
         smoother = Smoother(strength, calibration_data, input_fn, progress, origin=model)
+    changes: list[Change] = [] if smoother is None else [smoother]
+    if equalize is not None:
+        if profile is not None:
+            why = "its ranges are those of the model as it is; leave one of the two out"
+            raise JitPassesError(
+                f"equalize={equalize!r} and a profile: {why}, or profile what jit_passes.equalize "
+                "returns",
+                command=f"--equalize {equalize} and --profile: {why}",
+            )
+        by = None if equalize == "auto" else equalize
+        equalizer = Equalizer(
+            by, calibration_data, input_fn=input_fn, progress=progress, origin=model
+        )
+        changes.insert(0, equalizer)
+    if bias_correction is not None:
+        changes.append(ZeroBiases())
+        if calibration_data is None and bias_correction in HOWS and bias_correction != "statistics":
+            raise JitPassesError(
+                f"bias_correction='{bias_correction}' needs calibration data: pass some, or say "
+                "'statistics'",
+                command=f"--correct-bias {bias_correction} needs --data or --random",
+            )
     prepared = prepare_for(
-        model, backend, chosen, smoother=smoother, strict=strict, method=method, state=state
+        model, backend, chosen, change=Changes(changes), strict=strict, method=method, state=state
     )
     if profile is not None:
         fill(prepared, profile)
@@ -175,6 +208,11 @@ def _quantized(
         raise JitPassesError(RANGES, command=OPTIONS)
     else:
         check_without_data(prepared)
+    if bias_correction is not None:
+        given = None if bias_correction == "statistics" else calibration_data
+        prepared = correct_bias(
+            prepared, given, how=bias_correction, model=model, input_fn=input_fn, progress=progress
+        )
     held = [prepared]
     del prepared
     return _finished(held, backend, strict, progress)

@@ -303,16 +303,21 @@ def test_merge_refusals() -> None:
     assert (profile + profile).values["conv:conv2d[1]"] == profile.values["conv:conv2d[1]"]
 
 
+def buffers_of(state: State) -> tuple[Tensor, Tensor]:
+    assert state.histogram is not None
+    return state.range, state.histogram
+
+
 def test_merge_op_checks() -> None:
     """Buffers that do not fit are an error, never a write outside of them."""
     merge = torch.ops.jit_passes.merge_histogram
     row = torch.tensor([0.0, 1.0, 1, 1, -6, 0], dtype=torch.float64)
     counts = torch.tensor([1] * 64 + [0] * 64 + [7])
     with pytest.raises(RuntimeError, match="outside of its range"):
-        merge(row, counts, *vars(State.new(64)).values())
+        merge(row, counts, *buffers_of(State.new(64)))
     row[4] = 3
     with pytest.raises(RuntimeError, match="cannot be split"):
-        merge(row, torch.tensor([4]), *vars(State.new(64)).values())
+        merge(row, torch.tensor([4]), *buffers_of(State.new(64)))
 
 
 def test_weights() -> None:

@@ -6,6 +6,8 @@
 //   pair_sums           per_channel_min_max, widened to the sums of neighbouring values 2k and 2k + 1
 //   reach               notes only that the value was computed
 //   constant            notes only that it was there: constants are measured when observers are inserted
+//   inputs              the same, of a weight; and squares += sum of inputs^2 for each channel of what it
+//                       multiplies, which says how much each weight matters to the result
 //   nothing             notes nothing: the value's parameters are derived from those of others
 //
 // None of them returns anything: the float data flow is what it would be without them. `name` and `spec`
@@ -93,6 +95,21 @@ void observeConstant(
   changeOnCpu([](at::Tensor& own) { *own.mutable_data_ptr<bool>() = true; }, reached);
 }
 
+void observeInputs(
+    const at::Tensor&, const at::Tensor& inputs, at::Tensor reached, const at::Tensor&, at::Tensor squares,
+    int64_t channel_axis, string_view name, string_view) {
+  changeOnCpu([](at::Tensor& own) { *own.mutable_data_ptr<bool>() = true; }, reached);
+  if (inputs.numel() == 0) {
+    return;
+  }
+  const int64_t channels = squares.numel();
+  TORCH_CHECK(
+      inputs.dim() >= -channel_axis && inputs.size(channel_axis) == channels, "the inputs of '", name,
+      "' have shape ", inputs.sizes(), ", and not ", channels, " channels along axis ", channel_axis);
+  const auto rows = inputs.detach().movedim(channel_axis, 0).reshape({channels, -1}).to(at::kDouble);
+  squares.add_(rows.square().sum(1).to(squares.device()).view_as(squares));
+}
+
 void observeNothing(const at::Tensor&, at::Tensor, string_view, string_view) {}
 
 const RegisterOp observe_min_max_op{
@@ -121,6 +138,11 @@ const RegisterOp observe_constant_op{
     "observe_constant(Tensor x, Tensor(a!) reached, Tensor range, Tensor? histogram, str name, "
     "str spec) -> ()",
     "Note that a constant, which has been measured before, was reached.", onAnyDevice(observeConstant)};
+const RegisterOp observe_inputs_op{
+    "observe_inputs(Tensor x, Tensor inputs, Tensor(a!) reached, Tensor range, Tensor(b!) squares, "
+    "int channel_axis, str name, str spec) -> ()",
+    "Note that a weight was reached, and sum the squares of what it multiplies by channel.",
+    onAnyDevice(observeInputs)};
 // Without a buffer that it could write to, it would be dead code.
 const RegisterOp observe_nothing_op{
     "observe_nothing(Tensor x, Tensor(a!) range, str name, str spec) -> ()",

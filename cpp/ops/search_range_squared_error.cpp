@@ -16,6 +16,9 @@
 // with a = b where the range is symmetric or one-sided: search_range_l2 without its assumption that both
 // ends can be found one after the other. Of ranges with the same error the widest upper end wins, then
 // the widest lower end.
+//
+// jit_passes::search_range_of_rows: one of the two for each row of a matrix. All numbers are known, and each is
+// a bin of its own, with its importance as count.
 #include <ATen/Parallel.h>
 
 #include "graph/registry.h"
@@ -145,13 +148,11 @@ float searchFactorAround(Error error, float centre) {
       error, std::max(centre - kReach, 0.0f), std::min(centre + kReach, 1.0f), /*steps=*/4, /*rounds=*/2);
 }
 
-std::tuple<double, double> searchRangeL2(
-    const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max, int64_t quant_min,
-    int64_t quant_max, bool symmetric) {
-  const IntegerGrid grid{quant_min, quant_max, symmetric};
-  const auto bins = binsOf(histogram, exponent, offset, min, max);
+using Range = std::tuple<double, double>;
+
+Range searchCoarseToFine(const Bins& bins, const IntegerGrid& grid, double min, double max) {
   float low = std::min(min, 0.0), high = std::max(max, 0.0);
-  if (symmetric) {
+  if (grid.symmetric) {
     high = std::max(-low, high);
     high *= searchFactor([&](float factor) { return errorOf(bins, grid, -high * factor, high * factor); });
     return {-high, high};
@@ -169,23 +170,25 @@ std::tuple<double, double> searchRangeL2(
   return {low * below, high * above};
 }
 
+Range searchRangeL2(
+    const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max, int64_t quant_min,
+    int64_t quant_max, bool symmetric) {
+  const auto bins = binsOf(histogram, exponent, offset, min, max);
+  return searchCoarseToFine(bins, {quant_min, quant_max, symmetric}, min, max);
+}
+
 const RegisterOp search_range_l2_op{
     "search_range_l2(Tensor histogram, int exponent, int offset, float min, float max, int quant_min, "
     "int quant_max, bool symmetric) -> (float, float)",
     "The range whose quantization has the least squared error.", onCpu(searchRangeL2)};
 
-std::tuple<double, double> searchRangeExhaustive(
-    const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max, int64_t quant_min,
-    int64_t quant_max, bool symmetric, int64_t factors) {
-  TORCH_CHECK(factors > 0, "the search needs at least one factor, not ", factors);
-  const IntegerGrid grid{quant_min, quant_max, symmetric};
-  const auto bins = binsOf(histogram, exponent, offset, min, max);
+Range searchGrid(const Bins& bins, const IntegerGrid& grid, double min, double max, int64_t factors) {
   float low = std::min(min, 0.0), high = std::max(max, 0.0);
-  if (symmetric) {
+  if (grid.symmetric) {
     high = std::max(-low, high);
     low = -high;
   }
-  const bool together = symmetric || low == 0 || high == 0;
+  const bool together = grid.symmetric || low == 0 || high == 0;
   const int64_t inner = together ? 1 : factors;
   const auto range = [&](int64_t candidate) {
     const float above = static_cast<float>(factors - candidate / inner) / factors;
@@ -202,10 +205,67 @@ std::tuple<double, double> searchRangeExhaustive(
   return range(std::min_element(errors.begin(), errors.end()) - errors.begin());
 }
 
+Range searchRangeExhaustive(
+    const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max, int64_t quant_min,
+    int64_t quant_max, bool symmetric, int64_t factors) {
+  TORCH_CHECK(factors > 0, "the search needs at least one factor, not ", factors);
+  const auto bins = binsOf(histogram, exponent, offset, min, max);
+  return searchGrid(bins, {quant_min, quant_max, symmetric}, min, max, factors);
+}
+
 const RegisterOp search_range_exhaustive_op{
     "search_range_exhaustive(Tensor histogram, int exponent, int offset, float min, float max, "
     "int quant_min, int quant_max, bool symmetric, int factors) -> (float, float)",
     "The range of a grid whose quantization has the least squared error.", onCpu(searchRangeExhaustive)};
+
+// Without an importance all numbers count alike, as they do where all have none.
+Bins binsOfRow(const float* row, const float* importance, int64_t size, double largest) {
+  Bins bins{std::ldexp(1.0, std::ilogb(largest)), std::vector<float>(size), std::vector<float>(size, 1)};
+  std::transform(
+      row, row + size, bins.centres.begin(), [&](float x) { return static_cast<float>(x / bins.unit); });
+  if (importance != nullptr) {
+    const float most = *std::max_element(importance, importance + size);
+    if (most > 0) {
+      std::transform(importance, importance + size, bins.counts.begin(), [&](float x) { return x / most; });
+    }
+  }
+  return bins;
+}
+
+at::Tensor searchRowRanges(
+    const at::Tensor& rows, const std::optional<at::Tensor>& importance, int64_t quant_min, int64_t quant_max,
+    bool symmetric, int64_t factors) {
+  TORCH_CHECK(rows.dim() == 2, "the rows are a matrix, not a tensor of shape ", rows.sizes());
+  TORCH_CHECK(
+      !importance || importance->sizes() == rows.sizes(), "the importance has shape ", importance->sizes(),
+      ", and the rows ", rows.sizes());
+  TORCH_CHECK(factors >= 0, "the search needs at least one factor, or 0 for coarse to fine, not ", factors);
+  const IntegerGrid grid{quant_min, quant_max, symmetric};
+  const int64_t size = rows.size(1);
+  const auto values = rows.detach().to(at::kFloat).contiguous();
+  const auto weights = importance ? importance->to(at::kFloat).contiguous() : at::Tensor();
+  auto ranges = at::zeros({2, rows.size(0)}, at::kDouble);
+  double *lows = ranges.mutable_data_ptr<double>(), *highs = lows + rows.size(0);
+  at::parallel_for(0, rows.size(0), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float* row = values.const_data_ptr<float>() + i * size;
+      const auto [low, high] = std::minmax_element(row, row + size);
+      if (size == 0 || (*low == 0 && *high == 0)) {
+        continue;
+      }
+      const float* counts = importance ? weights.const_data_ptr<float>() + i * size : nullptr;
+      const auto bins = binsOfRow(row, counts, size, std::max(-*low, *high));
+      std::tie(lows[i], highs[i]) = factors > 0 ? searchGrid(bins, grid, *low, *high, factors)
+                                                : searchCoarseToFine(bins, grid, *low, *high);
+    }
+  });
+  return ranges;
+}
+
+const RegisterOp search_range_of_rows_op{
+    "search_range_of_rows(Tensor rows, Tensor? importance, int quant_min, int quant_max, bool symmetric, "
+    "int factors) -> Tensor",
+    "The range of each row whose quantization has the least squared error.", onCpu(searchRowRanges)};
 
 } // namespace
 } // namespace jit_passes

@@ -165,6 +165,9 @@ Value* Insertions::operand(const c10::IValue& what, Node* before) {
   }
   const auto fields = elements(what);
   const auto& role = fields[0].toStringRef();
+  if (role == "value") {
+    return values_.at(fields[1].toInt());
+  }
   return role == "state" ? states_.at(fields[1].toInt()) : shared(role);
 }
 

@@ -25,6 +25,7 @@ struct Insertion {
 // The options `places` and `states` of a pass that inserts. An operand is a constant, or a tuple:
 //
 //   ("state", i)           the i-th of the option `states`: a scale, threshold, range or histogram
+//   ("value", id)          a value of the graph, by its unique() in the snapshot
 //   ("corrections",)       the buffer scale_corrections of the module, which counts
 //   ("observe",)           whether the module trains and its switch observer_enabled is on
 //   ("enabled",)           its switch fake_quantize_enabled

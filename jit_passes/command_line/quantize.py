@@ -18,6 +18,7 @@ from ..report import coverage, provenance
 from ..report.compare import decibels
 from ..report.provenance import note
 from ..stages.batches import batches as arguments_of
+from ..stages.correct_bias import HOWS
 from ..tuning.metric import sqnr_metric
 from . import options
 from .files import check_output, check_readable, load_model, save_model
@@ -31,6 +32,7 @@ Examples:
   jit-passes quantize model.pt --profile model.yaml --config layers.yaml --strict -o int8.pt
   jit-passes quantize bert.pt --mode dynamic -o int8.pt
   jit-passes quantize bert.pt --data ids.npz --smooth 0.5 -o int8.pt
+  jit-passes quantize mobilenet.pt --data calib.npz --equalize weights -o int8.pt
   jit-passes quantize bert.pt --random ids=1x128:int64 --target stock -o int8.pt
 
 A hundred samples or so are enough. In an .npz, arrays have the names of the model's arguments, and
@@ -54,6 +56,19 @@ the first axis counts samples.
     "nowhere (none), or everywhere by 0.5 say, which needs data.",
 )
 @click.option(
+    "--equalize",
+    type=click.Choice(["auto", "activations", "weights"]),
+    help="Scale the channels between layers to like size first, by ranges of activations, which "
+    "needs data, or of weights; auto is the first with data, the second without.",
+)
+@click.option(
+    "--correct-bias",
+    "bias_correction",
+    type=click.Choice(HOWS),
+    help="Keep the means of layers' results by their biases: layer by layer (sequential), at once "
+    "(fast), which need data, or by batch norms (statistics).",
+)
+@click.option(
     "--strict",
     is_flag=True,
     help="Fail where an operator with weights or a matrix product would stay in float without "
@@ -65,8 +80,8 @@ the first axis counts samples.
 @options.common
 def quantize(
     model: Path, profile: Path | None, target: str, config: Path | None, mode: str | None,
-    smooth: str | float, strict: bool, method: str, output: Path, as_json: bool,
-    no_progress: bool, **data: Any,
+    smooth: str | float, equalize: str | None, bias_correction: str | None, strict: bool,
+    method: str, output: Path, as_json: bool, no_progress: bool, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize MODEL to int8, and say what became int8 and why the rest did not.
 
@@ -86,6 +101,8 @@ def quantize(
     shown = False if no_progress else None
     if isinstance(smooth, float) and batches is None:
         raise click.UsageError("--smooth needs --data or --random")
+    if equalize == "activations" and batches is None:
+        raise click.UsageError("--equalize activations needs --data or --random")
     try:
         quantized = quantize_script(
             loaded,
@@ -95,6 +112,8 @@ def quantize(
             config=config,
             mode=mode,
             smooth=None if smooth == "none" else smooth,
+            equalize=equalize,
+            bias_correction=bias_correction,
             strict=strict,
             method=method,
             progress=shown,

@@ -260,7 +260,7 @@ class TensorOptions:
             raise OptionError(
                 "calibration",
                 f"{type(self.calibration).__name__} finds one range for a whole tensor: set "
-                "channelwise to false, or calibrate with min_max",
+                "channelwise to false, or calibrate with mean_squared_error or min_max",
             )
         observer = spec.observer if self.calibration is None else self.calibration
         return replace(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .entropy import KLJ, Entropy
-from .histogram import Histogram, MeanSquaredError, Percentile, ThreeSigma
+from .histogram import Histogram, MeanSquaredError, OutputError, Percentile, ThreeSigma
 from .observer import HistogramObserver, Observer, ObserverState
 from .ranges import Fixed, MinMax, MinMaxWithin, MovingAverageMinMax, PairSums
 
@@ -22,6 +22,7 @@ __all__ = [
     "MovingAverageMinMax",
     "Observer",
     "ObserverState",
+    "OutputError",
     "PairSums",
     "Percentile",
     "ThreeSigma",

@@ -9,14 +9,39 @@ import torch
 
 from ..errors import ArgumentError
 from .bins import clip, filled_bins
-from .observer import HistogramObserver, ObserverState
+from .observer import HistogramObserver, Observer, ObserverState
+
+
+def _search_rows(
+    state: ObserverState, quant_min: int, quant_max: int, symmetric: bool, factors: int
+) -> torch.Tensor:
+    """Return the range of least squared error for each row of numbers, [2, rows].
+
+    Args:
+        state: of an observer of a constant.
+        quant_min: of the codes.
+        quant_max: of the codes.
+        symmetric: whether ranges are.
+        factors: see `MeanSquaredError`; 0 for the search of `Histogram`.
+    """
+    assert state.rows is not None
+    rows, importance = state.rows.cpu(), state.importance
+    importance = None if importance is None else importance.cpu()
+    found: torch.Tensor = torch.ops.jit_passes.search_range_of_rows(
+        rows, importance, quant_min, quant_max, symmetric, factors
+    )
+    return found
 
 
 @dataclass(frozen=True)
 class Histogram(HistogramObserver):
-    """Quantize the range with the least mean squared error over a histogram of all values."""
+    """Quantize the range with the least mean squared error over a histogram of all values.
+
+    Of a weight with a scale for each channel, the error is that of the channel's own numbers.
+    """
 
     name: ClassVar[str] = "histogram"
+    searches_rows: ClassVar[bool] = True
     headroom: int = field(default=1024, kw_only=True)
 
     def find_range(
@@ -29,6 +54,11 @@ class Histogram(HistogramObserver):
         )
         return found
 
+    def find_channel_ranges(
+        self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
+    ) -> torch.Tensor:
+        return _search_rows(state, quant_min, quant_max, symmetric, factors=0)
+
 
 @dataclass(frozen=True)
 class MeanSquaredError(HistogramObserver):
@@ -38,13 +68,15 @@ class MeanSquaredError(HistogramObserver):
 
     with a = b where the range is symmetric or one-sided. The error is the one that `Histogram`
     minimizes, from coarse to fine, one end after the other: that is finer and faster, this is
-    certain to find the best of its grid.
+    certain to find the best of its grid. Of a weight with a scale for each channel, the error is
+    that of the channel's own numbers.
 
     Attributes:
         factors: steps of the grid.
     """
 
     name: ClassVar[str] = "mean_squared_error"
+    searches_rows: ClassVar[bool] = True
     factors: int = 100
     headroom: int = field(default=1024, kw_only=True)
 
@@ -62,6 +94,43 @@ class MeanSquaredError(HistogramObserver):
             *bins, quant_min, quant_max, symmetric, self.factors
         )
         return found
+
+    def find_channel_ranges(
+        self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
+    ) -> torch.Tensor:
+        return _search_rows(state, quant_min, quant_max, symmetric, self.factors)
+
+
+@dataclass(frozen=True)
+class OutputError(Observer):
+    """Quantize the range of weights that gives the result of their layer the least squared error.
+
+    Inputs x of a layer with weights w are taken as uncorrelated, with mean squares that calibration
+    finds for each input channel:
+
+        error = sum over i of  E[x_i^2] (w_i - dequantize(quantize(w_i)))^2
+
+    over the weights i that share a scale. Ranges are searched as by `Histogram`. Without data, and
+    for weights that are neither of a convolution nor of a linear, all E[x_i^2] are equal.
+
+    Source: the diagonal of the Hessian 2 E[x x^T], as in Nagel et al., Up or Down? Adaptive
+    Rounding for Post-Training Quantization, 2020 (arXiv:2004.10568), equations 13 and 20.
+    """
+
+    name: ClassVar[str] = "output_error"
+    searches_rows: ClassVar[bool] = True
+    weighs_inputs: ClassVar[bool] = True
+
+    def find_range(
+        self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
+    ) -> tuple[float, float]:
+        low, high = self.find_channel_ranges(state, quant_min, quant_max, symmetric)[:, 0].tolist()
+        return low, high
+
+    def find_channel_ranges(
+        self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
+    ) -> torch.Tensor:
+        return _search_rows(state, quant_min, quant_max, symmetric, factors=0)
 
 
 @dataclass(frozen=True)

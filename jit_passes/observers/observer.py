@@ -19,10 +19,14 @@ class ObserverState:
         range: float64. Per tensor: min, max, lowest and highest rank seen, then exponent and
             offset of the histogram's bins. Per channel: shape [2, channels], minima and maxima.
         histogram: int64 [bins], bin i counting floor(x / 2**exponent) == offset + i; or None.
+        rows: of a constant, the numbers that share a scale, row by row; else None.
+        importance: how much the error of each of these counts; None for all alike.
     """
 
     range: torch.Tensor
     histogram: torch.Tensor | None
+    rows: torch.Tensor | None = None
+    importance: torch.Tensor | None = None
 
     @property
     def reached(self) -> bool:
@@ -45,10 +49,14 @@ class Observer(Registered, noun="calibration method"):
     Attributes:
         op: the operator that does the watching, in the namespace jit_passes.
         per_channel_op: the same for specifications with a channel axis.
+        searches_rows: whether it looks at the numbers of a channel, which only constants keep.
+        weighs_inputs: whether it asks how large the inputs are that a weight multiplies.
     """
 
     op: ClassVar[str] = "observe_min_max"
     per_channel_op: ClassVar[str] = "observe_per_channel_min_max"
+    searches_rows: ClassVar[bool] = False
+    weighs_inputs: ClassVar[bool] = False
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
@@ -56,7 +64,9 @@ class Observer(Registered, noun="calibration method"):
         """Return the range to quantize, from the buffers of a per-tensor observer."""
         return float(state.range[0]), float(state.range[1])
 
-    def find_channel_ranges(self, state: ObserverState) -> torch.Tensor:
+    def find_channel_ranges(
+        self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
+    ) -> torch.Tensor:
         """Return minima and maxima to quantize, shape [2, channels], from a per-channel observer.
 
         Channels have no histograms: unless a class says otherwise, these are the ones seen.

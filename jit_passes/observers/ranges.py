@@ -106,6 +106,8 @@ class Fixed(HistogramObserver):
     ) -> tuple[float, float]:
         return self.low, self.high
 
-    def find_channel_ranges(self, state: ObserverState) -> torch.Tensor:
+    def find_channel_ranges(
+        self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool
+    ) -> torch.Tensor:
         ends = torch.tensor([[self.low], [self.high]], dtype=torch.float64)
         return ends.expand_as(state.range)

@@ -17,7 +17,7 @@ from ..logs import timed
 from ..passes.pipeline import Pipeline
 from ..specification.place import Place
 from ..stages.module import ModelStage, stage_of
-from ..stages.prepare import CONSTANT, NOTHING, REACH, fresh_range, measure, qualified
+from ..stages.prepare import CONSTANT, INPUTS, NOTHING, REACH, fresh_range, measure, qualified
 from .fingerprint import EDGE, origin
 from .record import Profile, describe_difference
 from .sites import Sites
@@ -177,6 +177,12 @@ def _fill(observer: _Observer, profile: Profile, buffers: _Buffers) -> None:
     if observer.op == CONSTANT:  # measured already
         buffers.fresh(observer.operands["reached"]).fill_(True)
         return
+    if observer.op == INPUTS:
+        raise JitPassesError(
+            f"the range of '{observer.operands['name']}' goes by the mean squares of what it "
+            "multiplies, channel by channel, which no profile has: choose the calibration "
+            "mean_squared_error, or give data instead"
+        )
     range_ = buffers.fresh(observer.range)
     histogram = None if observer.histogram is None else buffers.fresh(observer.histogram)
     if observer.value.is_constant:

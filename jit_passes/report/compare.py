@@ -280,10 +280,11 @@ class _Comparison:
         module = Pipeline("name_inputs", (name_inputs,)).run(module, report.method).module
         nodes = _nodes_by_value(GraphView.of(module, report.method))
         rows: dict[Pair, _Row] = {}
-        smoothed = set(report.made.get("smoothed", ()))  # these are others in the float model
+        # These are others in the float model.
+        changed = {*report.made.get("smoothed", ()), *report.made.get("scaled", ())}
         for name, site in _sites(quantized, report):
             node = nodes.get(name)
-            if node is None or node.output.written or name in smoothed:
+            if node is None or node.output.written or name in changed:
                 continue
             kind = "quantized" if site.value is not None else "float"
             made = node.kind != EDGE

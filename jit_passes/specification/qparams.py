@@ -149,7 +149,7 @@ def choose_qparams(
             )
         scale, zero_point = affine_qparams(low, high, spec)
         return QParams(scale, zero_point, None, *grid)
-    ranges = spec.observer.find_channel_ranges(state)
+    ranges = spec.observer.find_channel_ranges(state, spec.quant_min, spec.quant_max, spec.centred)
     if not spec.symmetric or spec.range_form != "pytorch":
         pairs = [affine_qparams(low, high, spec) for low, high in ranges.T.tolist()]
         steps = torch.tensor([scale for scale, _ in pairs], dtype=torch.float64)

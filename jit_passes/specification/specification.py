@@ -44,7 +44,8 @@ class QuantizationSpec:
         group_size: of a weight, how many neighbours along its input axis share a scale within a
             channel; None for all of them. The input axis is the other of the first two: a weight
             `[out, in]` with ch_axis 0 has scales `[out, in / group_size]`.
-        observer: watches the value during calibration.
+        observer: watches the value during calibration; a histogram, or per channel the smallest and
+            the largest number, unless given.
         rounding: half_even; half_away (from zero); half_up; floor; ceil; toward_zero. Others than
             half_even are for fake quantization: backends' kernels round halves to even.
         range_form: whose formulas take a range to scale and zero point: pytorch (see
@@ -107,6 +108,8 @@ class QuantizationSpec:
             constructor = constructor()
         if constructor is not None:
             object.__setattr__(self, "observer", constructor)
+        if self.ch_axis is not None and self.observer is DEFAULT_OBSERVER:
+            object.__setattr__(self, "observer", MinMax())  # no search that nobody asked for
         if not isinstance(self.observer, Observer):
             raise ArgumentError(
                 f"observer is one of jit_passes.observers, not a {type(self.observer).__name__}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,10 +24,49 @@ from ..targets import Target
 from .annotate import annotate, choose_quantizer, frozen
 from .faults import note_origin
 from .module import ModelStage
-from .smooth import STRENGTH, Smoother
 
 OBSERVE = Pipeline("observe", ("insert_observers",), ensures=("observed_once",))
 CONSTANT, NOTHING, REACH = "observe_constant", "observe_nothing", "observe_reach"
+INPUTS = "observe_inputs"  # of a constant weight; also of what it multiplies
+
+
+class Change(Protocol):
+    """Makes another float module, which computes the same, of one in canonical form."""
+
+    def __call__(self, module: Any, method: str) -> Any: ...
+
+    @property
+    def made(self) -> Mapping[str, Any]:
+        """Entries of the report."""
+        ...
+
+    @property
+    def remarks(self) -> Mapping[str, str]:
+        """What to say of operators, by name."""
+        ...
+
+
+@dataclass
+class Changes:
+    """Changes, one after another."""
+
+    all: Sequence[Change]
+
+    def __call__(self, module: Any, method: str) -> Any:
+        """Return the module with all of them."""
+        for change in self.all:
+            module = change(module, method)
+        return module
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """The entries of all."""
+        return {name: entry for change in self.all for name, entry in change.made.items()}
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """The remarks of all."""
+        return {name: said for change in self.all for name, said in change.remarks.items()}
 
 
 def prepare(
@@ -79,20 +118,21 @@ def prepare_for(
     backend: Target,
     quantizer: Quantizer,
     *,
-    smoother: Smoother | None = None,
+    change: Change | None = None,
     strict: bool = False,
     method: str = "forward",
     state: Sequence[str] = (),
 ) -> torch.jit.ScriptModule:
-    """Return the result of `prepare`, smoothed if asked for, with state that others change."""
+    """Return the result of `prepare`, of a changed model if asked for, with state of others."""
     with stage("prepare"):
         annotated = annotate(
-            model, method, frozen(state), quantizer, backend, change=smoother, strict=strict
+            model, method, frozen(state), quantizer, backend, change=change, strict=strict
         )
-        if smoother is not None and smoother.names:
-            strength = STRENGTH if smoother.strength is None else smoother.strength
-            made = {**annotated.made, "smooth": strength, "smoothed": list(smoother.names)}
-            annotated = replace(annotated, made=made)
+        if change is not None:
+            made, said = {**annotated.made, **change.made}, change.remarks
+            rows = annotated.operators
+            told = (r.remarked(said[r.name]) if r.name in said else r for r in rows)
+            annotated = replace(annotated, made=made, operators=tuple(told))
         options = {"insert_observers": plan_observations(annotated.quantizations)}
         prepared = annotated.insert(OBSERVE, options, ModelStage.PREPARED)
     note_origin(prepared, model)
@@ -183,7 +223,15 @@ class _Plan:
             elif op == CONSTANT:
                 self.measure(own, value.constant, known, place)
             else:
+                _check_search(observer, axis, place.name)
                 op = own
+            inputs = inputs_of(quantization) if observer.weighs_inputs and op == CONSTANT else None
+            if inputs is not None:
+                op, shape = INPUTS, inputs.squares
+                known |= {"inputs": ("value", inputs.value), "channel_axis": inputs.axis}
+                known["squares"] = self.state(
+                    f"{group}_squares", torch.zeros, *shape, dtype=torch.float64
+                )
         elif (
             isinstance(spec, GroupDerivation) or place.is_dynamic or (place.scales and op == REACH)
         ):
@@ -193,7 +241,7 @@ class _Plan:
         known |= {"name": place.name, "spec": place.to_text()}
         if "range" not in known:
             known |= {"range": self.range(group, place), "histogram": None}
-        if op == CONSTANT:
+        if op in (CONSTANT, INPUTS):
             block = quantization.uses[0][0].block if quantization.uses else 0
             known["reached"] = self.state(
                 f"observer_reached_{block}", torch.zeros, 1, dtype=torch.bool
@@ -231,6 +279,36 @@ class _Plan:
         measure(op, value, given, place.name)
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a constant weight multiplies.
+
+    Attributes:
+        value: its id.
+        axis: of its channels, from the end.
+        squares: the shape of one number for each channel: [groups, channels], or of a transposed
+            convolution, whose weight begins with all of them, [channels].
+    """
+
+    value: int
+    axis: int
+    squares: tuple[int, ...]
+
+
+def inputs_of(quantization: Quantization) -> Inputs | None:
+    """Return what the first reader of a weight multiplies by it; None if it does not multiply."""
+    for node, operand in quantization.uses[:1]:
+        weighted = node.traits.weighted
+        if weighted is None or operand != node.position("weight"):
+            return None
+        shape, groups = quantization.value.constant.shape, 1
+        if weighted.spatial_dims:
+            groups = node.operand("groups").constant
+        squares = (shape[0],) if weighted.transposed else (groups, shape[1])
+        return Inputs(node.operand("input").id, -1 - weighted.spatial_dims, squares)
+    return None
+
+
 def request(
     value: int, uses: list[tuple[int, int]], home: int | None, op: str, operands: dict[str, Any]
 ) -> dict[str, Any]:
@@ -251,6 +329,17 @@ def measure(op: str, value: Any, operands: Mapping[str, Any], name: str) -> None
         raise JitPassesError(
             f"the constant '{name}' cannot be quantized: {first_line(error)}"
         ) from error
+
+
+def _check_search(observer: Observer, axis: int | None, name: str) -> None:
+    """Raise an error for a search among numbers that only a constant keeps."""
+    if observer.weighs_inputs or (observer.searches_rows and axis is not None):
+        where = "" if axis is None else " per channel"
+        raise JitPassesError(
+            f"'{name}' is to be calibrated{where} with {observer.name}, which goes through the "
+            "numbers of a constant weight, and the model computes it: calibrate with min_max"
+            + ("" if observer.weighs_inputs else ", or set channelwise to false")
+        )
 
 
 def _check(quantization: Quantization) -> None:

@@ -17,6 +17,7 @@ from ..observers import ObserverState
 from ..passes.pipeline import Pipeline
 from ..passes.subject import wrap
 from ..quantizers.support import OperatorSupport
+from ..specification.groups import rows_of
 from ..specification.parameters import QParams
 from ..specification.place import Place
 from ..specification.qparams import choose_qparams
@@ -135,6 +136,37 @@ def _state_of(operands: Mapping[str, Any]) -> ObserverState:
     return ObserverState(operands["range"], operands.get("histogram"))
 
 
+def _with_rows(
+    state: ObserverState, spec: QuantizationSpec, operands: Mapping[str, Any]
+) -> ObserverState:
+    """Return the state of an observer of a constant, with the numbers that it searches."""
+
+    def rows(tensor: torch.Tensor) -> torch.Tensor:
+        if spec.ch_axis is None:
+            return tensor.reshape(1, -1)
+        return rows_of(tensor, spec.ch_axis, spec.group_size)
+
+    weight, squares = operands["x"].detach(), operands.get("squares")
+    importance = None if squares is None else rows(_importance(squares, weight.shape))
+    return replace(state, rows=rows(weight), importance=importance)
+
+
+def _importance(squares: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return for each weight the mean square of what it multiplies, relative to the largest one.
+
+    Args:
+        squares: see `Inputs.squares`.
+        shape: of the weight.
+    """
+    squares = squares / squares.amax().clamp_min(torch.finfo(torch.float64).tiny)
+    if squares.dim() == 1:
+        by_channel = squares.reshape(-1, *[1] * (len(shape) - 1))
+    else:
+        of_outputs = squares.repeat_interleave(shape[0] // len(squares), 0)
+        by_channel = of_outputs.reshape(*shape[:2], *[1] * (len(shape) - 2))
+    return by_channel.float().expand(shape)
+
+
 def _observed(node: int, op: str, operands: dict[str, Any], ran: bool) -> QuantizedPlace:
     place = Place.from_text(operands["spec"])
     state, blind = _state_of(operands), op == _NOTHING
@@ -144,8 +176,11 @@ def _observed(node: int, op: str, operands: dict[str, Any], ran: bool) -> Quanti
     noted = not blind and not measured and reached and state.range.dim() == 1
 
     def found() -> QParams:
-        assert isinstance(place.spec, QuantizationSpec)
-        return choose_qparams(place.spec, state, place.scales or (-1,), sampled=not measured)
+        spec = place.spec
+        assert isinstance(spec, QuantizationSpec)
+        searches = measured and spec.observer.searches_rows
+        known = _with_rows(state, spec, operands) if searches else state
+        return choose_qparams(spec, known, place.scales or (-1,), sampled=not measured)
 
     return QuantizedPlace(
         place, reached, seen, found, state.ranks if noted else None, node, operands

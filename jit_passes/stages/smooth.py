@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,14 @@ import torch
 
 from .. import _C
 from ..errors import ArgumentError, JitPassesError, warn
-from ..graph.editor import GraphEditor
-from ..graph.view import GraphView, NodeView, ValueView
-from ..passes.pipeline import Pipeline
+from ..graph.view import GraphView
 from ..passes.subject import wrap
 from .annotate import FROZEN
 from .batches import InputFn, batches, progress_bar
 from .recording import Recorder
+from .scaling import NORM, Layer, Scaling, apply_factors, balanced, find_scaling, is_norm
 
-_NORM, _LINEAR = "aten::layer_norm", "aten::linear"
+_LINEAR = "aten::linear"
 STRENGTH = 0.5
 OUTLYING = 4.0  # times the median channel: two of eight bits of the others are lost
 NOTHING_TO_SMOOTH = (
@@ -28,36 +27,6 @@ NOTHING_TO_SMOOTH = (
 _DEVIATIONS = 3.0  # that normalized numbers reach
 
 Arguments = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A layer norm over one axis, the linears that read it, and whether others do."""
-
-    norm: NodeView
-    linears: tuple[NodeView, ...]
-    shared: bool
-
-    @property
-    def can_be_quantized(self) -> bool:
-        """Whether a linear may be, which targets do with float32 alone: else nothing is gained."""
-        return any(n.operand("weight").constant.dtype == torch.float32 for n in self.linears)
-
-    @property
-    def largest_weights(self) -> torch.Tensor:
-        """The largest magnitude of the weights that read each channel, `[channels]`."""
-        weights = [node.operand("weight").constant.detach() for node in self.linears]
-        ends = [weight.aminmax(dim=0) for weight in weights]  # of abs() there would be a copy
-        return torch.stack([torch.maximum(-low, high) for low, high in ends]).amax(0).double()
-
-    @property
-    def expected(self) -> torch.Tensor:
-        """The largest magnitude by gain and shift, if normalized numbers reach 3, `[channels]`."""
-        ones = torch.ones_like(self.largest_weights)
-        gain, shift = (self.norm.operand(name).constant for name in ("weight", "bias"))
-        gain = ones if gain is None else gain.detach().abs().double()
-        shift = 0 * ones if shift is None else shift.detach().abs().double()
-        return _DEVIATIONS * gain + shift
 
 
 def smooth(
@@ -107,12 +76,13 @@ def smooth(
     """
     check_strength(strength)
     module = FROZEN.enter(model, method)
-    groups = _groups(GraphView.of(module, method))
-    if not groups:
+    scaling = _scaling(module, method)
+    norms = _norms(scaling)
+    if not norms:
         raise JitPassesError(f"there is nothing to smooth: {NOTHING_TO_SMOOTH}")
     arguments = batches(data, input_fn, progress_bar("smooth", progress))
-    largest = _measured(module, method, groups, arguments, model)
-    return wrap(_migrated(module, method, groups, largest, strength))
+    largest = _measured(module, method, norms, arguments, model)
+    return wrap(_migrated(module, method, scaling, largest, strength))
 
 
 def check_strength(strength: Any, said: str = "strength is a number from 0 to 1") -> None:
@@ -147,33 +117,43 @@ class Smoother:
     largest: dict[int, torch.Tensor] | None = None
     origin: torch.jit.ScriptModule | None = None
 
+    @property
+    def made(self) -> dict[str, Any]:
+        """A report's entries: the strength, and the layer norms."""
+        strength = STRENGTH if self.strength is None else self.strength
+        return {"smooth": strength, "smoothed": list(self.names)} if self.names else {}
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """Remarks on operators with weights: none."""
+        return {}
+
     def __call__(self, module: Any, method: str) -> Any:
         """Return the module, in canonical form, or one that computes the same."""
-        has_norms = _NORM in _C.names_by_kind(module, method)
-        found = _groups(GraphView.of(module, method)) if has_norms else []
-        groups = [group for group in found if group.can_be_quantized]
-        if not groups:
+        norms: list[Layer] = []
+        if NORM in _C.names_by_kind(module, method):
+            scaling = _scaling(module, method)
+            norms = [norm for norm in _norms(scaling) if _can_be_quantized(scaling, norm)]
+        if not norms:
             if self.strength is not None and self.largest is None:
                 why = f"{self.strength:g} changes nothing: {NOTHING_TO_SMOOTH}"
                 warn(f"smooth={why}", command=f"--smooth {why}")
             return module
         if self.largest is None:
-            self.largest = self._measure(module, method, groups)
+            self.largest = self._measure(module, method, norms)
         largest = self.largest
-        self.names = [group.norm.name for group in groups if group.norm.index in largest]
+        self.names = [norm.node.name for norm in norms if norm.node.index in largest]
         strength = STRENGTH if self.strength is None else self.strength
-        return _migrated(module, method, groups, largest, strength) if largest else module
+        return _migrated(module, method, scaling, largest, strength) if largest else module
 
-    def _measure(
-        self, module: Any, method: str, groups: Sequence[_Group]
-    ) -> dict[int, torch.Tensor]:
+    def _measure(self, module: Any, method: str, norms: Sequence[Layer]) -> dict[int, torch.Tensor]:
         if self.data is None:
-            largest = {group.norm.index: group.expected for group in groups}
+            largest = {norm.node.index: _expected(norm) for norm in norms}
         else:
             if isinstance(self.data, Iterator):
                 self.data = list(self.data)
             arguments = batches(self.data, self.input_fn, progress_bar("smooth", self.progress))
-            largest = _measured(module, method, groups, arguments, self.origin)
+            largest = _measured(module, method, norms, arguments, self.origin)
         if self.strength is not None:
             return largest
         return {index: most for index, most in largest.items() if _is_outlying(most)}
@@ -186,7 +166,7 @@ def _is_outlying(largest: torch.Tensor) -> bool:
 def _measured(
     module: Any,
     method: str,
-    groups: Sequence[_Group],
+    norms: Sequence[Layer],
     data: Arguments,
     origin: torch.jit.ScriptModule | None,
 ) -> dict[int, torch.Tensor]:
@@ -195,7 +175,7 @@ def _measured(
     Layer norms in branches that no data took are left out.
     """
     watched = _C.deepcopy(_C.clone(module, method))
-    recorder = Recorder(watched, method, [group.norm.index for group in groups], origin=origin)
+    recorder = Recorder(watched, method, [norm.node.index for norm in norms], origin=origin)
     largest: dict[int, torch.Tensor] = {}
     for arguments in data:
         _, values = recorder.run(arguments)
@@ -207,87 +187,48 @@ def _measured(
     return largest
 
 
+def _scaling(module: Any, method: str) -> Scaling:
+    """Return the channels of layer norms that linears read."""
+    graph = GraphView.of(module, method)
+    return find_scaling(graph, makes=is_norm, reads=lambda node: node.kind == _LINEAR)
+
+
+def _norms(scaling: Scaling) -> list[Layer]:
+    return [layer for layer in scaling.layers if layer.node.kind == NORM]
+
+
+def _readers(scaling: Scaling, norm: Layer) -> list[Layer]:
+    """Return the linears that read a layer norm."""
+    return [layer for layer in scaling.layers if layer.reads(norm)]
+
+
+def _can_be_quantized(scaling: Scaling, norm: Layer) -> bool:
+    """Say whether a linear may be, which targets do with float32 alone: else nothing is gained."""
+    weights = (reader.weight for reader in _readers(scaling, norm))
+    return any(weight is not None and weight.dtype == torch.float32 for weight in weights)
+
+
+def _expected(norm: Layer) -> torch.Tensor:
+    """Return the largest magnitude by gain and shift, if normalized numbers reach 3."""
+    ones = torch.ones(len(norm.outputs), dtype=torch.float64)
+    gain = ones if norm.weight is None else norm.weight.abs().double()
+    shift = 0 * ones if norm.bias is None else norm.bias.abs().double()
+    return _DEVIATIONS * gain + shift
+
+
 def _migrated(
-    module: Any,
-    method: str,
-    groups: Sequence[_Group],
-    largest: dict[int, torch.Tensor],
-    strength: float,
+    module: Any, method: str, scaling: Scaling, largest: Mapping[int, torch.Tensor], strength: float
 ) -> Any:
     """Return a module whose layer norms are smooth, if their largest magnitudes are given."""
-    factors = {
-        group.norm.index: _factors(group, largest[group.norm.index], strength)
-        for group in groups
-        if group.norm.index in largest
-    }
-
-    def migrate(graph: GraphEditor) -> None:
-        nodes = {node.index: node for node in graph.nodes}
-        for group in groups:
-            if group.norm.index in factors:
-                _migrate(graph, group, nodes, factors[group.norm.index])
-
-    steps = (migrate, "remove_dead_code", "pool_constants")
-    return Pipeline("smooth", steps).run(module, method).module
-
-
-def _groups(graph: GraphView) -> list[_Group]:
-    found = []
-    for node in graph.nodes:
-        if node.kind != _NORM or not _has_one_axis(node) or node.output.written:
+    factors = scaling.ones()
+    for norm in _norms(scaling):
+        if (before := largest.get(norm.node.index)) is None:
             continue
-        linears = tuple(
-            user for user, operand in node.output.uses if operand == 0 and _is_constant(user)
-        )
-        if linears:
-            found.append(_Group(node, linears, shared=len(linears) < len(node.output.uses)))
-    return found
-
-
-def _has_one_axis(norm: NodeView) -> bool:
-    sizes = norm.operand("normalized_shape").constant
-    known = _known(norm.operand("weight")) and _known(norm.operand("bias"))
-    return known and isinstance(sizes, list | tuple) and len(sizes) == 1
-
-
-def _known(value: ValueView) -> bool:
-    return value.is_constant and (value.constant is None or torch.is_tensor(value.constant))
-
-
-def _is_constant(node: NodeView) -> bool:
-    return node.kind == _LINEAR and torch.is_tensor(node.operand("weight").constant)
-
-
-def _factors(group: _Group, largest: torch.Tensor, strength: float) -> torch.Tensor:
-    """Return s, 1 where a channel or its weights are 0."""
-    if not largest.isfinite().all():
-        raise JitPassesError(f"{group.norm.name} has given NaN or infinite values")
-    weights = group.largest_weights
-    factors = largest**strength / weights ** (1 - strength)
-    return torch.where((largest > 0) & (weights > 0), factors, 1.0)
-
-
-def _migrate(
-    graph: GraphEditor, group: _Group, nodes: dict[int, NodeView], factors: torch.Tensor
-) -> None:
-    norm = nodes[group.norm.index]
-    gain, shift = (norm.operand(name).constant for name in ("weight", "bias"))
-    if gain is None:
-        gain = torch.ones(len(factors), dtype=group.linears[0].operand("weight").constant.dtype)
-    operands = list(norm.inputs)
-    operands[norm.position("weight")] = graph.constant(_scaled(gain, 1 / factors), before=norm)
-    if shift is not None:
-        operands[norm.position("bias")] = graph.constant(_scaled(shift, 1 / factors), before=norm)
-    smoothed = graph.insert(_NORM, operands, before=norm, like=norm).output
-    for linear in group.linears:
-        node = nodes[linear.index]
-        weight = _scaled(linear.operand("weight").constant, factors)
-        graph.set_input(node, 0, smoothed)
-        graph.set_input(node, node.position("weight"), graph.constant(weight, before=node))
-    if not group.shared:
-        graph.remove(norm)
-
-
-def _scaled(tensor: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    """Return the product in the tensor's own dtype: under autocast, weights and gains differ."""
-    return (tensor.detach().double() * by).to(tensor.dtype)
+        if not before.isfinite().all():
+            raise JitPassesError(f"{norm.node.name} has given NaN or infinite values")
+        after = [
+            reader.read(factors[norm.outputs], factors[reader.outputs])
+            for reader in _readers(scaling, norm)
+        ]
+        factors[norm.outputs] = balanced(before, torch.stack(after).amax(0), strength)
+    return apply_factors(module, method, scaling, factors, name="smooth")

@@ -250,7 +250,7 @@ class Variants:
         rules = (Rule(Selector(value=tuple(found)), options) for options, found in names.items())
         quantizer = self._configured(rules)
         return prepare_for(
-            self.model, self._target, quantizer, smoother=self._smoother, method=self.method
+            self.model, self._target, quantizer, change=self._smoother, method=self.method
         )
 
     def prepared(self) -> torch.jit.ScriptModule:

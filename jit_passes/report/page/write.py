@@ -161,6 +161,8 @@ def _command(made: dict[str, Any]) -> str:
     words += [f"--method {made['method']}"] if made["method"] != "forward" else []
     smoothed = made.get("smooth")
     words += [f"--smooth {smoothed}"] if smoothed is not None else []
+    words += [f"--equalize {made['equalize']}"] if "equalize" in made else []
+    words += [f"--correct-bias {made['bias_correction']}"] if "bias_correction" in made else []
     return " ".join(words)
 
 

@@ -1,0 +1,452 @@
+"""Biases that take back the mean error of a layer's result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _C
+from ..errors import ArgumentError, JitPassesError, not_among
+from ..graph.editor import GraphEditor
+from ..graph.view import GraphView, NodeView, ValueView
+from ..passes.pipeline import Pipeline
+from ..passes.subject import wrap
+from ..specification.derivation import hold_derivations
+from ..specification.specification import GroupDerivation
+from .batch_norms import batch_norms
+from .batches import InputFn, batches, progress_bar
+from .convert import converted
+from .faults import note_origin, origin_of
+from .module import ModelStage, Report, stage_of
+from .recording import Recorder, copy_of, following
+from .scaling import Layer, is_layer
+from .seen import read_places
+from .smooth import Arguments
+from .values import DEQUANTIZE
+
+HOWS = ("sequential", "fast", "statistics")
+ROUNDS = 4
+_EDGE = "jit_passes::edge"
+_CUTS = frozenset({"aten::relu", "aten::relu6", "aten::hardtanh", "aten::clamp", "aten::clamp_min"})
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A quantized layer whose bias can be another one.
+
+    Attributes:
+        prepared: its node in the prepared model.
+        reference: its node in the reference model.
+        bias: as it was.
+        step: of the bias, [channels] or one; 0 where it is float.
+    """
+
+    prepared: NodeView
+    reference: NodeView
+    bias: Tensor
+    step: Tensor
+
+    @property
+    def axis(self) -> int:
+        weighted = self.prepared.traits.weighted
+        assert weighted is not None
+        return -1 - weighted.spatial_dims
+
+    def rounded(self, shift: Tensor) -> Tensor:
+        """Return what integers make of a shift of the bias."""
+        if not self.step.any():
+            return shift
+        bias = self.bias.double()
+        return ((bias + shift) / self.step).round() * self.step - bias
+
+    @property
+    def lost(self) -> Tensor:
+        """The weight less what its integers stand for."""
+        return _constant_at(self.prepared, "weight") - _constant_at(self.reference, "weight")
+
+    def applied(self, inputs: Tensor, weight: Tensor) -> Tensor:
+        """Return the layer's result for other weights, without the bias."""
+        node, kind = self.prepared, self.prepared.kind.removeprefix("aten::")
+        options = [value.constant for value in node.inputs[3:]]
+        found: Tensor = getattr(torch.ops.aten, kind)(inputs, weight, None, *options)
+        return found
+
+
+def correct_bias(
+    prepared: torch.jit.ScriptModule,
+    data: Iterable[Any] | None = None,
+    *,
+    how: str | None = None,
+    rounds: int = ROUNDS,
+    model: torch.jit.ScriptModule | None = None,
+    input_fn: InputFn | None = None,
+    progress: bool | None = None,
+) -> torch.jit.ScriptModule:
+    """Change biases of a calibrated model so that results keep their means once it is quantized.
+
+    Rounding shifts the mean of each channel of a layer's result. The shift is taken from the bias,
+    before `convert` makes it an integer:
+
+        sequential    b - (E[quantized result] - E[result]), with inputs of the quantized model, in
+                      which the layers in front are corrected already
+        fast          b + E[(W - Q(W)) x], with inputs x of the float model: only what the rounding
+                      of the weights shifts, in one pass over the data
+        statistics    b + (W - Q(W)) E[x], with E[x] by the batch norm of the layer in front: a
+                      normal distribution cut off by relu or relu6; no data
+
+    Data give more than means: with few of them the means fit these alone, so compare before and
+    after on others. Source: Nagel et al., Data-Free Quantization Through Weight Equalization and
+    Bias Correction, 2019 (arXiv:1906.04721), section 4.2 and appendices B and C.
+
+    Args:
+        prepared: the result of `prepare`, calibrated; it is not touched.
+        data: batches of typical inputs, as for `calibrate`.
+        how: one of these; None: sequential, or without data statistics.
+        rounds: how often all layers are measured at most, of "sequential". It ends earlier where no
+            mean is off by more than half a step of the bias.
+        model: the float model, of "statistics"; None for the one that `prepare` was given, while
+            that is there.
+        input_fn: makes a batch of inputs out of an item of `data`.
+        progress: a progress bar; None for one on terminals only.
+
+    Returns:
+        The prepared model with other biases. Layers without a bias stay as they are.
+
+    Raises:
+        JitPassesError: the model was not prepared or not calibrated; data are missing; an option is
+            unknown.
+    """
+    how = how or ("statistics" if data is None else "sequential")
+    if how not in HOWS:
+        raise ArgumentError(not_among("how", how, HOWS))
+    if data is None and how != "statistics":
+        raise ArgumentError(f"how='{how}' needs data: pass some, or say how='statistics'")
+    if not isinstance(rounds, int) or rounds < 1:
+        raise ArgumentError(f"rounds is a whole number above 0, not {rounds!r}")
+    report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare and calibrate first")
+    origin = model or origin_of(prepared)
+    reference = _reference(prepared, report)
+    sites = _sites(prepared, reference, report)
+    shifts: Mapping[str, Tensor]
+    if data is None or how == "statistics":
+        if origin is None:
+            raise JitPassesError(
+                "the float model is gone, and with it its batch norms: pass it as model="
+            )
+        shifts = _by_statistics(sites, prepared, report.method, origin)
+    else:
+        given = list(batches(data, input_fn, progress_bar("correct", progress)))
+        by = _by_weights if how == "fast" else _by_results
+        shifts = by(sites, prepared, reference, report, given, rounds)
+    made = _with_biases(prepared, report, sites, shifts, how)
+    if origin is not None:
+        note_origin(made, origin)
+    return made
+
+
+def _reference(prepared: torch.jit.ScriptModule, report: Report) -> torch.jit.ScriptModule:
+    return converted(_C.clone(prepared._c, report.method), report, progress=False)
+
+
+def _sites(
+    prepared: torch.jit.ScriptModule, reference: torch.jit.ScriptModule, report: Report
+) -> list[_Site]:
+    """Return the quantized layers that have a bias without a range of its own, in program order."""
+    method = report.method
+    ranged = {
+        known.place.owner
+        for known in read_places(prepared, report)[1]
+        if known.place.slot == "bias" and not isinstance(known.place.spec, GroupDerivation)
+    }
+    quantized = {
+        node.name: node
+        for node in GraphView.of(reference, method).nodes
+        if node.traits.weighted is not None and _is_quantized(node)
+    }
+    found = []
+    for node in GraphView.of(prepared, method).nodes:
+        if node.name not in quantized or node.name in ranged or node.traits.weighted is None:
+            continue
+        bias = _source(node.operand("bias")).constant
+        if isinstance(bias, Tensor):
+            step = _step(quantized[node.name].operand("bias"))
+            found.append(_Site(node, quantized[node.name], bias.detach(), step))
+    return found
+
+
+def _is_quantized(node: NodeView) -> bool:
+    made = node.operand("weight").producer
+    return made is not None and made.kind in DEQUANTIZE and made.main_operand.is_constant
+
+
+def _source(value: ValueView) -> ValueView:
+    """Return the value that edges are other names of."""
+    while value.producer is not None and value.producer.kind == _EDGE:
+        value = value.producer.main_operand
+    return value
+
+
+def _step(bias: ValueView) -> Tensor:
+    made = bias.producer
+    if made is None or made.kind not in DEQUANTIZE:
+        return torch.zeros((), dtype=torch.float64)
+    return torch.as_tensor(made.inputs[1].constant, dtype=torch.float64)
+
+
+def _constant_at(node: NodeView, operand: str) -> Tensor:
+    """Return a constant operand as it is, or what its integers stand for."""
+    value = _source(node.operand(operand))
+    made = value.producer
+    if made is not None and made.kind in DEQUANTIZE:
+        op = getattr(torch.ops.jit_passes, made.kind.removeprefix("jit_passes::"))
+        found: Tensor = op(*(given.constant for given in made.inputs))
+        return found
+    constant: Tensor = value.constant
+    return constant.detach()
+
+
+def _recorded(
+    module: torch.jit.ScriptModule, method: str, indices: Sequence[int], data: Arguments
+) -> Iterator[dict[int, list[Tensor]]]:
+    """Yield by node what a copy computes, batch by batch."""
+    recorder = Recorder(copy_of(module, method), method, list(dict.fromkeys(indices)))
+    for arguments in data:
+        yield recorder.run(arguments)[1]
+
+
+@dataclass
+class _Mean:
+    """A running mean of rows."""
+
+    total: Tensor
+    count: int = 0
+
+    def add(self, total: Tensor, count: int) -> None:
+        self.total, self.count = self.total + total, self.count + count
+
+    @property
+    def value(self) -> Tensor:
+        return self.total / max(self.count, 1)
+
+
+def _means(
+    module: torch.jit.ScriptModule, method: str, nodes: Mapping[str, NodeView],
+    axes: Mapping[str, int], data: Arguments,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return the mean of each channel of the results of nodes, by name."""
+    names = {node.index: name for name, node in nodes.items()}
+    means: dict[str, _Mean] = {}
+    for values in _recorded(module, method, list(names), data):
+        for index, tensors in values.items():
+            name = names[index]
+            for tensor in tensors:
+                rows = tensor.movedim(axes[name], 0).flatten(1).double()
+                known = means.setdefault(name, _Mean(torch.zeros(len(rows), dtype=torch.float64)))
+                known.add(rows.sum(1), rows.shape[1])
+    return {name: mean.value for name, mean in means.items()}
+
+
+def _by_results(
+    sites: Sequence[_Site], prepared: torch.jit.ScriptModule, reference: torch.jit.ScriptModule,
+    report: Report, data: Arguments, rounds: int,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return what is added to biases, by the mean error of results.
+
+    The first round corrects the results of a batch while they are computed, so that the layers
+    behind see corrected ones: with one batch that is all. Each further one measures what the
+    integers have left of the mean errors of all data.
+    """
+    method = report.method
+    axes = {site.prepared.name: site.axis for site in sites}
+    wanted = _means(prepared, method, {s.prepared.name: s.prepared for s in sites}, axes, data)
+    sites = [site for site in sites if site.prepared.name in wanted]
+    errors = _running_errors(reference, method, sites, wanted, data)
+    by_name = {site.prepared.name: site for site in sites}
+    zero = torch.zeros((), dtype=torch.float64)
+    found = {name: by_name[name].rounded(zero) - error for name, error in errors.items()}
+    for _ in range(rounds - 1):
+        reference = _reference(_with_biases(prepared, report, sites, found, ""), report)
+        now = {node.name: node for node in GraphView.of(reference, method).nodes}
+        nodes = {name: now[name] for name in found}
+        means = _means(reference, method, nodes, axes, data)
+        errors = {name: mean - wanted[name] for name, mean in means.items()}
+        far = [
+            site
+            for site in sites
+            if site.prepared.name in errors
+            and (errors[site.prepared.name].abs() > site.step / 2 + _noise(wanted, site)).any()
+        ]
+        if not far:
+            break
+        for site in far:
+            name = site.prepared.name
+            found[name] = site.rounded(found[name]) - errors[name]
+    return found
+
+
+def _noise(wanted: Mapping[str, Tensor], site: _Site) -> Tensor:
+    """Return how far means are off by the rounding of float32."""
+    return 2.0**-20 * wanted[site.prepared.name].abs().max()
+
+
+def _running_errors(
+    reference: torch.jit.ScriptModule, method: str, sites: Sequence[_Site],
+    wanted: Mapping[str, Tensor], data: Arguments,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return each layer's mean error in a model that takes it back at once."""
+    known = {site.reference.name: site for site in sites}
+
+    def take_back(graph: GraphEditor) -> None:
+        for node in [node for node in graph.nodes if node.name in known]:
+            site, before = known[node.name], following(graph.nodes, node)
+            mean = wanted[site.prepared.name].to(site.bias.dtype)
+
+            def insert(kind: str, *operands: Any, node: NodeView = node) -> NodeView:
+                return graph.insert(kind, operands, before=before, like=node)  # noqa: B023
+
+            moved = insert("aten::transpose", node.output, site.axis, -1)
+            rows = insert("aten::flatten", moved.output, 0, -2)
+            found = insert("aten::mean", rows.output, [0], False, None)
+            error = insert("aten::sub", found.output, graph.constant(mean, before=found), 1)
+            spread = insert("aten::reshape", error.output, [-1, *[1] * (-1 - site.axis)])
+            corrected = insert("aten::sub", node.output, spread.output, 1)
+            graph.replace(node.output, corrected.output)
+            graph.set_input(moved, 0, node.output)
+
+    module = Pipeline("take_back", (take_back,)).run(copy_of(reference, method), method).module
+    kept = {}
+    for node in GraphView.of(module, method).nodes:
+        if node.name in known:
+            corrected = next(user for user, _ in node.output.uses if user.kind == "aten::sub")
+            spread = corrected.inputs[1].producer
+            assert spread is not None and spread.main_operand.producer is not None
+            kept[spread.main_operand.producer.index] = known[node.name].prepared.name
+    errors: dict[str, _Mean] = {}
+    recorder = Recorder(module, method, list(kept))
+    for arguments in data:
+        for index, tensors in recorder.run(arguments)[1].items():
+            for tensor in tensors:
+                error = errors.setdefault(kept[index], _Mean(torch.zeros_like(tensor).double()))
+                error.add(tensor.double(), 1)
+    return {name: error.value for name, error in errors.items()}
+
+
+def _by_weights(
+    sites: Sequence[_Site], prepared: torch.jit.ScriptModule, _reference: torch.jit.ScriptModule,
+    report: Report, data: Arguments, _rounds: int,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return what is added to biases, by what rounding weights does to results in float."""
+    makers: dict[int, list[_Site]] = {}
+    for site in sites:
+        producer = site.prepared.operand("input").producer
+        if producer is not None:
+            makers.setdefault(producer.index, []).append(site)
+    means: dict[str, _Mean] = {}
+    lost = {site.prepared.name: site.lost for site in sites}
+    for values in _recorded(prepared, report.method, list(makers), data):
+        for index, tensors in values.items():
+            for site in makers[index]:
+                name = site.prepared.name
+                for tensor in tensors:
+                    spatial = -1 - site.axis
+                    batched = tensor.dim() > spatial + 1
+                    count = tensor[..., 0].numel() if not spatial else len(tensor) if batched else 1
+                    if batched:  # all is linear: the mean of the inputs has the mean of the results
+                        tensor = tensor.flatten(0, -2 - spatial).mean(0, keepdim=True)
+                    result = site.applied(tensor, lost[name].to(tensor.dtype)).double()
+                    shift = result.movedim(site.axis, 0).flatten(1).mean(1)
+                    known = means.setdefault(name, _Mean(torch.zeros_like(shift)))
+                    known.add(shift * count, count)
+    return {name: mean.value for name, mean in means.items()}
+
+
+def _by_statistics(
+    sites: Sequence[_Site], prepared: torch.jit.ScriptModule, method: str, origin: Any
+) -> dict[str, Tensor]:
+    """Return what is added to biases, by the batch norms in front."""
+    known, found = batch_norms(origin, method), {}
+    for site in sites:
+        low, high = -torch.inf, torch.inf
+        maker = _source(site.prepared.operand("input")).producer
+        if maker is not None and maker.kind in _CUTS and maker.clip is not None:
+            ends = maker.clip
+            low, high = (
+                (low if ends[0] is None else ends[0]),
+                (high if ends[1] is None else ends[1]),
+            )
+            maker = _source(maker.main_operand).producer
+        if maker is None or maker.name not in known:
+            continue
+        mean = known[maker.name].clipped_mean(low, high)
+        layer = Layer(site.prepared, None, torch.arange(len(site.bias)))
+        found[site.prepared.name] = layer.applied(mean, site.lost)
+    return found
+
+
+def _with_biases(
+    prepared: torch.jit.ScriptModule, report: Report, sites: Sequence[_Site],
+    shifts: Mapping[str, Tensor], how: str,
+) -> torch.jit.ScriptModule:  # fmt: skip
+    """Return a copy of a prepared model with other biases."""
+    known = {site.prepared.index: site for site in sites if site.prepared.name in shifts}
+
+    def change(graph: GraphEditor) -> None:
+        nodes = {node.index: node for node in graph.nodes}
+        for index, site in known.items():
+            bias = site.bias.double() + shifts[site.prepared.name]
+            node = nodes[index]
+            operand = node.position("bias")
+            while (maker := node.inputs[operand].producer) is not None and maker.kind == _EDGE:
+                node, operand = maker, 0
+            made = graph.constant(bias.to(site.bias.dtype), before=node)
+            graph.set_input(node, operand, made)
+
+    changed = Pipeline("correct_bias", (change, "remove_dead_code"))
+    module = changed.run(copy_of(prepared, report.method), report.method).module
+    if how:
+        rows = {site.prepared.name: site for site in known.values()}
+        told = (
+            row.remarked(_remark(rows[row.name], shifts[row.name], how))
+            if row.name in rows
+            else row
+            for row in report.operators
+        )
+        made = {**report.made, "bias_correction": how}
+        replace(report, operators=tuple(told), made=made).write(module)
+    result = wrap(module)
+    specs = [known.place.spec for known in read_places(prepared, report)[1]]
+    hold_derivations(result, [s.function for s in specs if isinstance(s, GroupDerivation)])
+    return result
+
+
+def _remark(site: _Site, shift: Tensor, how: str) -> str:
+    scale = float(site.bias.abs().max())
+    most = float(shift.abs().max())
+    share = f", {most / scale:.1%} of its largest" if scale else ""
+    return f"bias correction ({how}) has changed its bias by up to {most:.2g}{share}"
+
+
+class ZeroBiases:
+    """Gives layers without a bias one of zeros, which a correction can change."""
+
+    made: Mapping[str, Any] = MappingProxyType({})
+    remarks: Mapping[str, str] = MappingProxyType({})
+
+    def __call__(self, module: Any, method: str) -> Any:
+        """Return the module with a bias for each layer of constant weights."""
+
+        def give(graph: GraphEditor) -> None:
+            for node in graph.nodes:
+                if is_layer(node) and node.operand("bias").constant is None:
+                    layer = Layer(node, None, torch.zeros(0))
+                    first = layer.by_group(node.operand("weight").constant)[..., 0, 0]
+                    zeros = torch.zeros_like(first).flatten()
+                    bias = graph.constant(zeros, before=node)
+                    graph.set_input(node, node.position("bias"), bias)
+
+        return Pipeline("zero_biases", (give,)).run(module, method).module

@@ -1,4 +1,4 @@
-"""Files with which other engines quantize the float model as this package does."""
+"""Files with which other engines quantize as this package does, and programs for compilers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from . import aimet, nni, tensorrt
 from .aimet import from_aimet, load_aimet, text_of, to_aimet
 from .encoding import Encoding, Encodings, Layer
 from .nni import from_nni, load_nni, save_nni, to_nni
+from .program import to_exported_program
 from .reading import encodings_of
 from .tensorrt import from_tensorrt, to_tensorrt
 
@@ -33,6 +34,7 @@ __all__ = [
     "load_nni",
     "save_nni",
     "to_aimet",
+    "to_exported_program",
     "to_nni",
     "to_tensorrt",
 ]

@@ -207,6 +207,19 @@ def test_export(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
     assert run("export", reference, "--format", "aimet", "--version", "1", "-o", cache).code == 2
 
 
+def test_export_of_a_program(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
+    """With any number of samples, by the first batch."""
+    written = tmp_path / "model.pt2"
+    done = run("export", model, "--to", "pt2", "--data", data, "-o", written, "--json")
+    assert done.code == 0, done.err
+    program = torch.export.load(written)
+    assert done.json["operators"] == sum(n.op == "call_function" for n in program.graph.nodes)
+    x = images(7)
+    torch.testing.assert_close(program.module()(x), torch.jit.load(model)(x))
+    assert run("export", model, "--to", "pt2", "-o", written).code == 2
+    assert run("export", model, "--to", "pt2", "--version", "1", "-o", written).code == 2
+
+
 def test_listings(run: Run) -> None:
     done = run("passes")
     assert [line.split()[0] for line in done.out.splitlines()] == list(jit_passes.passes)

@@ -3,42 +3,61 @@
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import torch
+from torch.utils._pytree import tree_map
 
 from ..errors import count_of
-from ..export import FORMATS, Encoding, encodings_of, export_calibration
+from ..export import FORMATS, Encoding, encodings_of, export_calibration, to_exported_program
 from ..export.encoding import KINDS
+from ..files import write_whole
 from . import options
 from .files import check_output, load_model
 from .outcome import show
 
+PROGRAM = "pt2"
 EPILOG = """\b
 Examples:
   jit-passes quantize model.pt --data calib.npz --target reference -o reference.pt
-  jit-passes export reference.pt --format tensorrt -o calibration.cache
-  jit-passes export reference.pt --format aimet -o model.encodings
+  jit-passes export reference.pt --to tensorrt -o calibration.cache
+  jit-passes export reference.pt --to aimet -o model.encodings
+  jit-passes export model.pt --to pt2 --random 2x3x224x224 -o model.pt2
 """
 
 
-@click.command(short_help="Write scales for another engine.", epilog=EPILOG)
+@click.command(short_help="Write a model or its scales for another engine.", epilog=EPILOG)
 @options.MODEL
-@click.option("--format", "form", type=click.Choice(list(FORMATS)), required=True,
-              help="The engine that will read it.")  # fmt: skip
+@click.option("--to", "--format", "form", type=click.Choice([*FORMATS, PROGRAM]), required=True,
+              help="The engine that will read it; pt2 is a program of torch.export.")  # fmt: skip
 @click.option("--version", help="Version of the form, for those that have several.")
 @click.option("-o", "--output", type=options.FILE, required=True, help="The file.")
+@options.METHOD
+@options.DATA
 @options.JSON
 @options.common
-def export(model: Path, form: str, version: str | None, output: Path, as_json: bool) -> None:
-    """Write the scales of MODEL to a file with which another engine quantizes the float model.
+def export(
+    model: Path, form: str, version: str | None, output: Path, method: str, as_json: bool,
+    no_progress: bool, **data: Any,
+) -> None:  # fmt: skip
+    """Write MODEL, or its scales, to a file that another engine reads.
 
-    MODEL is calibrated, trained, or quantized for the target `reference`.
+    Of a MODEL that is calibrated, trained, or quantized for the target `reference`, scales with
+    which an engine quantizes the float model. --to pt2 writes a float model, or one for the target
+    `reference`, as a program, and needs a batch; the number of its samples is open where it has
+    two or more.
     """
     loaded = load_model(model)
     check_output(output, [model])
+    if form == PROGRAM:
+        if version is not None:
+            raise click.UsageError("--version: the form pt2 has one only")
+        _export_program(loaded, output, method, as_json, data)
+        return
     chosen: dict[str, Any] = {} if version is None else {"version": version}
     if version is not None and "version" not in inspect.signature(FORMATS[form].write).parameters:
         raise click.UsageError(f"--version: the form {form} has one only")
@@ -50,6 +69,31 @@ def export(model: Path, form: str, version: str | None, output: Path, as_json: b
     if any(left.values()):
         text += f"; not in it: {_told(left)}, since {FORMATS[form].others}"
     show(text, {"output": str(output), "format": form, **counts}, as_json)
+
+
+def _export_program(
+    model: torch.jit.ScriptModule, output: Path, method: str, as_json: bool, data: dict[str, Any]
+) -> None:
+    batches = options.given_data(model, method, **data)
+    if batches is None:
+        raise click.UsageError("--to pt2 records a call of the model: give --data or --random")
+    batch = next(iter(batches))
+    names = [argument.name for argument in getattr(model, method).schema.arguments[1:]]
+    if isinstance(batch, dict) and list(batch) == names[: len(batch)]:
+        batch = tuple(batch.values())  # a program is called as its example was
+    given = batch if isinstance(batch, tuple | dict) else (batch,)
+    program = to_exported_program(model, given, tree_map(_open_samples, given), method=method)
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    write_whole(output, buffer.getbuffer())
+    count = sum(node.op == "call_function" for node in program.graph.nodes)
+    text = f"{output}: a program of {count_of(count, 'operator')}; torch.export.load reads it"
+    show(text, {"output": str(output), "format": PROGRAM, "operators": count}, as_json)
+
+
+def _open_samples(value: Any) -> Any:
+    """Return which sizes of an argument are open: that of the first axis, if the model allows."""
+    return {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() else None
 
 
 def _counts(encodings: Sequence[Encoding]) -> dict[str, int]:

@@ -165,7 +165,7 @@ def _quantize_dynamic(op: Any, limits: Limits | None) -> Form:
     def form(x: Tensor, scale: Tensor, zero: Tensor, low: int, high: int, dtype: int) -> Any:
         x = _real(x)
         if scale.dim() > 1:  # of tokens
-            return (x / scale).round().add(zero).clamp(low, high).to(DTYPES[dtype])
+            return (x * (1.0 / scale)).round().add(zero).clamp(low, high).to(DTYPES[dtype])
         return op.quantize_per_tensor.tensor(x, scale, zero, low, high, DTYPES[dtype])
 
     return form

@@ -56,6 +56,10 @@ _torch: Any = torch  # functions of symbols have no types
 class NodeError(JitPassesError):
     """A node that cannot be exported; the message names it and its line of source."""
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "partial_fx_graph":  # which torch.export would print
+            super().__setattr__(name, value)
+
 
 class Held(str):
     """Stands for a tensor in the state of a program, by its path."""
@@ -190,12 +194,20 @@ class Running(nn.Module):
             _check(truth, not raises[0], _said(*step.blocks[raises.index(True)].steps))
             return self._run(step.blocks[raises.index(False)], values)
         free = list(dict.fromkeys(id for block in step.blocks for id in block.free))
+        pairs = list(zip(*(block.outputs for block in step.blocks), strict=True))
+        chosen = [k for k, (first, second) in enumerate(pairs) if first != second]
 
         def way(block: Block) -> Any:
-            return lambda inside: self._run(block, dict(zip(free, inside, strict=True)))
+            def run(inside: list[Any]) -> list[Any]:
+                results = self._run(block, dict(zip(free, inside, strict=True)))
+                return [results[k] for k in chosen]
+
+            return run
 
         outside = [values[id] for id in free]
-        return choose(truth, way(step.blocks[0]), way(step.blocks[1]), outside)
+        found = iter(choose(truth, way(step.blocks[0]), way(step.blocks[1]), outside))
+        # What both give from outside stays as it is: a number stays known.
+        return [values[a] if a == b else next(found) for a, b in pairs]
 
     def _loop(self, step: Step, operands: list[Any], values: dict[int, Any]) -> Sequence[Any]:
         most, goes_on, *carried = operands

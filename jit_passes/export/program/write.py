@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,7 +43,7 @@ def write_program(
     running = Running(block, forms, script.schema.arguments[1:], dict(_state(module, block)))
     args, kwargs = next(batches([example_inputs], None, what="example_inputs"))
     try:
-        with torch.no_grad(), preserve_node_meta():
+        with torch.no_grad(), preserve_node_meta(), _quiet():
             program = torch.export.export(
                 running.eval(), args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
@@ -50,9 +52,21 @@ def write_program(
         raise JitPassesError(f"{error} ({about})" if about else str(error)) from error
     except Exception as error:
         about = str(advice(script, args, kwargs, str(error)))
-        raise JitPassesError(f"the model is not exported: {about or first_line(error)}") from error
+        said = first_line(error).partition("\n\nThe error above")[0]
+        raise JitPassesError(f"the model is not exported: {about or said}") from error
     name_nodes(program, view)
     return program
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep PyTorch from logging what becomes an error here."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
 
 
 def _canonical(model: Any, method: str) -> tuple[Any, Mapping[int, Limits]]:

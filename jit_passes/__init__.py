@@ -13,6 +13,7 @@ from .export import (
     Encodings,
     encodings_of,
     export_calibration,
+    export_onnx,
     to_exported_program,
 )
 from .export.strip import strip
@@ -113,6 +114,7 @@ __all__ = [
     "enable_observers",
     "encodings_of",
     "export_calibration",
+    "export_onnx",
     "fake_quantizers",
     "fill",
     "format_graph",

@@ -13,26 +13,34 @@ import torch
 from torch.utils._pytree import tree_map
 
 from ..errors import count_of
-from ..export import FORMATS, Encoding, encodings_of, export_calibration, to_exported_program
+from ..export import (
+    FORMATS,
+    Encoding,
+    encodings_of,
+    export_calibration,
+    export_onnx,
+    to_exported_program,
+)
 from ..export.encoding import KINDS
 from ..files import write_whole
 from . import options
 from .files import check_output, load_model
 from .outcome import show
 
-PROGRAM = "pt2"
+MODELS = {"pt2": "torch.export.load", "onnx": "ONNX Runtime"}  # and who reads them
 EPILOG = """\b
 Examples:
   jit-passes quantize model.pt --data calib.npz --target reference -o reference.pt
   jit-passes export reference.pt --to tensorrt -o calibration.cache
   jit-passes export reference.pt --to aimet -o model.encodings
   jit-passes export model.pt --to pt2 --random 2x3x224x224 -o model.pt2
+  jit-passes export reference.pt --to onnx --data calib.npz -o model.onnx
 """
 
 
-@click.command(short_help="Write a model or its scales for another engine.", epilog=EPILOG)
+@click.command(short_help="Write a model, or its scales, for another engine.", epilog=EPILOG)
 @options.MODEL
-@click.option("--to", "--format", "form", type=click.Choice([*FORMATS, PROGRAM]), required=True,
+@click.option("--to", "--format", "form", type=click.Choice([*FORMATS, *MODELS]), required=True,
               help="The engine that will read it; pt2 is a program of torch.export.")  # fmt: skip
 @click.option("--version", help="Version of the form, for those that have several.")
 @click.option("-o", "--output", type=options.FILE, required=True, help="The file.")
@@ -47,16 +55,16 @@ def export(
     """Write MODEL, or its scales, to a file that another engine reads.
 
     Of a MODEL that is calibrated, trained, or quantized for the target `reference`, scales with
-    which an engine quantizes the float model. --to pt2 writes a float model, or one for the target
-    `reference`, as a program, and needs a batch; the number of its samples is open where it has
+    which an engine quantizes the float model. --to pt2 and --to onnx write the model itself, float
+    or for the target `reference`, and need a batch; the number of its samples is open where it has
     two or more.
     """
     loaded = load_model(model)
     check_output(output, [model])
-    if form == PROGRAM:
-        if version is not None:
-            raise click.UsageError("--version: the form pt2 has one only")
-        _export_program(loaded, output, method, as_json, data)
+    if form in MODELS:
+        _export_model(loaded, output, form, version, method, data)
+        text = f"{output}: the model, for {MODELS[form]}"
+        show(text, {"output": str(output), "format": form}, as_json)
         return
     chosen: dict[str, Any] = {} if version is None else {"version": version}
     if version is not None and "version" not in inspect.signature(FORMATS[form].write).parameters:
@@ -71,24 +79,28 @@ def export(
     show(text, {"output": str(output), "format": form, **counts}, as_json)
 
 
-def _export_program(
-    model: torch.jit.ScriptModule, output: Path, method: str, as_json: bool, data: dict[str, Any]
-) -> None:
+def _export_model(
+    model: torch.jit.ScriptModule, output: Path, form: str, version: str | None, method: str,
+    data: dict[str, Any],
+) -> None:  # fmt: skip
     batches = options.given_data(model, method, **data)
     if batches is None:
-        raise click.UsageError("--to pt2 records a call of the model: give --data or --random")
+        raise click.UsageError(f"--to {form} records a call of the model: give --data or --random")
+    if version is not None and (form != "onnx" or not version.isdigit()):
+        raise click.UsageError("--version: pt2 has one only, and onnx has opsets, 21 say")
     batch = next(iter(batches))
     names = [argument.name for argument in getattr(model, method).schema.arguments[1:]]
     if isinstance(batch, dict) and list(batch) == names[: len(batch)]:
         batch = tuple(batch.values())  # a program is called as its example was
     given = batch if isinstance(batch, tuple | dict) else (batch,)
-    program = to_exported_program(model, given, tree_map(_open_samples, given), method=method)
+    shapes = tree_map(_open_samples, given)
+    if form == "onnx":
+        chosen: dict[str, Any] = {} if version is None else {"opset": int(version)}
+        export_onnx(model, output, given, shapes, method=method, **chosen)
+        return
     buffer = io.BytesIO()
-    torch.export.save(program, buffer)
+    torch.export.save(to_exported_program(model, given, shapes, method=method), buffer)
     write_whole(output, buffer.getbuffer())
-    count = sum(node.op == "call_function" for node in program.graph.nodes)
-    text = f"{output}: a program of {count_of(count, 'operator')}; torch.export.load reads it"
-    show(text, {"output": str(output), "format": PROGRAM, "operators": count}, as_json)
 
 
 def _open_samples(value: Any) -> Any:

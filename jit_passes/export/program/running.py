@@ -190,7 +190,7 @@ class Running(nn.Module):
         raises = [any(inner.node.kind == RAISE for inner in block.steps) for block in step.blocks]
         if _is_known(truth):
             return self._run(step.blocks[0] if truth else step.blocks[1], values)
-        if any(raises):
+        if any(raises) and not all(raises):
             _check(truth, not raises[0], _said(*step.blocks[raises.index(True)].steps))
             return self._run(step.blocks[raises.index(False)], values)
         free = list(dict.fromkeys(id for block in step.blocks for id in block.free))

@@ -8,7 +8,14 @@ from . import _starting as _starting  # isort: skip  # ahead of torch
 from . import _extension, fake_quantizers, logs, observers, quantizer, targets
 from ._version import __version__ as __version__
 from .errors import JitPassesError, JitPassesWarning, PassError
-from .export import Encoding, Encodings, encodings_of, export_calibration
+from .export import (
+    Encoding,
+    Encodings,
+    encodings_of,
+    export_calibration,
+    export_onnx,
+    to_exported_program,
+)
 from .export.strip import strip
 from .graph.diff import diff_graphs, format_graph
 from .graph.editor import GraphEditor
@@ -111,6 +118,7 @@ __all__ = [
     "encodings_of",
     "equalize",
     "export_calibration",
+    "export_onnx",
     "fake_quantizers",
     "fill",
     "format_graph",
@@ -153,6 +161,7 @@ __all__ = [
     "smooth",
     "strip",
     "targets",
+    "to_exported_program",
     "tune",
     "unfreeze_statistics",
 ]

@@ -207,6 +207,18 @@ def test_export(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
     assert run("export", reference, "--format", "aimet", "--version", "1", "-o", cache).code == 2
 
 
+def test_export_of_a_program(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
+    """With any number of samples, by the first batch."""
+    written = tmp_path / "model.pt2"
+    done = run("export", model, "--to", "pt2", "--data", data, "-o", written)
+    assert (done.code, done.out) == (0, f"{written}: the model, for torch.export.load\n")
+    x = images(7)
+    program = torch.export.load(written)
+    torch.testing.assert_close(program.module()(x), torch.jit.load(model)(x))
+    assert run("export", model, "--to", "pt2", "-o", written).code == 2
+    assert run("export", model, "--to", "pt2", "--version", "1", "-o", written).code == 2
+
+
 def test_listings(run: Run) -> None:
     done = run("passes")
     assert [line.split()[0] for line in done.out.splitlines()] == list(jit_passes.passes)

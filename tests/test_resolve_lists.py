@@ -35,6 +35,8 @@ RESOLVED = {
     "plus itself": "a = [x]; a.append(x + 1); b = a + a; b.append(x); return cat(a), cat(b)",
     "+=": "a = [x]; b = a; a += [x + 1]; return cat(a), cat(b)",
     "extend": "a = [x]; b = [x + 1]; a.extend(b); b.append(x); a.extend(b); return cat(a)",
+    "in a list": "a = [x]; a.append(x); b = [a]; a.append(x + 1); b[0].append(x + 2); c = b[0]; "
+    "return cat(a), cat(c), len(a)",
     "extend by itself": "a = [x, x + 1]; a.extend(a); return cat(a)",
     "insert": "a = [x, x + 1]; a.insert(1, x + 2); a.insert(-1, x + 3); a.insert(-9, x + 4); "
     "a.insert(99, x + 5); return cat(a)",
@@ -72,8 +74,6 @@ LEFT = {
     "  x = x + a.pop()\na.append(x); return cat(a)",
     "in a tuple": "a = [x]; a.append(x + 1); t = (a, x); a.append(x + 2); t[0].append(x + 3); "
     "return cat(a), cat(t[0]), t",
-    "in a list": "a = [x]; a.append(x); b = [a]; a.append(x + 1); b[0].append(x + 2); c = b[0]; "
-    "return cat(a), cat(c), len(a)",
     "in a dictionary": "a = [x]; a.append(x); d = {'a': a}; a.append(x + 1); return cat(d['a'])",
     "chosen": "a = [x]; a.append(x + 1); b = [x + 2]; c = a\nif n > 1:\n  c = b\nc.append(x + 3); "
     "return cat(a), cat(b), cat(c)",

@@ -76,7 +76,7 @@ Insertions::Insertions(PassContext& context)
   for (const c10::IValue& packed : elements(context.option("states"))) {
     states_.push_back(readState(packed));
   }
-  while (end->prev() != last) {
+  while (last != end && end->prev() != last) { // without other nodes, they are in front already
     end->prev()->moveBefore(graph_->block()->nodes().front());
   }
 }

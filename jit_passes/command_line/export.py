@@ -3,42 +3,69 @@
 from __future__ import annotations
 
 import inspect
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+import torch
+from torch.utils._pytree import tree_map
 
 from ..errors import count_of
-from ..export import FORMATS, Encoding, encodings_of, export_calibration
+from ..export import (
+    FORMATS,
+    Encoding,
+    encodings_of,
+    export_calibration,
+    export_onnx,
+    to_exported_program,
+)
 from ..export.encoding import KINDS
+from ..files import write_whole
 from . import options
 from .files import check_output, load_model
 from .outcome import show
 
+MODELS = {"pt2": "torch.export.load", "onnx": "ONNX Runtime"}  # and who reads them
 EPILOG = """\b
 Examples:
   jit-passes quantize model.pt --data calib.npz --target reference -o reference.pt
-  jit-passes export reference.pt --format tensorrt -o calibration.cache
-  jit-passes export reference.pt --format aimet -o model.encodings
+  jit-passes export reference.pt --to tensorrt -o calibration.cache
+  jit-passes export reference.pt --to aimet -o model.encodings
+  jit-passes export model.pt --to pt2 --random 2x3x224x224 -o model.pt2
+  jit-passes export reference.pt --to onnx --data calib.npz -o model.onnx
 """
 
 
-@click.command(short_help="Write scales for another engine.", epilog=EPILOG)
+@click.command(short_help="Write a model, or its scales, for another engine.", epilog=EPILOG)
 @options.MODEL
-@click.option("--format", "form", type=click.Choice(list(FORMATS)), required=True,
-              help="The engine that will read it.")  # fmt: skip
+@click.option("--to", "--format", "form", type=click.Choice([*FORMATS, *MODELS]), required=True,
+              help="The engine that will read it; pt2 is a program of torch.export.")  # fmt: skip
 @click.option("--version", help="Version of the form, for those that have several.")
 @click.option("-o", "--output", type=options.FILE, required=True, help="The file.")
+@options.METHOD
+@options.DATA
 @options.JSON
 @options.common
-def export(model: Path, form: str, version: str | None, output: Path, as_json: bool) -> None:
-    """Write the scales of MODEL to a file with which another engine quantizes the float model.
+def export(
+    model: Path, form: str, version: str | None, output: Path, method: str, as_json: bool,
+    no_progress: bool, **data: Any,
+) -> None:  # fmt: skip
+    """Write MODEL, or its scales, to a file that another engine reads.
 
-    MODEL is calibrated, trained, or quantized for the target `reference`.
+    Of a MODEL that is calibrated, trained, or quantized for the target `reference`, scales with
+    which an engine quantizes the float model. --to pt2 and --to onnx write the model itself, float
+    or for the target `reference`, and need a batch; the number of its samples is open where it has
+    two or more.
     """
     loaded = load_model(model)
     check_output(output, [model])
+    if form in MODELS:
+        _export_model(loaded, output, form, version, method, data)
+        text = f"{output}: the model, for {MODELS[form]}"
+        show(text, {"output": str(output), "format": form}, as_json)
+        return
     chosen: dict[str, Any] = {} if version is None else {"version": version}
     if version is not None and "version" not in inspect.signature(FORMATS[form].write).parameters:
         raise click.UsageError(f"--version: the form {form} has one only")
@@ -50,6 +77,35 @@ def export(model: Path, form: str, version: str | None, output: Path, as_json: b
     if any(left.values()):
         text += f"; not in it: {_told(left)}, since {FORMATS[form].others}"
     show(text, {"output": str(output), "format": form, **counts}, as_json)
+
+
+def _export_model(
+    model: torch.jit.ScriptModule, output: Path, form: str, version: str | None, method: str,
+    data: dict[str, Any],
+) -> None:  # fmt: skip
+    batches = options.given_data(model, method, **data)
+    if batches is None:
+        raise click.UsageError(f"--to {form} records a call of the model: give --data or --random")
+    if version is not None and (form != "onnx" or not version.isdigit()):
+        raise click.UsageError("--version: pt2 has one only, and onnx has opsets, 21 say")
+    batch = next(iter(batches))
+    names = [argument.name for argument in getattr(model, method).schema.arguments[1:]]
+    if isinstance(batch, dict) and list(batch) == names[: len(batch)]:
+        batch = tuple(batch.values())  # a program is called as its example was
+    given = batch if isinstance(batch, tuple | dict) else (batch,)
+    shapes = tree_map(_open_samples, given)
+    if form == "onnx":
+        chosen: dict[str, Any] = {} if version is None else {"opset": int(version)}
+        export_onnx(model, output, given, shapes, method=method, **chosen)
+        return
+    buffer = io.BytesIO()
+    torch.export.save(to_exported_program(model, given, shapes, method=method), buffer)
+    write_whole(output, buffer.getbuffer())
+
+
+def _open_samples(value: Any) -> Any:
+    """Return which sizes of an argument are open: that of the first axis, if the model allows."""
+    return {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() else None
 
 
 def _counts(encodings: Sequence[Encoding]) -> dict[str, int]:

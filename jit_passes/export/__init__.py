@@ -1,4 +1,4 @@
-"""Files with which other engines quantize the float model as this package does."""
+"""Files with which other engines quantize as this package does, and programs for compilers."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from . import aimet, nni, tensorrt
 from .aimet import from_aimet, load_aimet, text_of, to_aimet
 from .encoding import Encoding, Encodings, Layer
 from .nni import from_nni, load_nni, save_nni, to_nni
+from .onnx_file import export_onnx
+from .program import to_exported_program
 from .reading import encodings_of
 from .tensorrt import from_tensorrt, to_tensorrt
 
@@ -26,6 +28,7 @@ __all__ = [
     "Layer",
     "encodings_of",
     "export_calibration",
+    "export_onnx",
     "from_aimet",
     "from_nni",
     "from_tensorrt",
@@ -33,6 +36,7 @@ __all__ = [
     "load_nni",
     "save_nni",
     "to_aimet",
+    "to_exported_program",
     "to_nni",
     "to_tensorrt",
 ]

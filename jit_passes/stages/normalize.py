@@ -14,8 +14,8 @@ from ..graph.view import GraphView
 from ..passes.pipeline import CLEAN_UP, Pipeline, PipelineResult, own
 from .module import check_module
 
-# The canonical form, of models for use and of models that train. `simplify` runs again where steps between give it
-# more to go by.
+# The canonical form, of models for use and of models that train. `simplify` runs again where steps
+# between give it more to go by.
 CANONICAL_FORM = (
     "avoid_fast_path",
     "simplify",

@@ -1,0 +1,293 @@
+"""Files of ONNX with QuantizeLinear and DequantizeLinear.
+
+`torch.onnx` translates the program of `to_exported_program`; the operators that quantize are
+translated here, since it has none of them.
+
+    quantize_per_tensor      QuantizeLinear, and Clip where not all codes of the type are used
+    dequantize_per_tensor    DequantizeLinear
+    dequantize_per_channel   DequantizeLinear(axis)
+    ..._channel_group        DequantizeLinear(axis, block_size)
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from .._version import __version__
+from ..errors import ArgumentError, JitPassesError, first_line
+from ..files import check_writable, write_whole
+from ..stages.module import Report, part_of
+from .program import to_exported_program
+from .program.decomposed import decomposed
+
+FIRST, LAST = 18, 23  # opsets
+SIXTEEN = 21  # the first one with codes of 16 bits
+LARGE = 2**31 - 2**20  # bytes: a file of protobuf ends below 2 GiB
+Named = Mapping[str, torch.Tensor]
+
+
+def export_onnx(
+    model: torch.jit.ScriptModule,
+    path: str | os.PathLike[str],
+    example_inputs: Any,
+    dynamic_shapes: Any = None,
+    *,
+    opset: int = 21,
+    output_names: Sequence[str] | None = None,
+    method: str = "forward",
+) -> None:
+    """Write a float model, or a static reference model with its quantization, as an ONNX file.
+
+    Inputs have the names of the method's arguments, values those that reports and encodings have,
+    and initializers the paths of parameters. An open size is called as its `Dim`.
+
+    Args:
+        model: as `to_exported_program` takes it.
+        path: the file. Weights of 2 GB and more are in a file beside it, `<path>.data`.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+        dynamic_shapes: the sizes that are open, as `torch.export.export` takes them; None for none.
+        opset: of the file, 18 to 23. Codes of 16 bits and groups need 21.
+        output_names: names of the results; None for those of their values.
+        method: the method to export.
+
+    Raises:
+        JitPassesError: onnx or onnxscript is not installed; `to_exported_program` refuses the
+            model; ONNX has no form for an operator; or the opset is unknown.
+        JitPassesError: the file cannot be written; this is an OSError too.
+    """
+    if opset not in range(FIRST, LAST + 1):
+        raise ArgumentError(f"opset is a whole number from {FIRST} to {LAST}, not {opset!r}")
+    check_writable(path)
+    onnx = _imported("onnx")
+    _imported("onnxscript")
+    program = to_exported_program(model, example_inputs, dynamic_shapes, method=method)
+    _check_static(program)
+    try:
+        with _quiet():
+            written: Any = torch.onnx.export(
+                program,
+                opset_version=opset,
+                output_names=output_names,
+                custom_translation_table=_translations(program, opset),
+                verbose=False,
+            )
+    except Exception as error:
+        raise JitPassesError(f"the model is not exported to ONNX: {_reason(error)}") from error
+    written.rename_axes(_axes(program, dynamic_shapes))
+    _name(written, fixed=output_names or ())
+    _describe(written.model, part_of(model, method))
+    if sum(value.nbytes for value in program.state_dict.values()) > LARGE:
+        written.save(path, external_data=True)
+        onnx.checker.check_model(os.fspath(path))
+        return
+    proto = written.model_proto
+    onnx.checker.check_model(proto, full_check=True)
+    write_whole(path, proto.SerializeToString())
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise JitPassesError(
+            f"files of ONNX need {name}, which does not import ({error}): "
+            "pip install 'jit_passes[onnx]'"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep `torch.onnx` from telling which operators of torchvision it leaves out."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
+
+
+def _check_static(program: torch.export.ExportedProgram) -> None:
+    """Check that no scale is chosen as the model runs.
+
+    Raises:
+        JitPassesError: one is.
+    """
+    for node in program.graph.nodes:
+        if "choose_qparams" in str(node.target):
+            name = node.meta.get("custom", {}).get("name", node.name)
+            raise JitPassesError(
+                f"the scale of '{name}' is chosen as the model runs, which files of ONNX do not "
+                "have yet: quantize in the mode static"
+            )
+
+
+def _reason(error: BaseException) -> str:
+    """Return what `torch.onnx` says at the bottom: its own message is a page."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error).strip().partition("\n")[0]
+
+
+def _translations(
+    program: torch.export.ExportedProgram, opset: int
+) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return the functions that translate the operators of `quantized_decomposed`."""
+    scripts = importlib.import_module("onnxscript")
+    op = getattr(scripts, f"opset{opset}")
+    state = {**program.state_dict, **program.constants}
+    paths = program.graph_signature.inputs_to_buffers
+    of = {input: state[path] for input, path in paths.items() if path in state}
+
+    def typed(zero_points: Any, dtype: int) -> Any:
+        return op.Cast(op.Constant(value_int=zero_points), to=dtype)
+
+    def channels(zero_points: Any, dtype: int) -> Any:
+        """Return zero points in the type of the codes; None if they are 0, as ONNX takes them."""
+        known = None if zero_points is None else of.get(zero_points.name)
+        if zero_points is None or (known is not None and not known.any()):
+            return None
+        return op.Cast(zero_points, to=dtype)
+
+    def quantize(
+        input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int
+    ) -> Any:
+        kind = _type(dtype, quant_min, quant_max, opset)
+        codes = op.QuantizeLinear(input, op.Constant(value_float=scale), typed(zero_point, kind))
+        if (quant_min, quant_max) == _ends(kind):
+            return codes
+        return op.Clip(codes, typed(quant_min, kind), typed(quant_max, kind))
+
+    def dequantize(
+        input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int,
+        out_dtype: int | None = None,
+    ) -> Any:  # fmt: skip
+        kind = dtype if input.name in of else _type(dtype, quant_min, quant_max, opset)
+        return op.DequantizeLinear(input, op.Constant(value_float=scale), typed(zero_point, kind))
+
+    def dequantize_channels(
+        input: Any, scales: Any, zero_points: Any, axis: int, quant_min: int, quant_max: int,
+        dtype: int, out_dtype: int | None = None,
+    ) -> Any:  # fmt: skip
+        return op.DequantizeLinear(input, scales, channels(zero_points, dtype), axis=axis)
+
+    def dequantize_groups(
+        input: Any, scales: Any, zero_points: Any, quant_min: int, quant_max: int, dtype: int,
+        group_size: int, output_dtype: int | None = None,
+    ) -> Any:  # fmt: skip
+        zeros = channels(zero_points, dtype)
+        return op.DequantizeLinear(input, scales, zeros, axis=1, block_size=group_size)
+
+    names = decomposed()
+    return {
+        names.quantize_per_tensor.default: quantize,
+        names.dequantize_per_tensor.default: dequantize,
+        names.dequantize_per_channel.default: dequantize_channels,
+        names.dequantize_per_channel_group.default: dequantize_groups,
+    }
+
+
+def _type(dtype: int, quant_min: int, quant_max: int, opset: int) -> int:
+    """Return ONNX's number of the type of computed codes; those of 16 bits are int32 here.
+
+    Raises:
+        JitPassesError: ONNX quantizes to none such, or not in this opset.
+    """
+    ir = importlib.import_module("onnx_ir")
+    if dtype in (ir.DataType.UINT8, ir.DataType.INT8):
+        return dtype
+    for kind in (ir.DataType.UINT16, ir.DataType.INT16):
+        low, high = _ends(kind)
+        if low <= quant_min and quant_max <= high:
+            if opset < SIXTEEN:
+                raise JitPassesError(f"codes of 16 bits need opset {SIXTEEN} or later, not {opset}")
+            return int(kind)
+    raise JitPassesError(
+        f"ONNX has no codes from {quant_min} to {quant_max}: quantize values to 16 bits at most"
+    )
+
+
+def _ends(kind: int) -> tuple[int, int]:
+    """Return the smallest and the largest number of a type, by ONNX's number of it."""
+    ir = importlib.import_module("onnx_ir")
+    limits = torch.iinfo(getattr(torch, str(ir.DataType(kind).numpy())))
+    return limits.min, limits.max
+
+
+def _axes(program: torch.export.ExportedProgram, dynamic_shapes: Any) -> dict[str, str]:
+    """Return the names of open sizes by PyTorch's symbols for them."""
+    given, _ = tree_flatten(dynamic_shapes, is_leaf=_is_shape)
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    nodes = nodes[len(nodes) - len(program.graph_signature.user_inputs) :]
+    found = {}
+    for node, shape in zip(nodes, given, strict=False):
+        sizes = shape.items() if isinstance(shape, Mapping) else enumerate(shape or ())
+        for axis, size in sizes:
+            symbol = getattr(node.meta.get("val"), "shape", ())[axis]
+            if isinstance(symbol, torch.SymInt) and hasattr(size, "__name__"):
+                found[str(symbol)] = size.__name__
+    return found
+
+
+def _is_shape(value: Any) -> bool:
+    """Say whether a part of `dynamic_shapes` is about one tensor."""
+    if isinstance(value, Mapping):
+        return all(isinstance(axis, int) for axis in value)
+    sizes = (int, torch.export.Dim, type(None))
+    listed = isinstance(value, list | tuple) and bool(value)
+    return value is None or (listed and any(isinstance(size, sizes[:2]) for size in value))
+
+
+def _name(written: Any, fixed: Sequence[str]) -> None:
+    """Give the values of a file the names that they have here, and nodes the names of their values.
+
+    `torch.onnx` takes the names of nodes of the program, `conv2d_1`. A quantized value has three
+    tensors: `conv:conv2d`, `conv:conv2d:quantized` and `conv:conv2d:dequantized`.
+    """
+    known = {
+        node.name: node.meta["custom"]["name"]
+        for module in written.exported_program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+        if "custom" in node.meta and "name" in node.meta["custom"]
+    }
+    suffixes = {"QuantizeLinear": ":quantized", "DequantizeLinear": ":dequantized"}
+    graph = written.model.graph
+    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())} | set(fixed)
+    for node in graph.all_nodes():
+        for value in node.outputs:
+            if value.name in known and value.name not in fixed:
+                name = known[value.name] + suffixes.get(node.op_type, "")
+                value.name = _free(name, taken)
+                taken.add(value.name)
+        space = node.metadata_props.get("namespace", "")
+        node.metadata_props.clear()  # of nodes of PyTorch, and lines of files of this machine
+        if space:
+            node.metadata_props["namespace"] = space
+        node.name = node.outputs[0].name
+
+
+def _free(name: str, taken: set[str]) -> str:
+    found, number = name, 0
+    while found in taken:
+        number += 1
+        found = f"{name}#{number}"
+    return found
+
+
+def _describe(model: Any, origin: Any) -> None:
+    """Write down what made a file."""
+    model.producer_name, model.producer_version = "jit_passes", __version__
+    report = Report.read(origin)
+    made = {"jit_passes": __version__, "torch": torch.__version__}
+    made |= {} if report is None else dict(report.made)
+    model.metadata_props.clear()
+    model.metadata_props["jit_passes"] = json.dumps(made)

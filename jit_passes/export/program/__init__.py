@@ -1,0 +1,43 @@
+"""Programs of `torch.export`: the way from a ScriptModule to the compilers that take these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["to_exported_program"]
+
+
+def to_exported_program(
+    model: torch.jit.ScriptModule,
+    example_inputs: Any,
+    dynamic_shapes: Any = None,
+    *,
+    method: str = "forward",
+) -> torch.export.ExportedProgram:
+    """Return a model as a program of `torch.export`, for AOTInductor, ONNX, ExecuTorch and others.
+
+    Of a float model the program has the canonical form, batch norms folded. Of a reference model it
+    has quantize and dequantize as operators of `quantized_decomposed`, and weights as integers.
+    Values keep their names: `node.meta["custom"]["name"]` is `layer1.0.conv1:conv2d`, and
+    `["source"]` the line of the model's code.
+
+    Branches that the data or an open size decide become `torch.cond`; loops are unrolled.
+
+    Args:
+        model: a float ScriptModule in eval mode, or a reference model, the result of `convert`; it
+            is not touched.
+        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
+            Numbers among them are constants of the program.
+        dynamic_shapes: the sizes that are open, as `torch.export.export` takes them; None for none.
+        method: the method to export.
+
+    Raises:
+        JitPassesError: the model is neither of these; an operator has no form in a program; a loop
+            depends on the data, or a branch does and its ways do not fit `torch.cond`; or the
+            inputs are not the model's. The message has the line of source.
+    """
+    from .write import write_program  # PyTorch's symbols for sizes take a second to import
+
+    return write_program(model, example_inputs, dynamic_shapes, method)

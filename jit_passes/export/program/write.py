@@ -1,0 +1,148 @@
+"""From a ScriptModule to a program: checks, forms of its operators, and `torch.export`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx.traceback import preserve_node_meta
+
+from ...errors import JitPassesError, first_line, shortened
+from ...graph.view import GraphView, NodeView
+from ...passes.subject import wrap
+from ...stages.arguments import advice
+from ...stages.batches import batches
+from ...stages.module import ModelStage, Report, by_position, check_module, quantized_part
+from ...stages.normalize import normalize
+from .blocks import Block, blocks_of
+from .dialect import Limits
+from .forms import Form, form_of
+from .names import described, name_nodes
+from .running import STRUCTURE, NodeError, Running
+
+_GRADIENTS = "__torch__.torch.autograd.grad_mode."  # contexts that do nothing in a program
+_NEXT = {
+    ModelStage.PREPARED: "calibrate it, and pass the result of jit_passes.convert",
+    ModelStage.QAT: "pass the result of jit_passes.convert",
+    ModelStage.LOWERED: "pass the model that was lowered, the result of jit_passes.convert, or "
+    "quantize with target='reference'",
+}
+
+
+def write_program(
+    model: Any, example_inputs: Any, dynamic_shapes: Any, method: str
+) -> torch.export.ExportedProgram:
+    """Return the program: see `to_exported_program`."""
+    module, limits = _canonical(model, method)
+    view, block = blocks_of(module, method)
+    forms = _forms(block, limits)
+    script = module._get_method(method)
+    running = Running(block, forms, script.schema.arguments[1:], dict(_state(module, block)))
+    args, kwargs = next(batches([example_inputs], None, what="example_inputs"))
+    try:
+        with torch.no_grad(), preserve_node_meta(), _quiet():
+            program = torch.export.export(
+                running.eval(), args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+    except NodeError as error:
+        about = str(advice(script, args, kwargs, str(error)))
+        raise JitPassesError(f"{error} ({about})" if about else str(error)) from error
+    except Exception as error:
+        about = str(advice(script, args, kwargs, str(error)))
+        said = first_line(error).partition("\n\nThe error above")[0]
+        raise JitPassesError(f"the model is not exported: {about or said}") from error
+    name_nodes(program, view)
+    return program
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep PyTorch from logging what becomes an error here."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled
+
+
+def _canonical(model: Any, method: str) -> tuple[Any, Mapping[int, Limits]]:
+    """Return the C++ module whose graph is exported, and the codes of quantized values in it.
+
+    Raises:
+        JitPassesError: the model is neither a float model nor a reference model.
+    """
+    part = quantized_part(model, method) if isinstance(model, torch.jit.ScriptModule) else model
+    report = Report.read(part)
+    if report is None:
+        check_module(model, method)
+        return normalize(model._c, method).module, {}
+    whole = report.stage is ModelStage.LOWERED and report.target.get("name") == "reference"
+    if report.stage is not ModelStage.REFERENCE and not whole:
+        why = f"the model is a {report.stage} one, whose operators no program has"
+        raise JitPassesError(f"{why}: {_NEXT[report.stage]}")
+    return part._c, _limits(part, report)
+
+
+def _limits(model: Any, report: Report) -> Mapping[int, Limits]:
+    """Return, by index of a node, the smallest and the largest code of what it quantizes."""
+    codes = {id: (low, high) for low, high, ids in report.codes for id in ids}
+    ids = by_position(GraphView.of(model, report.method), report.places)
+    return {index: codes[id] for index, id in ids.items() if id in codes}
+
+
+def _forms(block: Block, limits: Mapping[int, Limits]) -> dict[int, Form]:
+    """Return the functions that compute the nodes, by index.
+
+    Raises:
+        JitPassesError: a node has none.
+    """
+    forms, without = {}, []
+    for step in block.walk():
+        if step.node.kind in STRUCTURE:
+            continue
+        context = step.node.kind == "prim::Enter" and not step.detail.startswith(_GRADIENTS)
+        form = None if context else form_of(step.node, limits)
+        if form is None:
+            without.append(step.node)
+        else:
+            forms[step.node.index] = form
+    if without:
+        names = [f"{described(node)} ({node.kind})" for node in without]
+        raise JitPassesError(f"no program has {shortened(names)}: {_instead(without[0])}")
+    return forms
+
+
+def _instead(node: NodeView) -> str:
+    """Return what to do about an operator without a form."""
+    if node.kind == "prim::CallMethod":
+        return "it is quantized already; pass the float model, or the part alone"
+    if node.kind.startswith(("quantized::", "aten::quantize", "aten::dequantize")):
+        return (
+            "it computes in PyTorch's quantized dtypes; pass the float model, or a reference model"
+        )
+    if node.kind.startswith("jit_passes::"):
+        return "it trains or observes; pass the float model, or the result of jit_passes.convert"
+    return "take it out of the model, or write it with operators that PyTorch's dispatcher has"
+
+
+def _state(module: Any, block: Block) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that a graph reads or writes, by path, and their values."""
+    model = wrap(module)
+    paths: dict[int, str] = {block.inputs[0]: ""}
+    for step in block.walk():
+        if step.node.kind in ("prim::GetAttr", "prim::SetAttr"):
+            owner = paths.get(step.node.inputs[0].id)
+            if owner is None:  # an object of a script class
+                continue
+            path = f"{owner}.{step.detail}" if owner else step.detail
+            found: Any = model
+            for part in path.split("."):
+                found = getattr(found, part)
+            if isinstance(found, torch.nn.Module):
+                paths[step.node.output.id] = path
+            else:
+                yield path, found

@@ -1,0 +1,257 @@
+"""Files of ONNX: codes in ONNX Runtime, names, open sizes, branches, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare import call, clone, leaves
+from models import Case, activations, convolutions, products, rearranging
+from torch import Tensor, nn
+from torch.export import Dim
+
+import jit_passes
+from jit_passes import JitPassesError, export_onnx
+
+onnx = pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def session(path: Path, *, optimized: Path | None = None) -> Any:
+    """Load a file, without optimization unless the optimized model goes to a file."""
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    levels = runtime.GraphOptimizationLevel
+    options.graph_optimization_level = (
+        levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+    )
+    if optimized:
+        options.optimized_model_filepath = str(optimized)
+    return runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def run(loaded: Any, *args: Tensor) -> list[Tensor]:
+    names = [given.name for given in loaded.get_inputs()]
+    arrays = {name: value.numpy() for name, value in zip(names, args, strict=True)}
+    return [torch.from_numpy(result) for result in loaded.run(None, arrays)]
+
+
+def kinds(path: Path) -> list[str]:
+    return [node.op_type for node in onnx.load(path).graph.node]
+
+
+class Small(nn.Module):
+    """A residual block with a depthwise convolution, a pool and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.deep = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, image: Tensor) -> Tensor:
+        y = self.stem(image)
+        y = torch.relu(y + self.deep(y))
+        return self.head(nn.functional.max_pool2d(y, 8).flatten(1))
+
+
+BATCHES = [
+    torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed)) for seed in range(4)
+]
+BATCH = ({0: Dim("batch", min=2, max=64)},)
+
+
+def script(model: nn.Module) -> torch.jit.ScriptModule:
+    torch.manual_seed(0)
+    return torch.jit.script(model.eval())
+
+
+def reference_of(model: nn.Module, data: list[Tensor] = BATCHES, **config: Any) -> Any:
+    if config:
+        config = {"config": {"version": 1, "global": config}}
+    return jit_passes.quantize_script(
+        script(model), data, target="reference", mode="static", progress=False, **config
+    )
+
+
+def test_codes_names_sizes_and_metadata(tmp_path: Path) -> None:
+    model, path = reference_of(Small()), tmp_path / "model.onnx"
+    export_onnx(model, path, BATCHES[0], BATCH, output_names=["scores"])
+    loaded = session(path)
+    for count in (2, 7):
+        x = torch.randn(count, 3, 8, 8)
+        [found] = run(loaded, x)
+        assert torch.equal(found, model(x))
+        assert float(found.abs().max()) > 0
+    [given], [result] = loaded.get_inputs(), loaded.get_outputs()
+    assert (given.name, given.shape) == ("image", ["batch", 3, 8, 8])
+    assert (result.name, result.shape) == ("scores", ["batch", 4])
+    file = onnx.load(path)
+    names = {name for node in file.graph.node for name in node.output}
+    assert {"stem.0:conv2d", "deep:conv2d:quantized", "image:dequantized", "relu"} <= names
+    weights = {tensor.name: tensor.data_type for tensor in file.graph.initializer}
+    assert weights["deep.weight"] == onnx.TensorProto.INT8
+    assert weights["deep.bias"] == onnx.TensorProto.INT32
+    assert (file.producer_name, file.opset_import[0].version) == ("jit_passes", 21)
+    [prop] = file.metadata_props
+    assert json.loads(prop.value)["mode"] == "static"
+    assert str(Path(__file__).parent) not in str(file)  # no lines of files of this machine
+
+
+@pytest.mark.parametrize("opset", [18, 21, 23])
+def test_the_engine_computes_on_integers(opset: int, tmp_path: Path) -> None:
+    model, path = reference_of(Small()), tmp_path / "model.onnx"
+    export_onnx(model, path, BATCHES[0], BATCH, opset=opset)
+    loaded = session(path, optimized=tmp_path / "optimized.onnx")
+    found = kinds(tmp_path / "optimized.onnx")
+    assert (found.count("QLinearConv"), found.count("Conv")) == (2, 0)
+    [result] = run(loaded, BATCHES[1])
+    step = jit_passes.encodings_of(model).activations[-1].scale[0]
+    assert float((result - model(BATCHES[1])).abs().max()) < 1.01 * step
+
+
+def test_powers_of_two(tmp_path: Path) -> None:
+    config = {
+        name: {"scheme": "power_of_two", "dtype": "int8"} for name in ("input", "output", "weight")
+    }
+    model, path = reference_of(Small(), **config), tmp_path / "model.onnx"
+    export_onnx(model, path, BATCHES[0], BATCH)
+    loaded = session(path)
+    for x in BATCHES:
+        assert torch.equal(run(loaded, x)[0], model(x))
+
+
+@pytest.mark.parametrize("bits", [4, 7, 16])
+def test_other_numbers_of_bits(bits: int, tmp_path: Path) -> None:
+    """Fewer than 8 are clipped; 16 have a type of their own, which the dialect stores as int32."""
+    weight = {"bits": min(bits, 8)}
+    model = reference_of(Small(), input={"bits": bits}, output={"bits": bits}, weight=weight)
+    path = tmp_path / "model.onnx"
+    export_onnx(model, path, BATCHES[0], BATCH)
+    assert ("Clip" in kinds(path)) == (bits < 8)
+    [found] = run(session(path), BATCHES[1])
+    step = jit_passes.encodings_of(model).activations[-1].scale[0]
+    apart = (found - model(BATCHES[1])).abs() / step
+    assert float(apart.max()) < 1.01 and float((apart > 0.5).double().mean()) < 0.1
+
+
+def test_groups_of_weights(tmp_path: Path) -> None:
+    floats = {"dtype": "float"}
+    grouped = {"bits": 4, "group_size": 16}
+    config = {"version": 1, "global": {"input": floats, "output": floats, "weight": grouped}}
+    model = jit_passes.quantize_script(script(nn.Linear(32, 8)), target="reference", config=config)
+    x = torch.randn(3, 32)
+    export_onnx(model, tmp_path / "model.onnx", x)
+    [node] = [n for n in onnx.load(tmp_path / "model.onnx").graph.node if "Dequ" in n.op_type]
+    assert {a.name: a.i for a in node.attribute} == {"axis": 1, "block_size": 16}
+    torch.testing.assert_close(run(session(tmp_path / "model.onnx"), x)[0], model(x))
+
+
+class Branches(nn.Module):
+    """A branch by the data in another one, numbers that they give, and a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        steps = 1
+        if bool(x.mean() > 0):
+            y = self.left(x)
+            if bool(x.max() > 2):
+                y = torch.relu(y)
+                steps = 2
+        else:
+            y = x
+        for _ in range(2):
+            y = self.right(y)
+        return y, x * steps
+
+
+def test_branches(tmp_path: Path) -> None:
+    model, path = script(Branches()), tmp_path / "model.onnx"
+    export_onnx(model, path, torch.randn(4, 6), ({0: Dim("rows", min=2)},))
+    loaded = session(path)
+    for x in (torch.rand(3, 6), torch.rand(5, 6) - 1, torch.rand(2, 6) * 5):
+        for found, expected in zip(run(loaded, x), model(x), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+TABLE = [
+    case
+    for theme in (activations, convolutions, products, rearranging)
+    for case in theme.CASES[::12]
+    if case.script and all(isinstance(value, Tensor) for value in case.arguments(2, 1))
+]
+
+
+@pytest.mark.parametrize("case", TABLE, ids=[case.name for case in TABLE])
+def test_float_models(case: Case, tmp_path: Path) -> None:
+    model, path = case.build("script"), tmp_path / "model.onnx"
+    args = case.arguments(2, seed=1)
+    export_onnx(model, path, args, method=case.method)
+    found = run(session(path), *clone(args))
+    expected = [value for _, value in leaves(call(model, clone(args), case.method))]
+    for a, b in zip(found, (value for value in expected if isinstance(value, Tensor)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Bessel(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.special.bessel_j0(x)
+
+
+def refusals() -> Iterator[Any]:
+    small = Small()
+    yield "opset", lambda: script(small), {"opset": 7}, "opset is a whole number from 18 to 23"
+    dynamic = {"target": "reference", "mode": "dynamic"}
+    linear = nn.Sequential(nn.Linear(8, 8))
+    yield (
+        "dynamic",
+        lambda: jit_passes.quantize_script(script(linear), **dynamic),
+        {},
+        "mode static",
+    )
+    yield "operator", lambda: script(Bessel()), {}, "bessel_j0"
+    stock = {"target": "stock", "mode": "static", "progress": False}
+    yield (
+        "lowered",
+        lambda: jit_passes.quantize_script(script(small), BATCHES, **stock),
+        {},
+        "target='reference'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"), [pytest.param(*row[1:], id=row[0]) for row in refusals()]
+)
+def test_refused(make: Any, options: Any, message: str, tmp_path: Path) -> None:
+    """With one error, and no file."""
+    with pytest.raises(JitPassesError, match=message):
+        export_onnx(make(), tmp_path / "model.onnx", BATCHES[0], **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        export_onnx(script(Small()), tmp_path / "nowhere" / "model.onnx", BATCHES[0])
+
+
+def test_a_package_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(JitPassesError, match=r"pip install 'jit_passes\[onnx\]'"):
+        export_onnx(script(Small()), tmp_path / "model.onnx", BATCHES[0])

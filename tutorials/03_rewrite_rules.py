@@ -488,16 +488,16 @@ assert "'add_to_mul' -> 'mul_to_add' -> 'add_to_mul'" in message
 #
 # `register` makes a rule a pass, `register_rules` makes several rules one. A pass has its place in
 # the table `jit_passes.passes`, can stand in any `Pipeline`, and can be scheduled (tutorial 05). In
-# a pipeline nothing needs a name of that table: a `RuleSet("simplify", [...])` is a step too, and
+# a pipeline nothing needs a name of that table: a `RuleSet("shorten", [...])` is a step too, and
 # so are a rule and a function that takes a `GraphEditor`.
 
 # %%
 relu_to_clamp.register("Turn relu into clamp.")
 jit_passes.register_rules(
-    "simplify", [add_to_mul, drop_neg_neg, merge_factors], summary="Do less arithmetic."
+    "shorten", [add_to_mul, drop_neg_neg, merge_factors], summary="Do less arithmetic."
 )
-print(jit_passes.passes["simplify"])
-pipeline = Pipeline("mine", ("simplify", relu_to_clamp, "remove_dead_code"))
+print(jit_passes.passes["shorten"])
+pipeline = Pipeline("mine", ("shorten", relu_to_clamp, "remove_dead_code"))
 print(pipeline)
 result = pipeline.run(model, verify=(x,))
 print(result)

@@ -400,7 +400,7 @@ def test_errors() -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """The same as the function."""
+    """`jit-passes quantize --equalize` gives the model of the function."""
     torch.manual_seed(0)
     model = torch.jit.script(wild(Chain()).float())
     torch.jit.save(model, tmp_path / "float.pt")

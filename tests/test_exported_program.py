@@ -437,7 +437,7 @@ def test_bad_input(
 
 
 def test_operators_where_pytorch_brings_none(tmp_path: Path) -> None:
-    """The same numbers as PyTorch's, from definitions of our own."""
+    """Our own definitions give the numbers of PyTorch's."""
     code = """
 import sys, torch
 if sys.argv[1] == "own":

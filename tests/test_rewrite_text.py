@@ -128,7 +128,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_expressions(name: str) -> None:
-    """What was expected, and where."""
+    """An error says the expected input, and the place."""
     text, message = BAD[name]
     with pytest.raises(JitPassesError, match=f"rule 'mine': .*{message}"):
         RewriteRule("mine", text, "%x").compile()

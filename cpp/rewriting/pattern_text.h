@@ -8,7 +8,7 @@
 //     return (%y)
 //
 // Operands are values, %x or, where it is an input and named first, %x : Tensor; calls; numbers, True, False, None, texts
-// and lists. What is read twice, or has several results, stands in front; (%a, %b) are two results:
+// and lists. A value that is read twice, or a call with several results, has a line of its own in front; (%a, %b) are two results:
 //
 //   %s, %z = jit_passes::choose_qparams(%x, 0, 255, "per_tensor_affine", "fbgemm")
 //   jit_passes::quantize_dynamic(%x, %s, %z, 0, 255, 0)

@@ -42,7 +42,7 @@ struct MatchView {
 // Says why a match must not be rewritten; nothing when it may. An empty reason makes no remark: nobody expects a rewrite.
 using MatchCheck = std::function<std::optional<std::string>(const MatchView&)>;
 
-// What a check returns that says no without a reason.
+// The result of a check that refuses a match without a reason, unless the condition holds.
 inline std::optional<std::string> onlyIf(bool holds) {
   return holds ? std::nullopt : std::optional<std::string>("");
 }

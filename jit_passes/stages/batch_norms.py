@@ -1,4 +1,4 @@
-"""What batch norms know of the results of layers, before they are folded into these."""
+"""Statistics of layers' results, read from batch norms before these are folded."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ NOTHING = (
 
 @dataclass(frozen=True)
 class Equalized:
-    """What equalization has done to the result of a layer.
+    """The change of a layer's result by equalization.
 
     Attributes:
         name: of the layer.
@@ -123,7 +123,7 @@ def equalize(
 
 @dataclass(frozen=True)
 class _Ranges:
-    """What data have shown of a value, channel by channel."""
+    """Statistics of a value over the data, channel by channel."""
 
     low: Tensor
     high: Tensor
@@ -192,7 +192,7 @@ class Equalizer:
 
     @property
     def remarks(self) -> dict[str, str]:
-        """What to say of layers: how their channels were scaled, or which limit kept them."""
+        """Remarks about layers: how their channels were scaled, or which limit kept them."""
         return {**self.kept, **{row.name: str(row) for row in self.changed}}
 
     @property

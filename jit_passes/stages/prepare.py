@@ -42,7 +42,7 @@ class Change(Protocol):
 
     @property
     def remarks(self) -> Mapping[str, str]:
-        """What to say of operators, by name."""
+        """Remarks about operators, by name."""
         ...
 
 
@@ -281,7 +281,7 @@ class _Plan:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a constant weight multiplies.
+    """The input that a constant weight multiplies.
 
     Attributes:
         value: its id.

@@ -30,7 +30,7 @@ namespace {
 const auto repeat_interleave_kind = symbol("aten::repeat_interleave");
 const auto expand_as = symbol("aten::expand_as");
 
-// What std and var subtract from the number of elements along one axis.
+// The correction of std and var: they divide by the number of elements along the axis, less this.
 std::optional<int64_t> correctionOf(const MatchView& match) {
   const auto axes = constantInts(match.value("axes"));
   const auto given = match.known("given");

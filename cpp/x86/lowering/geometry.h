@@ -19,7 +19,7 @@ using Dims = std::array<Dim, 4>;
 // All axes but that of the channels, the last one being columns. Of more than `kMostAxes`, some count as one: memory
 // has them side by side, and so have tensors that are contiguous.
 Dims axisDims(const Sizes& sizes, int64_t axis);
-// The same for what works pixel by pixel: where there are few rows, the last axis is divided into some.
+// As axisDims, for kernels that go pixel by pixel: where there are few rows, the last axis is divided into some.
 Dims pixelDims(const Sizes& sizes, int64_t axis);
 // Rows of its images: all but the last axis.
 int64_t linesOf(const Dims& dims);

@@ -1,4 +1,4 @@
-"""What computes a node of a graph: PyTorch's operator itself, or a form of its own.
+"""Forms: functions that compute the nodes of a graph. Most are PyTorch's operators themselves.
 
 Operators that PyTorch's dispatcher has are called by their schema. TorchScript has more of them,
 for numbers, lists and dicts: the tables say their Python. Branches, loops and attributes are in
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,20 +126,9 @@ def _either(tensors: Form, numbers: Form) -> Form:
     return both
 
 
-def _largest(*operands: Any) -> Any:
-    values = operands[0] if len(operands) == 1 else operands
-    found = values[0]
-    for value in values[1:]:
-        found = _torch.sym_max(found, value)
-    return found
-
-
-def _smallest(*operands: Any) -> Any:
-    values = operands[0] if len(operands) == 1 else operands
-    found = values[0]
-    for value in values[1:]:
-        found = _torch.sym_min(found, value)
-    return found
+def _chosen(choose: Form) -> Form:
+    """Return a form for `min` or `max` of two numbers, or of a list of numbers."""
+    return lambda *operands: reduce(choose, operands[0] if len(operands) == 1 else operands)
 
 
 def _slice(items: Any, start: Any = None, end: Any = None, step: Any = 1) -> Any:
@@ -232,8 +222,8 @@ _FIRST: dict[str, Form] = {
     "prim::is_nested": lambda x: False,
     "prim::unchecked_cast": _same,
     "prim::unchecked_unwrap_optional": _same,
-    "prim::min": _smallest,
-    "prim::max": _largest,
+    "prim::min": _chosen(_torch.sym_min),
+    "prim::max": _chosen(_torch.sym_max),
     "prim::abs": abs,
 }
 

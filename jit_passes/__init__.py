@@ -54,6 +54,7 @@ from .stages.lower import lower
 from .stages.normalize import normalized_graph
 from .stages.partition import partition
 from .stages.prepare import prepare
+from .stages.round_weights import round_weights
 from .stages.smooth import smooth
 from .training.freezing import ThresholdFreezer
 from .training.parameters import (
@@ -150,6 +151,7 @@ __all__ = [
     "replace_pattern",
     "report",
     "rewrite",
+    "round_weights",
     "run_pass",
     "runtime_path",
     "scale_corrections",

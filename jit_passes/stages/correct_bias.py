@@ -15,8 +15,6 @@ from ..errors import ArgumentError, JitPassesError, not_among
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView, ValueView
 from ..passes.pipeline import Pipeline
-from ..passes.subject import wrap
-from ..specification.derivation import hold_derivations
 from ..specification.specification import GroupDerivation
 from .batch_norms import batch_norms
 from .batches import InputFn, batches, progress_bar
@@ -25,13 +23,12 @@ from .faults import note_origin, origin_of
 from .module import ModelStage, Report, stage_of
 from .recording import Recorder, copy_of, following
 from .scaling import Layer, is_layer
-from .seen import read_places
+from .seen import read_places, rewritten
 from .smooth import Arguments
-from .values import DEQUANTIZE
+from .values import DEQUANTIZE, EDGE, source_of
 
 HOWS = ("sequential", "fast", "statistics")
 ROUNDS = 4
-_EDGE = "jit_passes::edge"
 _CUTS = frozenset({"aten::relu", "aten::relu6", "aten::hardtanh", "aten::clamp", "aten::clamp_min"})
 
 
@@ -144,8 +141,8 @@ def correct_bias(
         by = _by_weights if how == "fast" else _by_results
         shifts = by(sites, prepared, reference, report, given, rounds)
     made = _with_biases(prepared, report, sites, shifts, how)
-    if origin is not None:
-        note_origin(made, origin)
+    if model is not None:
+        note_origin(made, model)
     return made
 
 
@@ -172,7 +169,7 @@ def _sites(
     for node in GraphView.of(prepared, method).nodes:
         if node.name not in quantized or node.name in ranged or node.traits.weighted is None:
             continue
-        bias = _source(node.operand("bias")).constant
+        bias = source_of(node.operand("bias")).constant
         if isinstance(bias, Tensor):
             step = _step(quantized[node.name].operand("bias"))
             found.append(_Site(node, quantized[node.name], bias.detach(), step))
@@ -184,13 +181,6 @@ def _is_quantized(node: NodeView) -> bool:
     return made is not None and made.kind in DEQUANTIZE and made.main_operand.is_constant
 
 
-def _source(value: ValueView) -> ValueView:
-    """Return the value that edges are other names of."""
-    while value.producer is not None and value.producer.kind == _EDGE:
-        value = value.producer.main_operand
-    return value
-
-
 def _step(bias: ValueView) -> Tensor:
     made = bias.producer
     if made is None or made.kind not in DEQUANTIZE:
@@ -200,7 +190,7 @@ def _step(bias: ValueView) -> Tensor:
 
 def _constant_at(node: NodeView, operand: str) -> Tensor:
     """Return a constant operand as it is, or what its integers stand for."""
-    value = _source(node.operand(operand))
+    value = source_of(node.operand(operand))
     made = value.producer
     if made is not None and made.kind in DEQUANTIZE:
         op = getattr(torch.ops.jit_passes, made.kind.removeprefix("jit_passes::"))
@@ -372,14 +362,14 @@ def _by_statistics(
     known, found = batch_norms(origin, method), {}
     for site in sites:
         low, high = -torch.inf, torch.inf
-        maker = _source(site.prepared.operand("input")).producer
+        maker = source_of(site.prepared.operand("input")).producer
         if maker is not None and maker.kind in _CUTS and maker.clip is not None:
             ends = maker.clip
             low, high = (
                 (low if ends[0] is None else ends[0]),
                 (high if ends[1] is None else ends[1]),
             )
-            maker = _source(maker.main_operand).producer
+            maker = source_of(maker.main_operand).producer
         if maker is None or maker.name not in known:
             continue
         mean = known[maker.name].clipped_mean(low, high)
@@ -401,7 +391,7 @@ def _with_biases(
             bias = site.bias.double() + shifts[site.prepared.name]
             node = nodes[index]
             operand = node.position("bias")
-            while (maker := node.inputs[operand].producer) is not None and maker.kind == _EDGE:
+            while (maker := node.inputs[operand].producer) is not None and maker.kind == EDGE:
                 node, operand = maker, 0
             made = graph.constant(bias.to(site.bias.dtype), before=node)
             graph.set_input(node, operand, made)
@@ -417,11 +407,8 @@ def _with_biases(
             for row in report.operators
         )
         made = {**report.made, "bias_correction": how}
-        replace(report, operators=tuple(told), made=made).write(module)
-    result = wrap(module)
-    specs = [known.place.spec for known in read_places(prepared, report)[1]]
-    hold_derivations(result, [s.function for s in specs if isinstance(s, GroupDerivation)])
-    return result
+        report = replace(report, operators=tuple(told), made=made)
+    return rewritten(prepared, module, report)
 
 
 def _remark(site: _Site, shift: Tensor, how: str) -> str:

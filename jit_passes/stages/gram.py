@@ -1,0 +1,78 @@
+"""Sums of products of a layer's inputs, which weigh the errors of its weights."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..graph.view import NodeView
+
+_NUMBERS = 2**24  # of patches at a time, 64 MiB
+
+
+def gram_shape(node: NodeView, weight: Tensor) -> tuple[int, int, int]:
+    """Return the shape of a layer's products: [groups, K, K], K the inputs of one output."""
+    inputs = prod(weight.shape[1:])
+    return _groups(node), inputs, inputs
+
+
+def add_products(gram: Tensor, node: NodeView, weight: Tensor, inputs: Tensor) -> None:
+    """Add the products X X^T of a layer's inputs.
+
+    Args:
+        gram: [groups, K, K], K the numbers of the input that one output is computed from.
+        node: a convolution that is not transposed, or a linear.
+        weight: its weight.
+        inputs: of the layer, with or without a batch axis.
+    """
+    weighted = node.traits.weighted
+    assert weighted is not None
+    if not weighted.spatial_dims:
+        rows = inputs.reshape(-1, inputs.shape[-1]).float()
+        gram[0] += rows.T @ rows
+        return
+    batch = inputs.reshape(-1, *inputs.shape[-1 - weighted.spatial_dims :])
+    each = _NUMBERS // max(1, prod(weight.shape[1:]) * _groups(node) * batch[0, 0].numel()) + 1
+    for first in range(0, len(batch), each):
+        rows = _patches(batch[first : first + each].float(), node, weight)
+        gram += rows.transpose(1, 2) @ rows
+
+
+def _groups(node: NodeView) -> int:
+    weighted = node.traits.weighted
+    assert weighted is not None
+    return int(node.operand("groups").constant) if weighted.spatial_dims else 1
+
+
+def _patches(batch: Tensor, node: NodeView, weight: Tensor) -> Tensor:
+    """Return the numbers that each output is computed from, [groups, positions, K]."""
+    window = weight.shape[2:]
+    stride, dilation = (_numbers(node, name, len(window)) for name in ("stride", "dilation"))
+    batch = _padded(batch, node, window, dilation)
+    batch = batch.reshape(len(batch), _groups(node), -1, *batch.shape[2:])
+    for axis, (size, step, gap) in enumerate(zip(window, stride, dilation, strict=True), 3):
+        batch = batch.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
+    # [batch, groups, channels, positions, window]
+    rows = batch.movedim(2, 2 + len(window)).transpose(0, 1)
+    return rows.flatten(2 + len(window)).flatten(1, 1 + len(window))
+
+
+def _padded(batch: Tensor, node: NodeView, window: torch.Size, dilation: list[int]) -> Tensor:
+    padding = node.operand("padding").constant
+    if padding == "valid":
+        return batch
+    if padding == "same":  # PyTorch puts the odd one behind
+        whole = [gap * (size - 1) for size, gap in zip(window, dilation, strict=True)]
+        sides = [(n // 2, n - n // 2) for n in whole]
+    else:
+        sides = [(n, n) for n in _numbers(node, "padding", len(window))]
+    return torch.nn.functional.pad(batch, [n for side in reversed(sides) for n in side])
+
+
+def _numbers(node: NodeView, operand: str, count: int) -> list[int]:
+    """Return an option with a number for each spatial axis; one number may stand for all."""
+    given = node.operand(operand).constant
+    numbers = [given] if isinstance(given, int) else list(given)
+    return numbers * count if len(numbers) == 1 else numbers

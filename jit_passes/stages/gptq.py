@@ -46,16 +46,6 @@ def _columns(tensor: Tensor, columns: Tensor) -> Tensor:
     return tensor.expand(len(columns), -1, -1).gather(2, index)
 
 
-def squared_error(error: Tensor, gram: Tensor) -> Tensor:
-    """Return the squared error of a layer's result, tr(E G E^T).
-
-    Args:
-        error: of the weights, [groups, outputs, inputs].
-        gram: X X^T of the inputs X, [groups, inputs, inputs].
-    """
-    return ((error.double() @ gram.double()) * error).sum()
-
-
 def gptq(weight: Tensor, gram: Tensor, grid: Grid, damping: float = 0.01) -> Tensor:
     """Return codes that give a layer's result a small squared error.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, log10, prod
+from math import inf, log10
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ from ..specification.parameters import QParams
 from ..specification.qparams import spread_qparams
 from ..specification.specification import QuantizationSpec
 from .batches import InputFn, batches, progress_bar
-from .gptq import Grid, gptq, squared_error
-from .gram import add_products, gram_shape
+from .gptq import Grid, gptq
 from .module import ModelStage, Report, stage_of
 from .parameters import choose_parameters
+from .patches import patches
 from .recording import Recorder, copy_of
 from .scaling import Layer
 from .seen import QuantizedPlace, read_places, refusals, rewritten
@@ -31,7 +31,7 @@ from .smooth import Arguments
 from .values import readers_of, source_of
 
 ROUNDINGS = ("gptq",)
-DAMPING = 0.01
+DAMPINGS = (0.1, 0.01, 1.0)
 MEMORY = 2**30
 _HELD_BACK = 4  # every fourth batch
 
@@ -45,42 +45,47 @@ class _Site:
         place: of its weight.
         weight: [groups, outputs, inputs of one output].
         grid: of its codes, in that shape.
-        codes: of the layer's weight, once they are chosen.
-        errors: of the result on data that are held back: with the nearest codes, with these.
+        found: codes that it could have, one set for each damping.
+        errors: of the result on batches held back: with the nearest codes, then with these.
     """
 
     node: NodeView
     place: QuantizedPlace
     weight: Tensor
     grid: Grid
-    codes: Tensor | None = None
-    errors: Tensor = field(default_factory=lambda: torch.zeros(2, dtype=torch.float64))
+    found: list[Tensor] = field(default_factory=list)
+    errors: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
+
+    def patches(self, inputs: Tensor) -> Iterator[Tensor]:
+        """Yield the inputs of its outputs, [groups, rows, inputs of one output]."""
+        return patches(self.node, self.place.operands["x"], inputs)
+
+    def choose(self, gram: Tensor, dampings: Sequence[float]) -> None:
+        """Find codes by the products of its inputs."""
+        dtype = DTYPES[self.place.place.spec.dtype]
+        self.found = [gptq(self.weight, gram, self.grid, part).to(dtype) for part in dampings]
+        self.errors = torch.zeros(1 + len(dampings), dtype=torch.float64)
+
+    def check(self, inputs: Tensor) -> None:
+        """Add the errors of its result for inputs that were held back."""
+        weight = self.weight.double()
+        for i, codes in enumerate((self.grid.codes(weight), *self.found)):
+            lost = (weight - self.grid.numbers(codes.double())).to(inputs.dtype)
+            for rows in self.patches(inputs):
+                self.errors[i] += (rows @ lost.transpose(1, 2)).square().sum().double()
 
     @property
-    def products(self) -> tuple[int, int, int]:
-        """The shape of the products of its inputs."""
-        return gram_shape(self.node, self.place.operands["x"])
-
-    @property
-    def nearest(self) -> Tensor:
-        return self.grid.codes(self.weight.double())
-
-    def lost(self, codes: Tensor) -> Tensor:
-        """Return the weight less the numbers of codes."""
-        return self.weight.double() - self.grid.numbers(codes.double())
-
-    @property
-    def kept(self) -> bool:
-        """Whether its codes are better than the nearest ones, as far as that was measured."""
-        return self.codes is not None and bool(self.errors[1] <= self.errors[0])
+    def best(self) -> int:
+        """The number of the best codes, 0 for the nearest ones; 1 where that was not measured."""
+        return int(self.errors.argmin()) if self.errors[0] else 1
 
     @property
     def remark(self) -> str:
-        nearest, chosen = self.errors.tolist()
+        nearest, *chosen = self.errors.tolist()
         if not nearest:
             return "its weight is rounded by gptq, which no batch that was held back has checked"
-        gain = 10 * log10(nearest / chosen) if chosen else inf
-        if not self.kept:
+        gain = 10 * log10(nearest / min(chosen)) if min(chosen) else inf
+        if not self.best:
             return f"gptq has {-gain:.1f} dB more error on batches held back: it is not used"
         return f"its weight is rounded by gptq: {gain:.1f} dB less error on batches held back"
 
@@ -90,7 +95,7 @@ def round_weights(
     data: Iterable[Any],
     *,
     how: str = "gptq",
-    damping: float = DAMPING,
+    damping: float | None = None,
     memory: int = MEMORY,
     input_fn: InputFn | None = None,
     progress: bool | None = None,
@@ -103,9 +108,9 @@ def round_weights(
         || E X ||^2 = tr(E X X^T E^T)
 
     and scales stay. It is worth most with 4 bits and fewer. X X^T is summed in as many passes over
-    the data as `memory` needs. Every fourth batch is held back: a layer keeps the nearest codes
-    where the others have more error there. `coverage` says for each layer by how much the error
-    has changed.
+    the data as `memory` needs. Every fourth batch is held back: the codes with the least error
+    there are taken, which may be the nearest ones. `coverage` says for each layer by how much the
+    error has changed.
 
     Convolutions and linears with constant weights are rounded so, in groups and per channel too.
     Transposed convolutions and recurrent layers keep the nearest codes, and so do weights whose
@@ -115,7 +120,9 @@ def round_weights(
         prepared: the result of `prepare`, calibrated; it is not touched.
         data: batches of typical inputs, as for `calibrate`; more numbers than a layer has inputs.
         how: "gptq".
-        damping: part of the mean of X X^T's diagonal that is added to it, in (0, 1].
+        damping: part of the mean of X X^T's diagonal that is added to it, in (0, 1]; more where
+            data are few. None for the best of 0.01, 0.1 and 1 for each layer, or 0.1 where no batch
+            is held back.
         memory: bytes for the matrices X X^T; one larger than that is held alone.
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
@@ -128,7 +135,7 @@ def round_weights(
     """
     if how not in ROUNDINGS:
         raise ArgumentError(not_among("how", how, ROUNDINGS))
-    if not 0 < damping <= 1:
+    if damping is not None and not 0 < damping <= 1:
         raise ArgumentError(f"damping is in (0, 1], not {damping!r}")
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare and calibrate first")
     sites = _sites(prepared, report)
@@ -144,10 +151,11 @@ def round_weights(
     for part in _parts(sites, memory):
         grams = _grams(part, prepared, report.method, given(held=False))
         for name in list(grams):
-            site = part[name]
-            site.codes = gptq(site.weight, grams.pop(name), site.grid, damping)
-    _check(sites, prepared, report.method, given(held=True))
-    return _with_codes(prepared, report, sites, how)
+            part[name].choose(grams.pop(name), DAMPINGS if damping is None else (damping,))
+    chosen = {name: site for name, site in sites.items() if site.found}
+    for site, inputs in _inputs(chosen, prepared, report.method, given(held=True)):
+        site.check(inputs)
+    return _with_codes(prepared, report, chosen, how)
 
 
 def _sites(prepared: torch.jit.ScriptModule, report: Report) -> dict[str, _Site]:
@@ -193,7 +201,7 @@ def _parts(sites: Mapping[str, _Site], memory: int) -> Iterator[dict[str, _Site]
     part: dict[str, _Site] = {}
     used = 0
     for name, site in sites.items():
-        size = 4 * prod(site.products)
+        size = 4 * len(site.weight) * site.weight.shape[2] ** 2
         if part and used + size > memory:
             yield part
             part, used = {}, 0
@@ -234,46 +242,32 @@ def _grams(
     """Return the sums of products of layers' inputs."""
     grams: dict[str, Tensor] = {}
     for site, inputs in _inputs(sites, prepared, method, data):
-        if inputs.numel() and inputs.isfinite().all():
-            gram = grams.setdefault(site.node.name, torch.zeros(site.products))
-            add_products(gram, site.node, site.place.operands["x"], inputs)
+        if not inputs.numel() or not inputs.isfinite().all():
+            continue
+        for rows in site.patches(inputs):
+            products = rows.transpose(1, 2) @ rows
+            name = site.node.name
+            grams[name] = grams[name].add_(products) if name in grams else products
     return grams
-
-
-def _check(
-    sites: Mapping[str, _Site], prepared: torch.jit.ScriptModule, method: str, data: Arguments
-) -> None:
-    """Measure the errors of results on data that were held back."""
-    chosen = {name: site for name, site in sites.items() if site.codes is not None}
-    for site, inputs in _inputs(chosen, prepared, method, data):
-        assert site.codes is not None
-        gram = torch.zeros(site.products)
-        add_products(gram, site.node, site.place.operands["x"], inputs)
-        for i, codes in enumerate((site.nearest, site.codes)):
-            site.errors[i] += squared_error(site.lost(codes), gram)
 
 
 def _with_codes(
     prepared: torch.jit.ScriptModule, report: Report, sites: Mapping[str, _Site], how: str
 ) -> torch.jit.ScriptModule:
     """Return a copy of a prepared model that knows the codes of weights."""
-    kept = {site.place.node: site for site in sites.values() if site.kept}
+    kept = {site.place.node: site for site in sites.values() if site.best}
 
     def change(graph: GraphEditor) -> None:
         for node in [node for node in graph.nodes if node.index in kept]:
             site = kept[node.index]
-            shape, spec = site.place.operands["x"].shape, site.place.place.spec
-            assert site.codes is not None and isinstance(spec, QuantizationSpec)
-            codes = site.codes.reshape(shape).to(DTYPES[spec.dtype])
+            codes = site.found[site.best - 1].reshape(site.place.operands["x"].shape)
             made = graph.constant(codes, before=node)
             graph.set_input(node, node.position("codes"), made)
 
     method = report.method
     module = Pipeline("round_weights", (change,)).run(copy_of(prepared, method), method).module
     told = (
-        row.remarked(sites[row.name].remark)
-        if row.name in sites and sites[row.name].codes is not None
-        else row
+        row.remarked(sites[row.name].remark) if row.name in sites else row
         for row in report.operators
     )
     made = {**report.made, "weight_rounding": how}

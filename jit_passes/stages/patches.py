@@ -1,7 +1,8 @@
-"""Sums of products of a layer's inputs, which weigh the errors of its weights."""
+"""The numbers that a layer computes each of its outputs from."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 
 import torch
@@ -9,35 +10,29 @@ from torch import Tensor
 
 from ..graph.view import NodeView
 
-_NUMBERS = 2**24  # of patches at a time, 64 MiB
+_NUMBERS = 2**24  # at a time, 64 MiB
 
 
-def gram_shape(node: NodeView, weight: Tensor) -> tuple[int, int, int]:
-    """Return the shape of a layer's products: [groups, K, K], K the inputs of one output."""
-    inputs = prod(weight.shape[1:])
-    return _groups(node), inputs, inputs
+def patches(node: NodeView, weight: Tensor, inputs: Tensor) -> Iterator[Tensor]:
+    """Yield the inputs of a layer's outputs, [groups, rows, K], some rows at a time.
 
-
-def add_products(gram: Tensor, node: NodeView, weight: Tensor, inputs: Tensor) -> None:
-    """Add the products X X^T of a layer's inputs.
+    K is the number of inputs of one output, in the order of the weight's row: a result without bias
+    is `rows @ weight.reshape(groups, -1, K).transpose(1, 2)`.
 
     Args:
-        gram: [groups, K, K], K the numbers of the input that one output is computed from.
         node: a convolution that is not transposed, or a linear.
         weight: its weight.
-        inputs: of the layer, with or without a batch axis.
+        inputs: with or without a batch axis.
     """
     weighted = node.traits.weighted
-    assert weighted is not None
+    assert weighted is not None and not weighted.transposed
     if not weighted.spatial_dims:
-        rows = inputs.reshape(-1, inputs.shape[-1]).float()
-        gram[0] += rows.T @ rows
+        yield inputs.reshape(1, -1, inputs.shape[-1])
         return
     batch = inputs.reshape(-1, *inputs.shape[-1 - weighted.spatial_dims :])
     each = _NUMBERS // max(1, prod(weight.shape[1:]) * _groups(node) * batch[0, 0].numel()) + 1
     for first in range(0, len(batch), each):
-        rows = _patches(batch[first : first + each].float(), node, weight)
-        gram += rows.transpose(1, 2) @ rows
+        yield _patches(batch[first : first + each], node, weight)
 
 
 def _groups(node: NodeView) -> int:

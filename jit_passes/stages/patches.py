@@ -13,6 +13,18 @@ from ..graph.view import NodeView
 _NUMBERS = 2**24  # at a time, 64 MiB
 
 
+_GEOMETRY = ("stride", "padding", "dilation", "groups")
+
+
+def has_patches(node: NodeView) -> bool:
+    """Say whether it is a linear, or a convolution of constant options that is not transposed."""
+    weighted = node.traits.weighted
+    if weighted is None or weighted.transposed:
+        return False
+    options = (node.operand(name) for name in _GEOMETRY) if weighted.spatial_dims else ()
+    return all(value.is_constant and not isinstance(value.constant, str) for value in options)
+
+
 def patches(node: NodeView, weight: Tensor, inputs: Tensor) -> Iterator[Tensor]:
     """Yield the inputs of a layer's outputs, [groups, rows, K], some rows at a time.
 
@@ -20,12 +32,12 @@ def patches(node: NodeView, weight: Tensor, inputs: Tensor) -> Iterator[Tensor]:
     is `rows @ weight.reshape(groups, -1, K).transpose(1, 2)`.
 
     Args:
-        node: a convolution that is not transposed, or a linear.
+        node: a layer that has patches.
         weight: its weight.
         inputs: with or without a batch axis.
     """
     weighted = node.traits.weighted
-    assert weighted is not None and not weighted.transposed
+    assert weighted is not None
     if not weighted.spatial_dims:
         yield inputs.reshape(1, -1, inputs.shape[-1])
         return
@@ -44,26 +56,14 @@ def _groups(node: NodeView) -> int:
 def _patches(batch: Tensor, node: NodeView, weight: Tensor) -> Tensor:
     """Return the numbers that each output is computed from, [groups, positions, K]."""
     window = weight.shape[2:]
-    stride, dilation = (_numbers(node, name, len(window)) for name in ("stride", "dilation"))
-    batch = _padded(batch, node, window, dilation)
+    stride, padding, dilation = (_numbers(node, name, len(window)) for name in _GEOMETRY[:3])
+    batch = torch.nn.functional.pad(batch, [n for n in reversed(padding) for _ in range(2)])
     batch = batch.reshape(len(batch), _groups(node), -1, *batch.shape[2:])
     for axis, (size, step, gap) in enumerate(zip(window, stride, dilation, strict=True), 3):
         batch = batch.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
     # [batch, groups, channels, positions, window]
     rows = batch.movedim(2, 2 + len(window)).transpose(0, 1)
     return rows.flatten(2 + len(window)).flatten(1, 1 + len(window))
-
-
-def _padded(batch: Tensor, node: NodeView, window: torch.Size, dilation: list[int]) -> Tensor:
-    padding = node.operand("padding").constant
-    if padding == "valid":
-        return batch
-    if padding == "same":  # PyTorch puts the odd one behind
-        whole = [gap * (size - 1) for size, gap in zip(window, dilation, strict=True)]
-        sides = [(n // 2, n - n // 2) for n in whole]
-    else:
-        sides = [(n, n) for n in _numbers(node, "padding", len(window))]
-    return torch.nn.functional.pad(batch, [n for side in reversed(sides) for n in side])
 
 
 def _numbers(node: NodeView, operand: str, count: int) -> list[int]:

@@ -23,7 +23,7 @@ from .batches import InputFn, batches, progress_bar
 from .gptq import Grid, gptq
 from .module import ModelStage, Report, stage_of
 from .parameters import choose_parameters
-from .patches import patches
+from .patches import has_patches, patches
 from .recording import Recorder, copy_of
 from .scaling import Layer
 from .seen import QuantizedPlace, read_places, refusals, rewritten
@@ -69,10 +69,11 @@ class _Site:
     def check(self, inputs: Tensor) -> None:
         """Add the errors of its result for inputs that were held back."""
         weight = self.weight.double()
-        for i, codes in enumerate((self.grid.codes(weight), *self.found)):
-            lost = (weight - self.grid.numbers(codes.double())).to(inputs.dtype)
-            for rows in self.patches(inputs):
-                self.errors[i] += (rows @ lost.transpose(1, 2)).square().sum().double()
+        sets = (self.grid.codes(weight), *self.found)
+        lost = [(weight - self.grid.numbers(codes.double())).to(inputs.dtype) for codes in sets]
+        for rows in self.patches(inputs):
+            for i, error in enumerate(lost):
+                self.errors[i] += (rows @ error.transpose(1, 2)).square().sum().double()
 
     @property
     def best(self) -> int:
@@ -165,8 +166,8 @@ def _sites(prepared: torch.jit.ScriptModule, report: Report) -> dict[str, _Site]
     weights = {known.place.owner: known for known in places if _can_be_chosen(known)}
     found = {}
     for node in GraphView.of(prepared, report.method).nodes:
-        known, weighted = weights.get(node.name), node.traits.weighted
-        if known is None or weighted is None or weighted.transposed:
+        known = weights.get(node.name)
+        if known is None or not has_patches(node):
             continue
         qparams, weight = chosen.get(known.place.id), known.operands["x"].detach()
         alone = len(readers_of(node.operand("weight"))) == 1

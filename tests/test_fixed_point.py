@@ -207,20 +207,41 @@ def test_loads_in_plain_pytorch(tmp_path: Path) -> None:
     assert done.stdout == "True\n"
 
 
-def test_accumulator_is_too_narrow() -> None:
-    """The bound is the largest sum that codes of the layer's weights can come to."""
-    with pytest.warns(jit_passes.JitPassesWarning, match="3 operators computed in float: 'a:conv"):
-        reference, lowered = models(Residual, FixedPoint(accumulator_bits=16))
-    rows = {row.name: row for row in jit_passes.coverage(lowered)}
-    assert all(row.dtype == "float" for row in rows.values())
-    (node,) = (n for n in GraphView.of(reference).nodes if n.name == "a:conv2d")
+def test_accumulator_too_narrow_for_any_data() -> None:
+    """With a symmetric input the zero point is known, so the bound is that of the codes."""
+    torch.manual_seed(0)
+    scripted = torch.jit.script(Residual().eval())
+    config = {"version": 1, "global": {"input": {"scheme": "symmetric", "signed": True}}}
+    target = FixedPoint(accumulator_bits=16)
+    row = jit_passes.inspect(scripted, target=target, config=config)[0]
+    weight = dict(scripted.named_parameters())["a.weight"].detach().double()
+    scale = weight.abs().amax((1, 2, 3), keepdim=True) / 127
+    codes = (weight / scale).round().clamp(-127, 127).flatten(1)
+    most = int(torch.maximum(codes * -128, codes * 127).sum(1).max())
+    bits = most.bit_length() + 1
+    assert f"{most}], which takes {bits} bits, and the accumulator has 16" in row.reason
+    assert "accumulator_bits=24" in row.reason
+
+
+class LargeBias(Residual):
+    """A bias that 16 bits do not hold, in steps of the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.fc.bias, 1000.0)
+
+
+def test_accumulator_too_narrow_for_the_bias() -> None:
+    config, target = {"version": 1, "global": NARROW}, FixedPoint(accumulator_bits=16)
+    with pytest.warns(jit_passes.JitPassesWarning, match="1 operator computed in float: 'fc:lin"):
+        reference, lowered = models(LargeBias, target, config=config)
+    *others, row = jit_passes.coverage(lowered)
+    assert row.name == "fc:linear" and all(other.dtype == "int8" for other in others)
+    (node,) = (n for n in GraphView.of(reference).nodes if n.name == "fc:linear")
     codes, bias = (v.producer.main_operand.constant.long() for v in node.inputs[1:3])
-    grid = node.main_operand.producer.inputs
-    low, high = -grid[2].constant, 255 - grid[2].constant
-    products = torch.maximum(codes * low, codes * high).flatten(1).sum(1) + bias.clamp(min=0)
-    most = int(products.max())
-    assert f"{most}], which takes {most.bit_length() + 1} bits" in rows["a:conv2d"].reason
-    assert "accumulator_bits=24" in rows["a:conv2d"].reason
+    zero = node.main_operand.producer.inputs[2].constant
+    products = torch.maximum(codes * (0 - zero), codes * (15 - zero)).sum(1)
+    assert f"{int((products + bias).max())}], which takes" in row.reason
     x = data(1)[0]
     assert torch.equal(lowered(x), reference(x))
 

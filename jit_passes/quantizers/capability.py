@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -47,6 +47,8 @@ class Capability:
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
             operators that have this mode; None where there are none.
         dynamic_regions: whether regions take dynamic operators, with float operators between them.
+        sums: a function that says why the sums of products of an operator with weights overflow,
+            given the specifications of its weight and its input; None where they never do.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -61,6 +63,7 @@ class Capability:
     forms: tuple[str, ...] = ()
     dynamic: SpecSupport | None = None
     dynamic_regions: bool = False
+    sums: Callable[[NodeView, Spec, Spec], str | None] | None = None
 
     def is_weighted(self, node: NodeView) -> bool:
         """Say whether the backend has the operator as one with weights."""

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ...graph.view import NodeView
+from ...observers import MinMax
+from ...quantizers.capability import Spec
+from ...specification.qparams import affine_qparams
+from ...specification.specification import QuantizationSpec
+
 WIDTHS = (16, 24, 32, 48)
 
 
@@ -46,3 +52,42 @@ def overflow(least: int, most: int, bits: int) -> str | None:
 def _width(number: int) -> int:
     """Return the bits of a number in two's complement."""
     return (number if number >= 0 else -number - 1).bit_length() + 1
+
+
+def overflow_before_data(node: NodeView, weight: Spec, inputs: Spec, bits: int) -> str | None:
+    """Say that the sums of an operator surely overflow, whatever the data will be.
+
+    Codes of a weight follow from its numbers, if nothing is clipped. The zero point of an affine
+    input is not known yet: the one is taken with which the sums need the fewest bits. The bias is
+    left out, since its codes follow from the scale of the input.
+
+    Args:
+        node: a convolution or linear.
+        weight: how its weight is quantized.
+        inputs: how its input is quantized.
+        bits: of the accumulator.
+    """
+    numbers = node.operand("weight").constant
+    known = isinstance(weight, QuantizationSpec) and weight.observer == MinMax()
+    if not (known and isinstance(numbers, torch.Tensor) and numbers.numel()):
+        return None
+    assert isinstance(weight, QuantizationSpec)
+    codes = _codes(numbers.detach().double(), weight)
+    low, high = inputs.quant_min, inputs.quant_max
+    if inputs.qscheme.endswith(("symmetric", "power_of_two")):
+        middle = (low + high + 1) // 2 if inputs.qscheme.endswith("symmetric") else 0
+        least, most = reach(codes, None, min(low - middle, 0), max(high - middle, 0))
+    else:
+        span = int(codes.abs().flatten(1).sum(1).max()) * (high - low)
+        least, most = -(span // 2), span // 2
+    return overflow(least, most, bits)
+
+
+def _codes(weight: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
+    """Return the codes of a weight `[channels, ...]` whose range is that of its numbers."""
+    rows = weight.flatten(1) if spec.ch_axis is not None else weight.flatten().unsqueeze(0)
+    ends = zip(rows.amin(1).tolist(), rows.amax(1).tolist(), strict=True)
+    scales = [affine_qparams(low, high, spec)[0] for low, high in ends]
+    steps = rows / torch.tensor(scales, dtype=torch.float64).unsqueeze(1)
+    codes = steps.round().clamp(spec.quant_min, spec.quant_max)
+    return codes.long().reshape(weight.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -11,6 +11,7 @@ from ...graph.view import NodeView, is_number
 from ...quantizers.capability import Capability, is_constant_behind
 from ...quantizers.fixed_ranges import FIXED_RANGES
 from ...quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
+from .accumulator import overflow_before_data
 from .codes import SUPPORTED_MOVES
 from .lower import CLIPS
 
@@ -85,11 +86,12 @@ def _rows() -> list[OperatorSupport]:
 
 
 @cache
-def capability_of(only_shift: bool) -> Capability:
+def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
     """Return what can be computed on integers.
 
     Args:
         only_shift: whether all scales must be powers of two.
+        accumulator_bits: of the register that sums of products are in.
     """
     table = {row.kind: row for row in _rows()}  # what is spelled out comes after, and wins
     for kind, (ends, _) in FIXED_RANGES.items():
@@ -105,4 +107,5 @@ def capability_of(only_shift: bool) -> Capability:
                     POWERS if only_shift else SYMMETRIC),
         SpecSupport(BIASES, SYMMETRIC),
         moves=moves,
+        sums=partial(overflow_before_data, bits=accumulator_bits),
     )  # fmt: skip

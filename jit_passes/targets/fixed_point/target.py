@@ -64,7 +64,7 @@ class FixedPoint(Target):
 
     @property
     def capability(self) -> Capability:
-        return capability_of(self.only_shift)
+        return capability_of(self.only_shift, self.accumulator_bits)
 
     def quantizer(self) -> BackendQuantizer:
         """Return its quantizer: of powers of two, int8 with one scale for each tensor."""

@@ -49,6 +49,8 @@ class Capability:
         dynamic_regions: whether regions take dynamic operators, with float operators between them.
         sums: a function that says why the sums of products of an operator with weights overflow,
             given the specifications of its weight and its input; None where they never do.
+        integers_only: whether all that it can compute is to be quantized. Other backends leave in
+            float what saves no conversion there.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -64,6 +66,7 @@ class Capability:
     dynamic: SpecSupport | None = None
     dynamic_regions: bool = False
     sums: Callable[[NodeView, Spec, Spec], str | None] | None = None
+    integers_only: bool = False
 
     def is_weighted(self, node: NodeView) -> bool:
         """Say whether the backend has the operator as one with weights."""

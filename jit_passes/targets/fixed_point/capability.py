@@ -108,4 +108,5 @@ def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
         SpecSupport(BIASES, SYMMETRIC),
         moves=moves,
         sums=partial(overflow_before_data, bits=accumulator_bits),
+        integers_only=True,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -41,6 +42,7 @@ def compute_on_integers(
     for node in graph.nodes:
         if node.kind == QUANTIZE:
             lowering.lower(node)
+    lowering.dequantize_last()
     lowering.ask_codes_for_sizes()
     lowering.remark_float()
     lowering.warn_of_floats()
@@ -105,6 +107,28 @@ class _Lowering:
             node = node.main_operand.producer
         if not node.moves_data:  # an input of the model, which comes in floats
             self._left.append(f"'{node.name}' ({reason})")
+
+    def dequantize_last(self) -> None:
+        """Dequantize results of the model once they have been moved, not before."""
+        for value in self.graph.outputs:
+            maker = value.producer
+            if maker is None or maker.kind not in ("prim::TupleConstruct", "prim::ListConstruct"):
+                self._dequantize_moved(value)
+                continue
+            for part in dict.fromkeys(maker.inputs):
+                self._dequantize_moved(part)
+
+    def _dequantize_moved(self, value: ValueView) -> None:
+        maker = value.producer
+        if maker is None or not value.is_tensor or not maker.moves_data:
+            return
+        try:
+            codes = self.finder.of(value)
+        except RefusedError:
+            return
+        operands: list[Any] = [codes.value, codes.scale, codes.zero_point]
+        floats = self.graph.insert(DEQUANTIZE, operands, before=maker, like=maker)
+        self.graph.replace(value, floats.output)
 
     def ask_codes_for_sizes(self) -> None:
         """Ask codes for sizes, in place of floats that nothing else may need."""

@@ -209,6 +209,16 @@ class Oracle:
 
     conv1d = conv2d
 
+    def correlation(
+        self, node: NodeView, x: Value, w: Value, stride: list[int], padding: list[int],
+        dilation: list[int], transposed: bool, output_padding: list[int], groups: int,
+    ) -> Value:  # fmt: skip
+        return self.conv2d(node, x, w, None, stride, padding, dilation, groups)
+
+    def add_bias(self, node: NodeView, x: Value, b: Value, spatial: int) -> Value:
+        numbers = b.terms[0].reshape(-1, *([1] * spatial))
+        return Value([x.terms[0], numbers], [x.scales[0], b.scales[0]])
+
     def linear(self, node: NodeView, x: Value, w: Value, b: Value | None) -> Value:
         return self.biased(x.terms[0] @ w.terms[0].T, x, w, b, -1)
 

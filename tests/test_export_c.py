@@ -20,7 +20,7 @@ from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 from tests.command_line import Run, run_fixture  # noqa: F401
 from tests.processes import TESTS
-from tests.test_fixed_point import NARROW, WIDE, Everything, Residual, data, models
+from tests.test_fixed_point import NARROW, WIDE, Everything, Residual, data, models, slots
 
 FLAGS = ["-std=c99", "-Wall", "-Wextra", "-pedantic", "-Wconversion", "-Werror", "-O1"]
 SANITIZE = ["-fsanitize=undefined,address", "-fno-sanitize-recover=all"]
@@ -63,6 +63,14 @@ def test_gcc_gives_the_codes(
     first, *others = data(3, seed=9)
     jit_passes.export_c(lowered, tmp_path, first, others)
     check(tmp_path, 3 * lowered(first).numel())
+
+
+def test_slots(tmp_path: Path) -> None:
+    _, lowered = slots("multiplier")
+    x = data(1)[0]
+    jit_passes.export_c(lowered, tmp_path, x)
+    check(tmp_path, lowered(x).numel())
+    assert "add_bias_s16_s8(" in (tmp_path / "model.c").read_text()
 
 
 def test_another_code_is_found(tmp_path: Path) -> None:

@@ -139,6 +139,36 @@ def test_formats_of_slots(options: dict[str, Any], tensors: dict[str, Any]) -> N
     assert torch.equal(lowered(x), Oracle(tabled(reference), bits=bits)(x))
 
 
+@pytest.mark.parametrize("requantization", ["multiplier", "shift"])
+def test_slots(requantization: str) -> None:
+    """A correlation of 16 bits and a bias with a format of its own are rounded apart."""
+    reference, lowered = slots(requantization)
+    x = data(1, seed=7)[0]
+    found = lowered(x)
+    assert torch.equal(found, Oracle(tabled(reference))(x)) and len(found.unique()) > 8
+    if requantization == "shift":
+        assert torch.equal(found, reference(x))
+    kinds = [node.kind for node in GraphView.of(lowered).nodes]
+    assert kinds.count("aten::quantize_per_tensor") == 1  # of the input
+
+
+def slots(requantization: str) -> tuple[torch.jit.ScriptModule, torch.jit.ScriptModule]:
+    """Return a reference model with five slots, and the lowered one."""
+    torch.manual_seed(0)
+    recipe: dict[str, Any] = {"recipe": "graffitist"}
+    if requantization == "multiplier":
+        recipe = {"input": 8, "weight": 8, "correlation": 16, "bias": 12, "sum": 8}
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 3, 3, bias=False)
+    )
+    target = FixedPoint(requantization)
+    trained = jit_passes.quantize_slots(torch.jit.script(model), target=target, **recipe)
+    for x in data():
+        trained.train()(x)
+    reference = jit_passes.convert(trained.eval())
+    return reference, jit_passes.lower(reference)
+
+
 def test_roundings_differ() -> None:
     x = torch.cat(data(32))
     results = [models(Residual, FixedPoint("shift", rounding))[1](x) for rounding in ROUNDINGS]

@@ -51,6 +51,8 @@ class Capability:
             given the specifications of its weight and its input; None where they never do.
         integers_only: whether all that it can compute is to be quantized. Other backends leave in
             float what saves no conversion there.
+        correlations: whether it rounds between the products of a convolution and its bias, where
+            the correlation is quantized.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -67,6 +69,7 @@ class Capability:
     dynamic_regions: bool = False
     sums: Callable[[NodeView, Spec, Spec], str | None] | None = None
     integers_only: bool = False
+    correlations: bool = False
 
     def is_weighted(self, node: NodeView) -> bool:
         """Say whether the backend has the operator as one with weights."""

@@ -88,6 +88,9 @@ def _convolution(
 
 def _sum(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
     """Add two operands, each times its factor."""
+    if maker.inputs[1].is_constant:
+        _biased(reader, node, maker, found)
+        return
     (a, left), (b, right) = (reader.sums.factor(value) for value in maker.inputs[:2])
     x, x2, y = reader.buffer(node, a.codes), reader.buffer(node, b.codes), reader.new(node)
     (shift,) = found.shifts
@@ -101,6 +104,18 @@ def _sum(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> No
         [x, x2],
         y,
     )
+
+
+def _biased(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    """Add a number for each channel to an operand times its factor."""
+    a, factor = reader.sums.factor(maker.main_operand)
+    x, y = reader.buffer(node, a.codes), reader.new(node)
+    numbers, (shift,) = reader.value(maker.inputs[1]), found.shifts
+    inner = prod(x.shape[len(x.shape) - numbers.dim() + 1 :])
+    head = f"{y.count // len(numbers) // max(inner, 1)}, {len(numbers)}, {inner}"
+    bias = reader.constant(maker, "bias", "int64_t", numbers)
+    rest: list[Argument] = [f"{a.zero}, {factor}", bias, str(shift), saturation(found), y]
+    reader.call(node, "add_bias", [head, x, *rest], [x], y)
 
 
 def _product(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:

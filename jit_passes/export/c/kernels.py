@@ -223,6 +223,20 @@ static void NAME(const loops *l, const X *a, int32_t zero_a, int32_t factor_a, c
     }
 }
 """,
+    "add_bias": """\
+static void NAME(int32_t batch, int32_t channels, int32_t inner, const X *x, int32_t zero,
+                 int32_t factor, const int64_t *bias, int32_t shift, const rescaling *r, Y *y)
+{
+    for (int32_t n = 0; n < batch; ++n) {
+        for (int32_t c = 0; c < channels; ++c) {
+            for (int32_t i = 0; i < inner; ++i) {
+                int64_t sum = (int64_t)(*x++ - zero) * factor + bias[c];
+                *y++ = (Y)saturate(round_shift(sum, shift), r);
+            }
+        }
+    }
+}
+""",
     "multiply": """\
 static void NAME(const loops *l, const X *a, int32_t zero_a, const X2 *b, int32_t zero_b,
                  const rescaling *r, Y *y)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...graph.view import NodeView, ValueView
+from ...graph.view import NodeView, ValueView, is_literal
 
 INT64 = 4  # as graphs have it
 # How many additions round in front of a shift: see `Arithmetic.shifted`.
@@ -76,7 +76,7 @@ class SumReader:
         low, high = (int(self._known(value)) for value in clamp.inputs[1:])
         value, zero = clamp.main_operand, 0
         added = value.producer
-        if added is not None and added.kind == "aten::add" and added.inputs[1].is_constant:
+        if added is not None and added.kind == "aten::add" and is_literal(added.inputs[1]):
             value, zero = added.main_operand, int(added.inputs[1].constant)
         value, shifts, divisor = self._rounded(value)
         multipliers = [1]

@@ -109,4 +109,5 @@ def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
         moves=moves,
         sums=partial(overflow_before_data, bits=accumulator_bits),
         integers_only=True,
+        correlations=True,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from ..reference_nodes import parameters_of
 from ..units import DEQUANTIZE, QUANTIZE
 from .arithmetic import Arithmetic
 from .codes import CodeFinder, Codes, RefusedError
-from .operators import FORMS, Call, Rules, passed
+from .operators import FORMS, Call, Rules, moved_to
 
 CLIPS = ("aten::relu", "aten::clamp")
 
@@ -79,16 +79,18 @@ class _Lowering:
         node = value.producer
         if not all(operand.is_constant for operand in quantize.inputs[1:]) or node is None:
             return  # an input of the model, or a grid that the model computes
-        form, place = FORMS.get(node.kind), node
-        if form is None:
-            form, place = passed, quantize
+        form = FORMS.get(node.kind)
+        place = node if form else quantize
         try:
-            if form is passed and not (node.kind == DEQUANTIZE or node.moves_data):
-                raise RefusedError("the target has no integer form of it")
-
             grid = _within(parameters_of(quantize), bounds)
             math = Arithmetic(self.graph, place, node, self.rules.rounding)
-            codes = form(Call(node, grid, self.finder, math, self.rules))
+            call = Call(node, grid, self.finder, math, self.rules)
+            if form is not None:
+                codes = form(call)
+            elif node.kind == DEQUANTIZE or node.moves_data:
+                codes = moved_to(call, self.finder.of(value))
+            else:
+                raise RefusedError("the target has no integer form of it")
         except (RefusedError, JitPassesError) as error:
             self._refuse(node, str(error))
             return

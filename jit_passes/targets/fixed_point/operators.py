@@ -4,6 +4,8 @@ Each function gets codes of its operands, and returns the codes of its result. W
 s and zero points z, v = (q - z) * s:
 
     conv, linear   y = (sum_i w_i * (x_i - z_x) + b) * s_w * s_x / s_y
+    correlation    y = sum_i w_i * (x_i - z_x) * s_w * s_x / s_y
+    add_bias       y = ((x - z_x) * s_x + b * s_b) / s_y
     add, sub       y = ((a - z_a) * s_a +- (b - z_b) * s_b) / s_y
     mul            y = (a - z_a) * (b - z_b) * s_a * s_b / s_y
     cat            y = (x_k - z_k) * s_k / s_y, for each part
@@ -14,7 +16,7 @@ and then q_y = clamp(round(y) + z_y, quant_min, quant_max), in 64 bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -23,9 +25,10 @@ import torch
 
 from ...graph.view import NodeView, ValueView
 from ...specification.parameters import QParams
+from ...specification.slots import ADD_BIAS, CORRELATION, Correlation
 from .accumulator import overflow, reach
-from .arithmetic import NUMBERS, Arithmetic
-from .codes import CodeFinder, Codes, RefusedError, constant_of
+from .arithmetic import INT64, NUMBERS, Arithmetic
+from .codes import CodeFinder, Codes, Constant, RefusedError, constant_of
 from .rescale import common_rescale, rescale_of
 
 LONGEST_OF_AVERAGE = 40  # bits of a shift: with a count of 2^22 the divisor has 62
@@ -94,21 +97,51 @@ class Call:
 
 def weighted(call: Call) -> ValueView:
     """Return the codes of a convolution or linear."""
-    node, rules = call.node, call.rules
+    node = call.node
     x, weight = call.codes(0), constant_of(node.operand("weight"))
-    steps = tuple(x.scale * scale for scale in weight.scales)
-    bias = _bias(node, steps)
+    bias = _bias(node, _steps(x, weight))
+    return _products(call, node.kind, bias, node.inputs[3:])
+
+
+def correlated(call: Call) -> ValueView:
+    """Return the codes of a convolution without its bias, which is added later."""
+    node = Correlation.of(call.node).convolution
+    if node.kind not in ("aten::conv1d", "aten::conv2d") or node.overload == "padding":
+        raise RefusedError("the target has no integer form of it")
+    return _products(call, node.kind, None, node.inputs[3:])
+
+
+def _products(
+    call: Call, kind: str, bias: torch.Tensor | None, options: Sequence[ValueView]
+) -> ValueView:
+    """Return the codes of sums of products, and of a bias in their steps."""
+    rules, math = call.rules, call.math
+    x, weight = call.codes(0), constant_of(call.node.inputs[1])
     rules.check(*reach(weight.codes, bias, x.least, x.most))
-    math = call.math
-    products = math.insert(
-        node.kind, call.steps(x), math.cast(weight.value, 4), bias, *node.inputs[3:]
-    )
-    rescale = rescale_of(
-        [step / call.scale for step in steps], rules.multiplier_bits, rules.only_shift
-    )
+    products = math.insert(kind, call.steps(x), math.cast(weight.value, INT64), bias, *options)
+    ratios = [step / call.scale for step in _steps(x, weight)]
+    rescale = rescale_of(ratios, rules.multiplier_bits, rules.only_shift)
     spatial = weight.codes.dim() - 2
     sums = math.rescaled(products, rescale, (-1, *([1] * spatial)))
     return math.saturated(sums, call.result)
+
+
+def _steps(x: Codes, weight: Constant) -> tuple[float, ...]:
+    """Return the steps of sums of products, one or one for each channel."""
+    return tuple(x.scale * scale for scale in weight.scales)
+
+
+def biased(call: Call) -> ValueView:
+    """Return the codes of a sum and a number for each channel."""
+    x, bias, rules = call.codes(0), constant_of(call.node.operand("bias")), call.rules
+    ratios = [scale / call.scale for scale in (x.scale, *bias.scales)]
+    (own, *factors), shift = common_rescale(ratios, rules.multiplier_bits, rules.only_shift)
+    numbers = bias.codes.to(torch.int64) * torch.tensor(factors)
+    spatial = call.node.operand("spatial_dims").constant
+    math = call.math
+    numbers = numbers.reshape([-1] + [1] * int(spatial))
+    total = math.insert("aten::add", math.times(call.steps(x), own), numbers, 1)
+    return math.saturated(math.shifted(total, (shift,)), call.result)
 
 
 def _bias(node: NodeView, steps: tuple[float, ...]) -> torch.Tensor | None:
@@ -151,11 +184,6 @@ def joined(call: Call) -> ValueView:
     parts = [math.cast(moved_to(call, call.finder.of(value)), dtype) for value in values]
     made = math.insert("prim::ListConstruct", *parts)
     return math.insert("aten::cat", made, call.node.operand("dim"))
-
-
-def passed(call: Call) -> ValueView:
-    """Return the codes of a value that only gets another grid."""
-    return moved_to(call, call.codes(0))
 
 
 def moved_to(call: Call, codes: Codes) -> ValueView:
@@ -255,6 +283,8 @@ FORMS: Mapping[str, Callable[[Call], ValueView]] = {
     "aten::conv1d": weighted,
     "aten::conv2d": weighted,
     "aten::linear": weighted,
+    CORRELATION: correlated,
+    ADD_BIAS: biased,
     "aten::add": added,
     "aten::sub": added,
     "aten::mul": multiplied,

@@ -20,7 +20,7 @@ from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 from tests.command_line import Run, run_fixture  # noqa: F401
 from tests.processes import TESTS
-from tests.test_fixed_point import NARROW, WIDE, Everything, Residual, data, models, slots
+from tests.test_fixed_point import NARROW, WIDE, Everything, Flat, Residual, data, models, slots
 
 FLAGS = ["-std=c99", "-Wall", "-Wextra", "-pedantic", "-Wconversion", "-Werror", "-O1"]
 SANITIZE = ["-fsanitize=undefined,address", "-fno-sanitize-recover=all"]
@@ -35,7 +35,9 @@ def compiled(folder: Path, name: str = "model") -> subprocess.CompletedProcess[s
     return subprocess.run(["./program"], cwd=folder, capture_output=True, text=True, check=False)
 
 
-def check(folder: Path, count: int) -> None:
+def check(folder: Path, codes: int, vectors: int = 1) -> None:
+    """Check that gcc gives the codes of results, for the given vectors and three of the edges."""
+    count = codes * (vectors + 3)
     done = compiled(folder)
     assert (done.returncode, done.stdout) == (0, f"0 of {count} codes differ\n"), done.stderr
     text = (folder / "model.c").read_text()
@@ -49,6 +51,7 @@ CASES: list[tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]] = [
     (Everything, {"accumulator_bits": 16}, NARROW),
     (Everything, {"accumulator_bits": 48}, WIDE),
     (Residual, {"requantization": "shift", "rounding": "half_away"}, {}),
+    (Flat, {}, {}),
 ]
 
 
@@ -62,7 +65,7 @@ def test_gcc_gives_the_codes(
     _, lowered = models(module, FixedPoint(**options), config=config)
     first, *others = data(3, seed=9)
     jit_passes.export_c(lowered, tmp_path, first, others)
-    check(tmp_path, 3 * lowered(first).numel())
+    check(tmp_path, lowered(first).numel(), 3)
 
 
 def test_slots(tmp_path: Path) -> None:
@@ -77,13 +80,15 @@ def test_another_code_is_found(tmp_path: Path) -> None:
     _, lowered = models(Residual, FixedPoint())
     jit_passes.export_c(lowered, tmp_path, data(1)[0])
     vectors = tmp_path / "model_vectors.h"
-    head, brace, rest = vectors.read_text().rpartition("    {\n        ")
+    head, brace, rest = vectors.read_text().partition(
+        "fc_linear_vectors[4][20] = {\n    {\n        "
+    )
     code, comma, tail = rest.partition(",")
     vectors.write_text(f"{head}{brace}{(int(code) + 1) % 256}{comma}{tail}")
     done = compiled(tmp_path)
     assert done.returncode == 1
     assert f"[0]: {code}, expected {(int(code) + 1) % 256}" in done.stdout
-    assert "1 of 20 codes differ" in done.stdout
+    assert "1 of 80 codes differ" in done.stdout
 
 
 class TwoResults(nn.Module):
@@ -122,7 +127,7 @@ def test_digits(network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     scripted = torch.jit.script(getattr(digits, network)(4).eval())
     lowered = jit_passes.quantize_script(scripted, images.split(16), target="fixed_point")
     jit_passes.export_c(lowered, tmp_path, images[:1], images[1:4].split(1))
-    check(tmp_path, 40)
+    check(tmp_path, 10, 4)
     program, _, _ = read_program(lowered, (images[:1],), "forward")
     values = [call.writes.size for call in program.calls if call.writes.role == "arena"]
     assert 0 < plan_arena(program) <= sum(values) / 2
@@ -135,7 +140,7 @@ def test_command_line(run: Run, tmp_path: Path) -> None:
     torch.save(data(1)[0], samples)
     done = run("export", model, "--to", "c", "--data", samples, "-o", folder)
     assert done.code == 0 and "C99" in done.out, done.err
-    check(folder, 4 * 5)
+    check(folder, 5, 4)
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -296,6 +296,36 @@ def test_refused_operator() -> None:
     assert torch.equal(lowered(x), reference(x))
 
 
+def test_pool_with_windows_of_several_sizes() -> None:
+    """A quantize stands behind it for the next layer, and it stays in float all the same."""
+
+    class Pooled(nn.Sequential):
+        def __init__(self) -> None:
+            pool = nn.AvgPool2d(3, 2, ceil_mode=True)
+            super().__init__(nn.Conv2d(3, 3, 1), pool, nn.Conv2d(3, 3, 1))
+
+    with pytest.warns(jit_passes.JitPassesWarning, match="windows differ in size .ceil_mode"):
+        reference, lowered = models(Pooled, FixedPoint("shift"))
+    x = data(1)[0]
+    assert torch.equal(lowered(x), reference(x))
+
+
+class Flat(nn.Sequential):
+    """The input is padded and flattened before the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.ZeroPad2d(1), nn.Flatten(), nn.Linear(3 * 14 * 14, 5), nn.Sigmoid())
+
+
+def test_input_is_moved_as_codes() -> None:
+    reference, lowered = models(Flat, FixedPoint())
+    graph = GraphView.of(lowered)
+    (quantize,) = (node for node in graph.nodes if node.kind == "aten::quantize_per_tensor")
+    assert quantize.main_operand is graph.inputs[0]
+    x = data(1, seed=8)[0]
+    assert torch.equal(lowered(x), reference(x)) and len(lowered(x).unique()) > 4
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("requantization", "float"), ("rounding", "nearest"), ("accumulator_bits", 20)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,13 @@ import torch
 
 from ...errors import ArgumentError, JitPassesError
 from ...files import write_whole, writing
-from .program import plan_arena
+from ...graph.view import GraphView
+from .program import Program, plan_arena
 from .reading import read_program
 from .text import Writer
 
 __all__ = ["export_c"]
+BEYOND = 2.0**17  # steps: no code of 16 bits is so far from 0
 
 
 def export_c(
@@ -39,7 +41,8 @@ def export_c(
         model: lowered for the target `fixed_point`; it is not touched.
         folder: of the files; it is made.
         example_inputs: a tensor, or a tuple of tensors. It is the first test vector.
-        vectors: further ones, of the same sizes.
+        vectors: further ones, of the same sizes. Three are added: inputs with the lowest codes,
+            with the highest, and with random ones.
         name: of the function and the files.
         method: the method to export.
 
@@ -54,7 +57,7 @@ def export_c(
     program, given, results = read_program(model, first, method)
     arena = plan_arena(program)
     examples = [[*given, *results]]
-    for inputs in vectors:
+    for inputs in (*vectors, *_edges(program, GraphView.of(model, method), first)):
         tensors = _tensors(inputs)
         if [x.shape for x in tensors] != [x.shape for x in first]:
             raise JitPassesError(
@@ -77,3 +80,24 @@ def _tensors(inputs: Any) -> tuple[torch.Tensor, ...]:
         if not isinstance(value, torch.Tensor):
             raise ArgumentError(f"an example is a tensor or a tuple of tensors, not {value!r}")
     return tuple(found)
+
+
+def _edges(
+    program: Program, graph: GraphView, first: tuple[torch.Tensor, ...]
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield inputs with the lowest codes, with the highest, and with random ones."""
+    generator = torch.Generator().manual_seed(0)
+    buffers = {buffer.name: buffer for buffer in program.inputs}
+    known = [buffers.get(value.name) for value in graph.inputs]
+    for beyond in (-BEYOND, BEYOND, None):
+        found = []
+        for x, buffer in zip(first, known, strict=True):
+            if buffer is None:
+                found.append(x)
+            elif beyond is not None:
+                found.append(torch.full_like(x, beyond * buffer.scale))
+            else:
+                limits = torch.iinfo(buffer.dtype)
+                codes = torch.randint(limits.min, limits.max + 1, x.shape, generator=generator)
+                found.append((codes - buffer.zero_point) * buffer.scale)
+        yield tuple(found)

@@ -96,6 +96,10 @@ class Reader:
         """Compute a node for the example, and add a call if it gives codes."""
         if node.kind == "prim::RaiseException" or (node.kind == "prim::If" and not node.outputs):
             return
+        if node.kind in ("prim::ListUnpack", "prim::TupleUnpack"):
+            for value, part in zip(node.outputs, self.value(node.main_operand), strict=True):
+                self.results[value.id] = part
+            return
         if node.kind in ("prim::ListConstruct", "prim::TupleConstruct"):
             self.results[node.output.id] = [self.value(value) for value in node.inputs]
             return
@@ -105,12 +109,19 @@ class Reader:
         if form is None:
             raise self.error(node, f"{node.kind} has no form in C")
         found = form(*(self.value(value) for value in node.inputs))
+        if len(node.outputs) != 1:
+            self.results |= {v.id: r for v, r in zip(node.outputs, found or (), strict=False)}
+            return
         self.results[node.output.id] = found
         if isinstance(found, torch.Tensor) and found.dtype in CODES:
             self._codes(node)
 
     def value(self, value: ValueView) -> Any:
-        return value.constant if value.is_constant else self.results[value.id]
+        if value.is_constant:
+            return value.constant
+        if value.id not in self.results:
+            raise JitPassesError(f"'{value.name}' is state of the model, which C has no form for")
+        return self.results[value.id]
 
     def error(self, node: NodeView, why: str) -> JitPassesError:
         name = self.names.get(node.index, node.name)

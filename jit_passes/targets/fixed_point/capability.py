@@ -12,8 +12,7 @@ from ...quantizers.capability import Capability, is_constant_behind
 from ...quantizers.fixed_ranges import FIXED_RANGES
 from ...quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from .accumulator import overflow_before_data
-from .codes import SUPPORTED_MOVES
-from .lower import CLIPS
+from .codes import CLIPS, SUPPORTED_MOVES
 
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
 BIASES = {"int32": (-(2**31) + 1, 2**31 - 1), "int16": CODES["int16"], "int8": CODES["int8"]}

@@ -13,6 +13,7 @@ from ...graph.view import NodeView, ValueView, is_literal
 from ..reference_nodes import PER_CHANNEL, parameters_of
 from ..units import DEQUANTIZE, QUANTIZE
 
+CLIPS = ("aten::relu", "aten::clamp")
 # Operators that give codes of their operand in another order, or some of them.
 MOVES = frozenset(
     f"aten::{kind}"
@@ -112,6 +113,36 @@ class CodeFinder:
             self._moved[value.id] = self._find(value)
         return self._moved[value.id]
 
+    def before(self, value: ValueView, quantize: NodeView) -> Codes | None:
+        """Return codes of an input of the model, quantized before it is moved; None for others.
+
+        Args:
+            value: what is quantized.
+            quantize: how.
+        """
+        moves = []
+        while (maker := value.producer) is not None and maker.kind in SUPPORTED_MOVES:
+            moves.append(maker)
+            value = maker.main_operand
+        if not moves or value.producer is not None or value.written:
+            return None
+        operands = [value, *quantize.inputs[1:]]
+        node = self.graph.insert(QUANTIZE, operands, before=moves[-1])
+        grid = parameters_of(quantize)
+        ends = (grid.quant_min, grid.quant_max)
+        found = Codes(node.output, float(grid.scale), int(grid.zero_point), *ends, grid.dtype)
+        for move in reversed(moves):
+            found = self._behind(move, found)
+        return found
+
+    def _behind(self, move: NodeView, source: Codes) -> Codes:
+        """Return codes behind a move."""
+        found = replace(source, value=self._move(move, source))
+        if move.kind in PADS:
+            zero = source.zero_point
+            found = replace(found, low=min(found.low, zero), high=max(found.high, zero))
+        return found
+
     def _find(self, value: ValueView) -> Codes:
         maker = value.producer
         if value.written:
@@ -130,12 +161,7 @@ class CodeFinder:
         if unpacked:
             self._unpack(maker, move, source)
             return self._moved[value.id]
-        moved = self._move(move, source)
-        found = replace(source, value=moved)
-        if move.kind in PADS:
-            found = replace(found, low=min(found.low, found.zero_point),
-                            high=max(found.high, found.zero_point))  # fmt: skip
-        return found
+        return self._behind(move, source)
 
     def _dequantized(self, maker: NodeView) -> Codes:
         codes, *grid = maker.inputs

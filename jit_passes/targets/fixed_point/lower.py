@@ -12,15 +12,15 @@ from ...graph.editor import GraphEditor
 from ...graph.view import NodeView, ValueView
 from ...passes.rule import RewriteRule
 from ...passes.steps import RuleSet
+from ...quantizers.capability import Capability
 from ...specification.grid import DTYPES
 from ...specification.parameters import QParams
 from ..reference_nodes import parameters_of
 from ..units import DEQUANTIZE, QUANTIZE
 from .arithmetic import Arithmetic
-from .codes import CodeFinder, Codes, RefusedError
+from .capability import capability_of
+from .codes import CLIPS, CodeFinder, Codes, RefusedError
 from .operators import FORMS, Call, Rules, moved_to
-
-CLIPS = ("aten::relu", "aten::clamp")
 
 
 def compute_on_integers(
@@ -38,7 +38,8 @@ def compute_on_integers(
     operator that has no integer form gets a remark, and stays in float. The options are those of
     `FixedPoint`.
     """
-    lowering = _Lowering(graph, Rules(only_shift, rounding, accumulator_bits))
+    capability = capability_of(only_shift, accumulator_bits)
+    lowering = _Lowering(graph, Rules(only_shift, rounding, accumulator_bits), capability)
     for node in graph.nodes:
         if node.kind == QUANTIZE:
             lowering.lower(node)
@@ -65,8 +66,8 @@ STORE_CODES = RuleSet(
 class _Lowering:
     """One run over a graph."""
 
-    def __init__(self, graph: GraphEditor, rules: Rules) -> None:
-        self.graph, self.rules = graph, rules
+    def __init__(self, graph: GraphEditor, rules: Rules, capability: Capability) -> None:
+        self.graph, self.rules, self.capability = graph, rules, capability
         self.finder = CodeFinder(graph)
         self._codes: dict[int, ValueView] = {}  # of floats that are computed on integers, by id
         self._lowered: set[int] = set()  # indices of nodes
@@ -85,10 +86,14 @@ class _Lowering:
             grid = _within(parameters_of(quantize), bounds)
             math = Arithmetic(self.graph, place, node, self.rules.rounding)
             call = Call(node, grid, self.finder, math, self.rules)
+            row = self.capability.operators.get(node.kind)
+            if row and row.check and (why := row.check(node)):
+                raise RefusedError(why)
             if form is not None:
                 codes = form(call)
             elif node.kind == DEQUANTIZE or node.moves_data:
-                codes = moved_to(call, self.finder.of(value))
+                of_input = self.finder.before(value, quantize)
+                codes = moved_to(call, of_input or self.finder.of(value))
             else:
                 raise RefusedError("the target has no integer form of it")
         except (RefusedError, JitPassesError) as error:

@@ -317,6 +317,27 @@ class Flat(nn.Sequential):
         super().__init__(nn.ZeroPad2d(1), nn.Flatten(), nn.Linear(3 * 14 * 14, 5), nn.Sigmoid())
 
 
+class Sized(nn.Module):
+    """Sizes are asked of what a clip gives, and of what a pool gives, in front of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.a(x))
+        z = F.max_pool2d(y, 2)
+        return self.b(z).reshape(y.shape[0], z.shape[1], -1)
+
+
+def test_sizes_are_those_of_codes() -> None:
+    reference, lowered = models(Sized, FixedPoint("shift"))
+    x = data(1)[0]
+    with Watch() as watch:
+        found = lowered(x)
+    assert torch.equal(found, reference(x)) and watch.found[1:] == ["aten.mul.Scalar"]
+
+
 def test_input_is_moved_as_codes() -> None:
     reference, lowered = models(Flat, FixedPoint())
     graph = GraphView.of(lowered)

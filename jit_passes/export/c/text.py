@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from ...errors import without_folders
 from .kernels import AVERAGE, KERNELS, TYPES, arithmetic, division
 from .program import Argument, Buffer, Call, Constant, Program, identifier
 
@@ -91,7 +92,8 @@ class Writer:
         return "\n".join((*text, "}", ""))
 
     def _call(self, call: Call) -> Iterator[str]:
-        where = f" ({_quoted(call.node.source)})" if call.node.source else ""
+        source = without_folders(call.node.source)
+        where = f" ({_quoted(source)})" if source else ""
         yield f"    /* {_quoted(call.name)}{where} */"
         joined = ", ".join(map(self._argument, call.arguments)).replace("{, ", "{")
         yield from _wrapped(f"{call.function}({joined});", "    ", "        ")

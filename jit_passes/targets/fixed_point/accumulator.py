@@ -69,7 +69,8 @@ def overflow_before_data(node: NodeView, weight: Spec, inputs: Spec, bits: int) 
     """
     numbers = node.operand("weight").constant
     known = isinstance(weight, QuantizationSpec) and weight.observer == MinMax()
-    if not (known and isinstance(numbers, torch.Tensor) and numbers.numel()):
+    folds = node.folded is not None  # a batch norm will change the weight
+    if folds or not (known and isinstance(numbers, torch.Tensor) and numbers.numel()):
         return None
     assert isinstance(weight, QuantizationSpec)
     codes = _codes(numbers.detach().double(), weight)

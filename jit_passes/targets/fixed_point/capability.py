@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 
 import torch
@@ -94,10 +95,7 @@ def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
     """
     table = {row.kind: row for row in _rows()}  # what is spelled out comes after, and wins
     for kind, (ends, _) in FIXED_RANGES.items():
-        row = table[kind]
-        table[kind] = OperatorSupport(
-            kind, row.role, check=row.check, elementwise=True, input_range=ends
-        )
+        table[kind] = replace(table[kind], input_range=ends)
     moves: dict[str, Check | None] = dict.fromkeys(SUPPORTED_MOVES)
     return Capability(
         table,

@@ -76,8 +76,8 @@ class _Lowering:
 
     def lower(self, quantize: NodeView) -> None:
         """Put codes that are dequantized in front of quantize, or remark why not."""
-        value, bounds = _clipped(quantize.main_operand)
-        node = value.producer
+        values, bounds = _clipped(quantize.main_operand)
+        value, node = values[-1], values[-1].producer
         if not all(operand.is_constant for operand in quantize.inputs[1:]) or node is None:
             return  # an input of the model, or a grid that the model computes
         form = FORMS.get(node.kind)
@@ -104,8 +104,10 @@ class _Lowering:
         ends = (grid.quant_min, grid.quant_max)
         self.finder.note(Codes(quantize.output, scale, zero, *ends, grid.dtype))
         floats = self.graph.insert(DEQUANTIZE, [codes, scale, zero], before=place, like=node)
-        self._codes.setdefault(value.id, codes)
         self.graph.set_input(quantize, 0, floats.output)
+        if form is not None:
+            for known in values:
+                self._codes.setdefault(known.id, codes)
 
     def _refuse(self, node: NodeView, reason: str) -> None:
         self.graph.remark(node, reason)
@@ -172,16 +174,20 @@ class _Lowering:
             warn(f"{count} computed in float: {shortened(self._left, 3)}")
 
 
-def _clipped(value: ValueView) -> tuple[ValueView, list[tuple[float | None, float | None]]]:
-    """Return what clips in front of quantize read, and their bounds."""
-    bounds = []
+Bounds = list[tuple[float | None, float | None]]
+
+
+def _clipped(value: ValueView) -> tuple[list[ValueView], Bounds]:
+    """Return a value and those that clips in front of it read, and the bounds of the clips."""
+    values, bounds = [value], []
     while (maker := value.producer) is not None and maker.kind in CLIPS and maker.clip is not None:
         bounds.append(maker.clip)
         value = maker.main_operand
-    return value, bounds
+        values.append(value)
+    return values, bounds
 
 
-def _within(grid: QParams, bounds: list[tuple[float | None, float | None]]) -> QParams:
+def _within(grid: QParams, bounds: Bounds) -> QParams:
     """Return the grid with no more codes than clips leave.
 
     quantize never decreases, so quantize(clamp(x, a, b)) = clamp(quantize(x), of a, of b).

@@ -143,6 +143,24 @@ def test_command_line(run: Run, tmp_path: Path) -> None:
     check(folder, 5, 4)
 
 
+class ManyAxes(nn.Module):
+    """A sum with an axis more than functions in C have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = [4, 2, 2, 6, 2, 6, 2]
+        return self.a(x).reshape(shape) + self.b(x).reshape(shape)
+
+
+def test_too_many_axes(tmp_path: Path) -> None:
+    _, lowered = models(ManyAxes, FixedPoint())
+    with pytest.raises(JitPassesError, match=r"'add' .*: it has 7 axes, and functions in C have 6"):
+        jit_passes.export_c(lowered, tmp_path, data(1)[0])
+
+
 def test_refusals(tmp_path: Path) -> None:
     reference, lowered = models(Residual, "reference")
     with pytest.raises(JitPassesError, match="lowered for 'reference', and C is written"):

@@ -132,7 +132,7 @@ def test_partial_of_a_function(script: torch.jit.ScriptModule) -> None:
     result = Pipeline("mine", (step,)).run(script)
     assert [record.name for record in result.records] == ["replace"]
     assert "aten::sin" in result.after and "aten::tanh" not in result.after
-    with pytest.raises(JitPassesError, match="the option 'times' .* is int"):
+    with pytest.raises(JitPassesError, match=r"the option 'times' .* is int"):
         Pipeline("mine", (step,)).run(script, options={"replace": {"times": "two"}})
 
 

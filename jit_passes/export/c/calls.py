@@ -36,16 +36,17 @@ def _rescaling(reader: Reader, node: NodeView, found: Rescaled) -> list[Argument
 
 
 def computed(reader: Reader, node: NodeView) -> None:
-    """Add the call of an operator that ends in a sum."""
-    try:
-        found = reader.sums.rescaled(node)
-        maker = found.value.producer
-        form = None if maker is None else _FORMS.get(maker.kind)
-        if maker is None or form is None:
-            raise FormError("it is no sum that C has a function for")
-        form(reader, node, maker, found)
-    except FormError as error:
-        raise reader.error(node, str(error)) from error
+    """Add the call of an operator that ends in a sum.
+
+    Raises:
+        FormError: C has no function for it.
+    """
+    found = reader.sums.rescaled(node)
+    maker = found.value.producer
+    form = None if maker is None else _FORMS.get(maker.kind)
+    if maker is None or form is None:
+        raise FormError("C has no function for it")
+    form(reader, node, maker, found)
 
 
 def _weighted(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:

@@ -9,8 +9,6 @@ from math import prod
 
 import torch
 
-from ...graph.view import NodeView
-
 CTYPES = {
     torch.uint8: "uint8_t",
     torch.int8: "int8_t",
@@ -115,7 +113,7 @@ class Call:
         reads: the buffers that it reads.
         writes: the buffer that it writes.
         name: of its result, as reports have it.
-        node: the node that gives the result; for the line of source.
+        source: the line of the model's code; "" where the graph does not know.
     """
 
     kernel: str
@@ -124,7 +122,7 @@ class Call:
     reads: tuple[Buffer, ...]
     writes: Buffer
     name: str
-    node: NodeView
+    source: str
 
     @property
     def function(self) -> str:

@@ -16,7 +16,7 @@ from .calls import computed
 from .kernels import AXES
 from .layout import from_strides, loop_text, pool_text, strides_of
 from .program import CODES, Argument, Buffer, Call, Constant, Program, identifier
-from .sums import SumReader
+from .sums import FormError, SumReader
 
 _QUANTIZED = {13: torch.quint8, 12: torch.qint8, 14: torch.qint32}  # as graphs have dtypes
 _BORDERS: dict[str, Callable[..., torch.Tensor]] = {
@@ -114,7 +114,10 @@ class Reader:
             return
         self.results[node.output.id] = found
         if isinstance(found, torch.Tensor) and found.dtype in CODES:
-            self._codes(node)
+            try:
+                self._codes(node)
+            except FormError as error:
+                raise self.error(node, str(error)) from error
 
     def value(self, value: ValueView) -> Any:
         if value.is_constant:
@@ -125,7 +128,8 @@ class Reader:
 
     def error(self, node: NodeView, why: str) -> JitPassesError:
         name = self.names.get(node.index, node.name)
-        where = f" ({node.source})" if node.source else ""
+        source = _source(node)
+        where = f" ({source})" if source else ""
         return JitPassesError(f"'{name}'{where}: {why}")
 
     # Codes
@@ -190,9 +194,8 @@ class Reader:
         buffer = self.buffers[codes.id].memory
         if buffer.role != "arena":
             copied = Buffer(f"{buffer.name} again", buffer.dtype, buffer.shape)
-            self._copy(
-                node, buffer, copied, (0, strides_of(buffer.shape)), (0, strides_of(buffer.shape))
-            )
+            whole = (0, strides_of(buffer.shape))
+            self._copy(node, buffer, copied, whole, whole)
             buffer = copied
         buffer.role, buffer.scale = "output", float(self.value(node.inputs[1]))
         buffer.zero_point, buffer.shape = zero, tuple(self.results[codes.id].shape)
@@ -211,7 +214,8 @@ class Reader:
         types["Y"] = writes.ctype
         given = tuple(a.memory if isinstance(a, Buffer) else a for a in arguments)
         read = tuple(buffer.memory for buffer in reads)
-        self.program.calls.append(Call(kernel, types, given, read, writes, writes.name, node))
+        made = Call(kernel, types, given, read, writes, writes.name, _source(node))
+        self.program.calls.append(made)
 
     def constant(self, node: NodeView, what: str, ctype: str, numbers: Any) -> Constant:
         base = node.module or self.names.get(node.index, node.name)
@@ -260,8 +264,8 @@ class Reader:
 
     def _move(self, node: NodeView) -> None:
         """Add a call that gives codes in another order, as PyTorch has moved their places."""
-        parts = node.kind in ("aten::__getitem__",)
-        move = node.main_operand.producer if parts else node
+        part = node.kind == "aten::__getitem__"
+        move = node.main_operand.producer if part else node
         if move is None or move.main_operand.id not in self.buffers:
             raise self.error(node, f"{node.kind} has no form in C")
         x = self.buffers[move.main_operand.id]
@@ -300,3 +304,11 @@ def _parts(outputs: Sequence[ValueView]) -> list[ValueView]:
     if maker is not None and maker.kind == "prim::TupleConstruct":
         return list(maker.inputs)
     return list(outputs)
+
+
+def _source(node: NodeView) -> str:
+    """Return the line of a node, or of what it stores: a cast may have none of its own."""
+    found: NodeView | None = node
+    while found is not None and not found.source and found.inputs:
+        found = found.main_operand.producer
+    return found.source if found is not None else ""

@@ -92,7 +92,7 @@ class Writer:
         return "\n".join((*text, "}", ""))
 
     def _call(self, call: Call) -> Iterator[str]:
-        source = without_folders(call.node.source)
+        source = without_folders(call.source)
         where = f" ({_quoted(source)})" if source else ""
         yield f"    /* {_quoted(call.name)}{where} */"
         joined = ", ".join(map(self._argument, call.arguments)).replace("{, ", "{")

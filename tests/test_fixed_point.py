@@ -90,7 +90,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.is_floating_point():
-            self.found.append(str(func))
+            self.found.append(func.name().split("::")[1].split(".")[0])
         return result
 
 
@@ -105,9 +105,12 @@ def test_equals_the_oracle(requantization: str, rounding: str) -> None:
     assert len(found.unique()) > 8
     with Watch() as watch:
         lowered(x)
-    # Of codes, only the last become floats; the first operator makes those of PyTorch's dtype.
-    last = ["aten.sub.Scalar", "aten.mul.Scalar"][requantization == "shift" :]
-    assert watch.found[1:] == last
+    # Floats are quantized first, and the last codes become floats. Nothing else does.
+    first = ["_to_copy", "mul", "nan_to_num", "add", "_to_copy", "round", "clamp"]
+    if requantization == "shift":  # without zero points
+        first = ["mul", "nan_to_num", "round", "clamp"]
+    last = ["_to_copy", "sub", "mul"] if requantization == "multiplier" else ["_to_copy", "mul"]
+    assert watch.found == first + last
 
 
 def tabled(reference: torch.jit.ScriptModule) -> Any:
@@ -149,7 +152,7 @@ def test_slots(requantization: str) -> None:
     if requantization == "shift":
         assert torch.equal(found, reference(x))
     kinds = [node.kind for node in GraphView.of(lowered).nodes]
-    assert kinds.count("aten::quantize_per_tensor") == 1  # of the input
+    assert kinds.count("aten::round") == 1  # of the input
 
 
 def slots(requantization: str) -> tuple[torch.jit.ScriptModule, torch.jit.ScriptModule]:
@@ -167,6 +170,20 @@ def slots(requantization: str) -> tuple[torch.jit.ScriptModule, torch.jit.Script
         trained.train()(x)
     reference = jit_passes.convert(trained.eval())
     return reference, jit_passes.lower(reference)
+
+
+@pytest.mark.parametrize(("requantization", "method"), [("shift", "tqt"), ("multiplier", "lsq")])
+def test_trained(requantization: str, method: str) -> None:
+    """Integers of the lowered model are those of the model that trained."""
+    target, x = FixedPoint(requantization), data(1, seed=8)[0]
+    trained = jit_passes.prepare_qat(
+        torch.jit.script(Residual()), target=target, fake_quantizer=method
+    )
+    for batch in data():
+        trained.train()(batch).square().mean().backward()
+    lowered = jit_passes.lower(jit_passes.convert(trained.eval()))
+    assert jit_passes.parity(trained, lowered, [x]).equal
+    assert all(row.dtype == "int8" for row in jit_passes.coverage(lowered))
 
 
 def test_roundings_differ() -> None:
@@ -291,7 +308,7 @@ def test_refused_operator() -> None:
     with pytest.warns(jit_passes.JitPassesWarning, match="'cumsum' .*no integer form"):
         reference, lowered = models(Summing, FixedPoint())
     kinds = [node.kind for node in GraphView.of(lowered).nodes]
-    assert kinds.count("aten::conv2d") == 2 and kinds.count("aten::int_repr") == 2
+    assert kinds.count("aten::conv2d") == 2 and kinds.count("aten::round") == 2
     x = data(1)[0]
     assert torch.equal(lowered(x), reference(x))
 
@@ -335,14 +352,18 @@ def test_sizes_are_those_of_codes() -> None:
     x = data(1)[0]
     with Watch() as watch:
         found = lowered(x)
-    assert torch.equal(found, reference(x)) and watch.found[1:] == ["aten.mul.Scalar"]
+    assert torch.equal(found, reference(x)) and watch.found[-2:] == ["_to_copy", "mul"]
+    assert len(watch.found) == 6
 
 
 def test_input_is_moved_as_codes() -> None:
     reference, lowered = models(Flat, FixedPoint())
     graph = GraphView.of(lowered)
-    (quantize,) = (node for node in graph.nodes if node.kind == "aten::quantize_per_tensor")
-    assert quantize.main_operand is graph.inputs[0]
+    (node,) = (node for node in graph.nodes if node.kind == "aten::round")
+    while node.main_operand.producer is not None:
+        node = node.main_operand.producer
+        assert not node.moves_data
+    assert node.main_operand is graph.inputs[0]
     x = data(1, seed=8)[0]
     assert torch.equal(lowered(x), reference(x)) and len(lowered(x).unique()) > 4
 

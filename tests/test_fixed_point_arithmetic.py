@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from jit_passes import GraphEditor, JitPassesError, Pipeline
 from jit_passes.targets.fixed_point.arithmetic import Arithmetic
+from jit_passes.targets.fixed_point.borders import lower_to_codes, lower_to_floats
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS, Rescale, common_rescale, rescale_of
 from tests.integer_oracle import multiplier_of, rounded
 
@@ -101,3 +102,40 @@ def test_rescale_of_ratios() -> None:
 def test_rescale_refuses(ratio: float, only_shift: bool, message: str) -> None:
     with pytest.raises(JitPassesError, match=message):
         rescale_of([ratio], 31, only_shift)
+
+
+GRIDS = [
+    (0.5, 0, -128, 127, torch.int8),
+    (0.1, 0, 0, 255, torch.uint8),
+    (0.0303, 117, 0, 255, torch.uint8),
+    (0.7, 3, 0, 15, torch.uint8),
+    (1e-3, -7, -100, 100, torch.int8),
+    (2.0**-9, 1, -(2**15), 2**15 - 1, torch.int16),
+    (3e-5, 0, -(2**15), 2**15 - 1, torch.int16),
+]
+
+
+@pytest.mark.parametrize(("scale", "zero", "low", "high", "dtype"), GRIDS, ids=str)
+def test_borders(scale: float, zero: int, low: int, high: int, dtype: torch.dtype) -> None:
+    """Codes and their floats are those of the dialect: at ties, beside them, and for NaN."""
+    scale = float(torch.tensor(scale))
+    numbers = {torch.uint8: 0, torch.int8: 1, torch.int16: 2}
+    grid = [scale, zero, low, high, numbers[dtype]]
+
+    def insert(graph: GraphEditor) -> None:
+        (node,) = (node for node in graph.nodes if node.kind == "aten::relu")
+        codes = graph.insert("jit_passes::quantize", [node.main_operand, *grid], before=node)
+        floats = graph.insert("jit_passes::dequantize", [codes.output, *grid[:2]], before=node)
+        graph.replace(node.output, floats.output)
+
+    script = torch.jit.script(Identity())
+    expected = Pipeline("inserted", (insert,)).run(script).module
+    steps = (insert, lower_to_codes(), lower_to_floats, "remove_dead_code")
+    found = Pipeline("lowered", steps, ensures=("no_dialect",)).run(script).module
+    ties = (torch.arange(low - 3, high + 3) - zero + 0.5) * scale
+    beside = [ties, ties.nextafter(torch.tensor(1e9)), ties.nextafter(torch.tensor(-1e9))]
+    generator = torch.Generator().manual_seed(0)
+    odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 3e38, -3e38, 0.0, -0.0, 1e-40])
+    spread = torch.randn(200_000, generator=generator) * scale * (high - low) / 4
+    x = torch.cat([*beside, spread, odd])
+    assert torch.equal(found(x), expected(x))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,7 @@ from .layout import from_strides, loop_text, pool_text, strides_of
 from .program import CODES, Argument, Buffer, Call, Constant, Program, identifier
 from .sums import FormError, SumReader
 
-_QUANTIZED = {13: torch.quint8, 12: torch.qint8, 14: torch.qint32}  # as graphs have dtypes
-_BORDERS: dict[str, Callable[..., torch.Tensor]] = {
-    "aten::quantize_per_tensor": lambda x, scale, zero_point, dtype: torch.quantize_per_tensor(
-        x, scale, zero_point, _QUANTIZED[dtype]
-    ),
-    "aten::int_repr": torch.Tensor.int_repr,
-}
+_OF_INPUT = ("to", "clamp", "round", "nan_to_num", "mul", "add")  # which quantize it
 _SAME_ORDER = (
     *("reshape", "flatten", "view", "squeeze", "unsqueeze", "unflatten", "contiguous"),
     *("clone", "detach", "alias"),
@@ -69,9 +63,9 @@ class Reader:
         self.buffers: dict[int, Buffer] = {}  # of codes, by id
         self.sums = SumReader(target.rounding, self.value)
         self._made: set[str] = set()  # names of constants
-        labels = {value.place: value.name for value in report.values}
+        known = {value.place: value for value in report.values}
         places = by_position(graph, report.places)
-        self.names = {i: labels[place] for i, place in places.items() if place in labels}
+        self.values = {i: known[place] for i, place in places.items() if place in known}
 
     def read(
         self, inputs: Sequence[torch.Tensor]
@@ -103,9 +97,7 @@ class Reader:
         if node.kind in ("prim::ListConstruct", "prim::TupleConstruct"):
             self.results[node.output.id] = [self.value(value) for value in node.inputs]
             return
-        form = _BORDERS.get(node.kind)
-        if form is None and node.kind not in ("prim::If", "prim::Loop"):
-            form = form_of(node, {})
+        form = None if node.kind in ("prim::If", "prim::Loop") else form_of(node, {})
         if form is None:
             raise self.error(node, f"{node.kind} has no form in C")
         found = form(*(self.value(value) for value in node.inputs))
@@ -127,10 +119,15 @@ class Reader:
         return self.results[value.id]
 
     def error(self, node: NodeView, why: str) -> JitPassesError:
-        name = self.names.get(node.index, node.name)
+        name = self.name(node)
         source = _source(node)
         where = f" ({source})" if source else ""
         return JitPassesError(f"'{name}'{where}: {why}")
+
+    def name(self, node: NodeView) -> str:
+        """Return the name that reports have for a result."""
+        value = self.values.get(node.index)
+        return node.name if value is None else value.name
 
     # Codes
 
@@ -140,6 +137,7 @@ class Reader:
             return
         if node.kind == "aten::to" and source.id in self.buffers:
             self.buffers[node.output.id] = self.buffers[source.id]
+            self._describe(node)
         elif node.kind == "aten::to":
             computed(self, node)
         elif node.kind == "aten::take":
@@ -155,24 +153,31 @@ class Reader:
             self._move(node)
 
     def _input(self, node: NodeView) -> bool:
-        """Note codes that come in: quantize, perhaps with less codes, or in 16 bits."""
-        maker: NodeView | None = node
-        while maker is not None and maker.kind in ("aten::to", "aten::clamp"):
-            maker = maker.main_operand.producer
-        quantize = maker.main_operand.producer if maker and maker.kind == "aten::int_repr" else None
-        if quantize is None:
+        """Note codes that come in."""
+        value = node.main_operand
+        if node.kind != "aten::to" or not self._is_float(value):
             return False
-        value = quantize.main_operand
-        if value.producer is not None:
-            raise self.error(node, f"'{value.name}' is computed in float")
-        scale, zero_point = (self.value(v) for v in quantize.inputs[1:3])
-        made = self.new(node, value.name)
-        made.role, made.scale, made.zero_point = "input", float(scale), int(zero_point)
+        while (maker := value.producer) is not None:
+            if maker.kind.removeprefix("aten::") not in _OF_INPUT:
+                raise self.error(maker, "it is computed in float")
+            value = maker.main_operand
+        self.new(node, value.name).role = "input"
+        self._describe(node)
         return True
+
+    def _is_float(self, value: ValueView) -> bool:
+        found = self.value(value)
+        return isinstance(found, torch.Tensor) and found.is_floating_point()
+
+    def _describe(self, node: NodeView) -> None:
+        """Note scale and zero point of codes that come in, also where they are known later."""
+        value, buffer = self.values.get(node.index), self.buffers[node.output.id].memory
+        if value is not None and buffer.role == "input":
+            buffer.scale, buffer.zero_point = float(value.scale[0]), int(value.zero_point[0])
 
     def new(self, node: NodeView, name: str | None = None) -> Buffer:
         found = self.results[node.output.id]
-        label = name or self.names.get(node.index, node.name)
+        label = name or self.name(node)
         made = self.buffers[node.output.id] = Buffer(label, found.dtype, tuple(found.shape))
         return made
 
@@ -218,7 +223,7 @@ class Reader:
         self.program.calls.append(made)
 
     def constant(self, node: NodeView, what: str, ctype: str, numbers: Any) -> Constant:
-        base = node.module or self.names.get(node.index, node.name)
+        base = node.module or self.name(node)
         name = f"{identifier(base)}_{what}"
         unique, number = name, 1
         while unique in self._made:

@@ -1,10 +1,12 @@
 """What is left of the dialect between floats and integers, as operators of ATen.
 
-    quantize      int_repr(quantize_per_tensor(x, scale, zero_point)), clamped
+    quantize      clamp(round(x * (1 / scale)) + zero_point, quant_min, quant_max)
     dequantize    (q - zero_point) * scale, in float32
     lookup_table  take(table, codes - first)
 
-The first is PyTorch's own quantization, ties included, as the dialect's is.
+The first gives the codes of the dialect in this torch, ties included: see `cpp/ops/rounding.h`.
+Torch 2.13 rounds x * (1 / scale) + zero_point, which is one operation in float32. In double
+precision the product is exact, so the sum has the same bits once it is float32. NaN becomes code 0.
 """
 
 from __future__ import annotations
@@ -13,35 +15,51 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+import torch
+
 from ...graph.editor import GraphEditor
-from ...passes.rule import RewriteRule
+from ...passes.rule import Match, RewriteRule
 from ...passes.steps import RuleSet
 from ..units import DEQUANTIZE
-from .arithmetic import INT64, NUMBERS, Arithmetic
+from .arithmetic import INT64, Arithmetic
 
-FLOAT32 = 6  # as graphs have dtypes
-QUINT8, QINT8, QINT32 = 13, 12, 14
-CODES = "aten::int_repr(aten::quantize_per_tensor(%x, %scale, %zero, {}))"
+FLOAT32, FLOAT64 = 6, 7  # as graphs have dtypes
+ROUNDS_STEPS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 
 def _cast(x: str, dtype: int) -> str:
     return f"aten::to({x}, {dtype}, False, False, None)"
 
 
-def _rule(name: str, pattern: str, replacement: str) -> Any:
-    return RewriteRule(f"lower_{name}", f"jit_passes::{pattern}", replacement).compile()
+def _rule(name: str, pattern: str, replacement: str, **options: Any) -> Any:
+    return RewriteRule(f"lower_{name}", f"jit_passes::{pattern}", replacement, **options).compile()
+
+
+def _numbers(match: Match) -> dict[str, float]:
+    """Return what a quantize is computed with, besides its own numbers."""
+    constants = match.constants
+    inverse = torch.tensor(1.0) / torch.tensor(constants["scale"], dtype=torch.float32)
+    return {"inverse": float(inverse), "code_0": -float(constants.get("zero", 0))}
+
+
+def _steps(x: str) -> str:
+    return f"aten::nan_to_num(aten::mul({x}, %inverse), %code_0, None, None)"
 
 
 def _rules() -> Iterator[Any]:
-    for number, ends, dtype in ((0, "0, 255", QUINT8), (1, "-128, 127", QINT8)):
-        codes = CODES.format(dtype)
-        of = "quantize(%x, %scale, %zero, {}, " + f"{number})"
-        yield _rule("quantize", of.format(ends), codes)
-        yield _rule("quantize", of.format("%low, %high"), f"aten::clamp({codes}, %low, %high)")
-    for number in (NUMBERS["int16"], NUMBERS["int32"]):
-        clamped = f"aten::clamp({CODES.format(QINT32)}, %low, %high)"
-        pattern = f"quantize(%x, %scale, %zero, %low, %high, {number})"
-        yield _rule("quantize", pattern, _cast(clamped, number))
+    rounded = f"aten::round({_steps('%x')})"
+    if ROUNDS_STEPS:
+        moved = f"aten::add({rounded}, %zero, 1)"
+    else:
+        total = f"aten::add({_steps(_cast('%x', FLOAT64))}, %zero, 1)"
+        moved = f"aten::round({_cast(total, FLOAT32)})"
+    for zero, codes in (("0", rounded), ("%zero", moved)):
+        yield _rule(
+            "quantize",
+            f"quantize(%x, %scale, {zero}, %low, %high, %dtype)",
+            f"aten::to(aten::clamp({codes}, %low, %high), %dtype, False, False, None)",
+            compute=_numbers,
+        )
     index = _cast("%q", INT64)
     yield _rule("table", "lookup_table(%q, %table, 0)", f"aten::take(%table, {index})")
     shifted = f"aten::take(%table, aten::sub({index}, %first, 1))"

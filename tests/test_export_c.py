@@ -20,7 +20,17 @@ from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 from tests.command_line import Run, run_fixture  # noqa: F401
 from tests.processes import TESTS
-from tests.test_fixed_point import NARROW, WIDE, Everything, Flat, Residual, data, models, slots
+from tests.test_fixed_point import (
+    NARROW,
+    WIDE,
+    Everything,
+    Flat,
+    Residual,
+    data,
+    models,
+    pyramid,
+    slots,
+)
 
 FLAGS = ["-std=c99", "-Wall", "-Wextra", "-pedantic", "-Wconversion", "-Werror", "-O1"]
 SANITIZE = ["-fsanitize=undefined,address", "-fno-sanitize-recover=all"]
@@ -74,6 +84,13 @@ def test_slots(tmp_path: Path) -> None:
     jit_passes.export_c(lowered, tmp_path, x)
     check(tmp_path, lowered(x).numel())
     assert "add_bias_s16_s8(" in (tmp_path / "model.c").read_text()
+
+
+def test_codes_are_repeated(tmp_path: Path) -> None:
+    _, lowered = pyramid()
+    x = data(1)[0]
+    jit_passes.export_c(lowered, tmp_path, x)
+    check(tmp_path, lowered(x).numel())
 
 
 def test_another_code_is_found(tmp_path: Path) -> None:

@@ -334,6 +334,38 @@ class Flat(nn.Sequential):
         super().__init__(nn.ZeroPad2d(1), nn.Flatten(), nn.Linear(3 * 14 * 14, 5), nn.Sigmoid())
 
 
+class Pyramid(nn.Module):
+    """Features of two sizes, the smaller ones made larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2, 1)
+        self.up, self.last = nn.Upsample(scale_factor=2), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = F.relu(self.a(x))
+        small = F.relu(self.b(large))
+        return self.last(torch.cat([large, self.up(small)], 1))
+
+
+def pyramid() -> tuple[torch.jit.ScriptModule, torch.jit.ScriptModule]:
+    """Return the reference model and the lowered one; a script asks for the number of axes."""
+    torch.manual_seed(0)
+    traced = torch.jit.trace(Pyramid().eval(), data(1)[0])
+    prepared = jit_passes.prepare(traced, target=FixedPoint("shift"))
+    jit_passes.calibrate(prepared, data())
+    reference = jit_passes.convert(prepared)
+    return reference, jit_passes.lower(reference)
+
+
+def test_upsampling_repeats_codes() -> None:
+    reference, lowered = pyramid()
+    x = data(1, seed=8)[0]
+    assert torch.equal(lowered(x), reference(x))
+    kinds = [node.kind for node in GraphView.of(lowered).nodes]
+    assert kinds.count("aten::repeat_interleave") == 2 and kinds.count("aten::round") == 1
+
+
 class Sized(nn.Module):
     """Sizes are asked of what a clip gives, and of what a pool gives, in front of a layer."""
 

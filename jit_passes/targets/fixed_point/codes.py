@@ -26,7 +26,8 @@ MOVES = frozenset(
 )
 PADS = ("aten::constant_pad_nd", "aten::pad")
 POOL = "aten::max_pool1d"
-SUPPORTED_MOVES = (*sorted(MOVES), *PADS, POOL)
+UPSAMPLE = "aten::upsample_nearest2d"
+SUPPORTED_MOVES = (*sorted(MOVES), *PADS, POOL, UPSAMPLE)
 
 
 class RefusedError(Exception):
@@ -178,6 +179,8 @@ class CodeFinder:
             return self._padded(move, source)
         if move.kind == POOL:
             return self._pooled(move, source)
+        if move.kind == UPSAMPLE:
+            return self._repeated(move, source)
         operands = [source.value, *move.inputs[1:]]
         return self.graph.insert(move.kind, operands, before=move).output
 
@@ -205,6 +208,19 @@ class CodeFinder:
         rows = self.graph.insert("aten::unsqueeze", [source.value, -2], before=move).output
         pooled = self.graph.insert("aten::max_pool2d", [rows, *wide], before=move).output
         return self.graph.insert("aten::squeeze", [pooled, -2], before=move).output
+
+    def _repeated(self, move: NodeView, source: Codes) -> ValueView:
+        """Repeat rows and columns: PyTorch's operator has no form for int8."""
+        size = move.operand("output_size")
+        named = move.overload == "vec" and size.is_constant and size.constant is None
+        factors = (move.operand("scale_factors").constant if named else None) or ()
+        if not factors or any(factor < 1 or factor != int(factor) for factor in factors):
+            raise RefusedError(f"'{move.name}' has no whole number as scale_factor")
+        found = source.value
+        for axis, factor in zip((-2, -1), factors, strict=True):
+            operands: list[Any] = [found, int(factor), axis, None]
+            found = self.graph.insert("aten::repeat_interleave", operands, before=move).output
+        return found
 
     def _unpack(self, unpack: NodeView, move: NodeView, source: Codes) -> None:
         """Move the codes into a list, and note all parts of it."""

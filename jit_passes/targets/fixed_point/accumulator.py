@@ -73,8 +73,11 @@ def overflow_before_data(node: NodeView, weight: Spec, inputs: Spec, bits: int) 
     if folds or not (known and isinstance(numbers, torch.Tensor) and numbers.numel()):
         return None
     assert isinstance(weight, QuantizationSpec)
-    codes = _codes(numbers.detach().double(), weight)
     low, high = inputs.quant_min, inputs.quant_max
+    largest = max(-weight.quant_min, weight.quant_max) * (high - low) * numbers[0].numel()
+    if overflow(-largest, largest, bits) is None:
+        return None  # without a look at the numbers, which takes time
+    codes = _codes(numbers.detach().double(), weight)
     if inputs.qscheme.endswith(("symmetric", "power_of_two")):
         middle = (low + high + 1) // 2 if inputs.qscheme.endswith("symmetric") else 0
         least, most = reach(codes, None, min(low - middle, 0), max(high - middle, 0))

@@ -17,6 +17,7 @@ from ..export import (
     FORMATS,
     Encoding,
     encodings_of,
+    export_c,
     export_calibration,
     export_onnx,
     to_exported_program,
@@ -27,7 +28,8 @@ from . import options
 from .files import check_output, load_model
 from .outcome import show
 
-MODELS = {"pt2": "torch.export.load", "onnx": "ONNX Runtime"}  # and who reads them
+MODELS = {"pt2": "torch.export.load", "onnx": "ONNX Runtime", "c": "C99"}  # and who reads them
+VECTORS = 8  # samples that a program in C is tested with, at most
 EPILOG = """\b
 Examples:
   jit-passes quantize model.pt --data calib.npz --target reference -o reference.pt
@@ -35,6 +37,7 @@ Examples:
   jit-passes export reference.pt --to aimet -o model.encodings
   jit-passes export model.pt --to pt2 --random 2x3x224x224 -o model.pt2
   jit-passes export reference.pt --to onnx --data calib.npz -o model.onnx
+  jit-passes export fixed_point.pt --to c --data calib.npz -o folder
 """
 
 
@@ -57,10 +60,12 @@ def export(
     Of a MODEL that is calibrated, trained, or quantized for the target `reference`, scales with
     which an engine quantizes the float model. --to pt2 and --to onnx write the model itself, float
     or for the target `reference`, and need a batch; the number of its samples is open where it has
-    two or more.
+    two or more. --to c writes a model for the target `fixed_point` as a folder of C99, for one
+    sample, with the first samples as test vectors.
     """
     loaded = load_model(model)
-    check_output(output, [model])
+    if form != "c":
+        check_output(output, [model])
     if form in MODELS:
         _export_model(loaded, output, form, version, method, data)
         text = f"{output}: the model, for {MODELS[form]}"
@@ -93,6 +98,11 @@ def _export_model(
     if isinstance(batch, dict) and list(batch) == names[: len(batch)]:
         batch = tuple(batch.values())  # a program is called as its example was
     given = batch if isinstance(batch, tuple | dict) else (batch,)
+    if form == "c":
+        count = min(len(value) for value in given)
+        samples = [tuple(value[i : i + 1] for value in given) for i in range(min(count, VECTORS))]
+        export_c(model, output, samples[0], samples[1:], method=method)
+        return
     shapes = tree_map(_open_samples, given)
     if form == "onnx":
         chosen: dict[str, Any] = {} if version is None else {"opset": int(version)}

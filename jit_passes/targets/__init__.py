@@ -8,6 +8,7 @@ from typing import Any
 from .. import _C
 from ..errors import JitPassesError
 from ..registered import UnknownError
+from .fixed_point import FixedPoint
 from .partition import CompileRegions, Partition, Region, RegionValue
 from .quantizers import PowerOfTwoQuantizer, QnnpackQuantizer, TargetQuantizer, X86Quantizer
 from .reference import Reference
@@ -18,6 +19,7 @@ from .x86 import X86
 __all__ = [
     "X86",
     "CompileRegions",
+    "FixedPoint",
     "Partition",
     "PowerOfTwoQuantizer",
     "QnnpackQuantizer",

@@ -23,6 +23,8 @@ def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
     user = value.uses[0][0]
     if user.kind not in row.clips or user.block != node.block or not _is_absorbed(user):
         return value
+    if row.clip_refusal is not None and row.clip_refusal(user, None):
+        return value
     return user.output
 
 
@@ -377,12 +379,14 @@ class Selection:
         """Let the backend add before it rounds: the weighted node's own result is not quantized.
 
         Of two such operands it is the later one: the other is there when that is computed. A
-        constant tensor is broadcast most of the time, which no backend does before it rounds.
+        constant tensor is broadcast most of the time, which no backend does before it rounds. A
+        function of one operand takes its result alike.
         """
         for index, row in self.selected.items():
             node = self.nodes[index]
             operands = [value for *_, value in self.operands(node)]
-            if index in self.inner or len(operands) < 2 or any(v.is_constant for v in operands):
+            numbers = len(operands) < len(row.operands)
+            if index in self.inner or numbers or any(v.is_constant for v in operands):
                 continue
             makers = [self.by_output.get(value.id) for value in node.inputs[:2]]
             found = [m.index for m in makers if m is not None and self.is_summed(m, node, row)]

@@ -265,6 +265,8 @@ class AnnotationWriter:
             return None
         if options and options.given() != {"dtype": "int32"}:  # the accumulator's, as by default
             return options.apply(BIAS, 0, f"bias of '{node.name}'")
+        if self.policy.capability.float_biases:
+            return None
         if isinstance(weight, QuantizationSpec) and weight.group_size is not None:
             return None  # no accumulator has the scales of groups
         if (

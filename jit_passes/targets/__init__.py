@@ -8,6 +8,7 @@ from typing import Any
 from .. import _C
 from ..errors import JitPassesError
 from ..registered import UnknownError
+from .engines import XNNPACK, Engine, Inductor, OnnxRuntime, OpenVINO, TensorRT
 from .partition import CompileRegions, Partition, Region, RegionValue
 from .quantizers import PowerOfTwoQuantizer, QnnpackQuantizer, TargetQuantizer, X86Quantizer
 from .reference import Reference
@@ -17,7 +18,12 @@ from .x86 import X86
 
 __all__ = [
     "X86",
+    "XNNPACK",
     "CompileRegions",
+    "Engine",
+    "Inductor",
+    "OnnxRuntime",
+    "OpenVINO",
     "Partition",
     "PowerOfTwoQuantizer",
     "QnnpackQuantizer",
@@ -27,6 +33,7 @@ __all__ = [
     "Stock",
     "Target",
     "TargetQuantizer",
+    "TensorRT",
     "X86Quantizer",
     "make_target",
     "resolve_target",

@@ -28,7 +28,7 @@ _NEXT = {
     ModelStage.PREPARED: "calibrate it, and pass the result of jit_passes.convert",
     ModelStage.QAT: "pass the result of jit_passes.convert",
     ModelStage.LOWERED: "pass the model that was lowered, the result of jit_passes.convert, or "
-    "quantize with target='reference'",
+    "quantize for the engine, with target='onnxruntime', or with target='reference'",
 }
 
 
@@ -80,8 +80,7 @@ def _canonical(model: Any, method: str) -> tuple[Any, Mapping[int, Limits]]:
     if report is None:
         check_module(model, method)
         return normalize(model._c, method).module, {}
-    whole = report.stage is ModelStage.LOWERED and report.target.get("name") == "reference"
-    if report.stage is not ModelStage.REFERENCE and not whole:
+    if not report.is_reference:
         why = f"the model is a {report.stage} one, whose operators no program has"
         raise JitPassesError(f"{why}: {_NEXT[report.stage]}")
     return part._c, _limits(part, report)

@@ -1,0 +1,89 @@
+"""ONNX Runtime's kernels on CPUs, by files of ONNX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...graph.view import NodeView
+from ...quantizers.capability import Capability
+from ...quantizers.support import OperatorSupport, Role, Spec, SpecSupport
+from ...specification.specification import FixedQParamsQuantizationSpec
+from . import table
+from .engine import Engine
+
+# QLinearSoftmax multiplies by floor(1 / scale) in uint32: a smaller scale overflows (seen in
+# ONNX Runtime 1.31), so probabilities have the scale that ONNX Runtime's own quantizer gives them.
+PROBABILITIES = FixedQParamsQuantizationSpec(1 / 256, 0)
+
+
+def _clip_refusal(clip: NodeView, spec: Spec | None) -> str | None:
+    """Say why a clip stays between a convolution and its quantize, and the convolution in float.
+
+    ONNX Runtime drops a clip if all codes lie within it, and only then fuses.
+    """
+    low, high = clip.clip or (None, None)
+    if low != 0:  # a zero point is a whole number, so codes reach a bit beyond another end
+        return "its codes reach below the lower end of its clip"
+    if spec is None:
+        return None
+    kind = clip.kind.removeprefix("aten::")
+    if spec.qscheme != "per_tensor_affine":
+        return (
+            f"{spec.qscheme}, with codes below the 0 at which its {kind} clips: give it the scheme "
+            "affine"
+        )
+    if isinstance(spec, FixedQParamsQuantizationSpec) and (
+        spec.zero_point != spec.quant_min
+        or (high is not None and spec.scale * (spec.quant_max - spec.quant_min) > high)
+    ):
+        return f"on a grid that reaches beyond its {kind}: give it codes of {low} to {high}"
+    return None
+
+
+_INTEGERS: dict[str, Any] = {"gives_float": False}
+_CLIPPED: dict[str, Any] = {"clip_refusal": _clip_refusal}
+CAPABILITY = Capability(
+    table.table_of(
+        (
+            *table.convolutions(1, 2, 3, **_CLIPPED, **_INTEGERS),
+            table.linear(**_CLIPPED),
+            *table.products(),
+            table.addition(**_CLIPPED, **_INTEGERS),
+            OperatorSupport("aten::mul", Role.OWN, (0, 1), table.CLIPS,
+                            check=table.tensors_reason, **_CLIPPED, **_INTEGERS),
+            OperatorSupport("aten::cat", Role.OWN, clips=("aten::relu",), **_CLIPPED, **_INTEGERS),
+            *table.pools("max", Role.SHARED, 1, 2, 3, check=table.options_reason),
+            *table.pools("avg", Role.OWN, 2, 3, check=table.average_reason, **_INTEGERS),
+            *table.pools("adaptive_avg", Role.OWN, 2, check=table.global_average_reason,
+                         **_INTEGERS),
+            OperatorSupport("aten::mean", Role.OWN, ranks=(2, 4), check=table.image_mean_reason,
+                            **_INTEGERS),
+            OperatorSupport("aten::sigmoid", Role.OWN, **_INTEGERS),
+            OperatorSupport("aten::leaky_relu", Role.OWN, check=table.options_reason, **_INTEGERS),
+            OperatorSupport("aten::softmax", Role.FIXED, fixed=PROBABILITIES,
+                            check=table.options_reason, **_INTEGERS),
+        )
+    ),
+    table.UINT8_OR_INT8,
+    table.INT8_WEIGHTS,
+    SpecSupport({"int32": (-(2**31) + 1, 2**31 - 1)}, table.OF_CHANNELS_OR_ONE),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OnnxRuntime(Engine):
+    """ONNX Runtime on CPUs: quantize and dequantize behind the convolution and behind the sum.
+
+    An operator is on integers if each operand comes from a dequantize, and each result goes to a
+    quantize alone. Activations are uint8, affine, or int8; weights int8, symmetric; biases int32,
+    in steps of the accumulator.
+
+    Source: onnxruntime/core/optimizer/qdq_transformer/selectors_actions.
+    """
+
+    name: ClassVar[str] = "onnxruntime"
+
+    @property
+    def capability(self) -> Capability:
+        return CAPABILITY

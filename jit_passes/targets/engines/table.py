@@ -1,0 +1,106 @@
+"""What capabilities of engines have in common: grids, rows, and checks of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ...graph.view import NodeView
+from ...quantizers.support import OperatorSupport, Role, SpecSupport
+
+CLIPS = ("aten::relu", "aten::clamp")
+CONVOLUTIONS = tuple(f"aten::conv{n}d" for n in (1, 2, 3))
+PRODUCTS = ("aten::matmul", "aten::bmm")
+
+AFFINE = ("per_tensor_affine", "per_tensor_symmetric", "per_tensor_power_of_two")
+AROUND_ZERO = ("per_channel_symmetric", "per_channel_power_of_two")
+OF_CHANNELS_OR_ONE = (*AROUND_ZERO, "per_tensor_symmetric", "per_tensor_power_of_two")
+
+# An engine saturates at the ends of its types, so all codes are used.
+UINT8_OR_INT8 = SpecSupport({"uint8": (0, 255), "int8": (-128, 127)}, AFFINE, whole=True)
+INT8_WEIGHTS = SpecSupport({"int8": (-127, 127)}, OF_CHANNELS_OR_ONE)
+
+
+def table_of(rows: Iterable[OperatorSupport]) -> Mapping[str, OperatorSupport]:
+    """Return rows by kind; a later one wins."""
+    return {row.kind: row for row in rows}
+
+
+def convolutions(*dims: int, **options: Any) -> tuple[OperatorSupport, ...]:
+    """Return the rows of convolutions of batches, by their number of spatial axes."""
+    given: dict[str, Any] = {"clips": CLIPS} | options
+    return tuple(
+        OperatorSupport(f"aten::conv{n}d", Role.WEIGHTED, ranks=(n + 2, n + 2), **given)
+        for n in dims
+    )
+
+
+def linear(**options: Any) -> OperatorSupport:
+    """Return the row of linear layers; a vector has no batch axis."""
+    given: dict[str, Any] = {"clips": CLIPS, "ranks": (2, 8)} | options
+    return OperatorSupport("aten::linear", Role.WEIGHTED, **given)
+
+
+def addition(**options: Any) -> OperatorSupport:
+    """Return the row of sums of two tensors."""
+    given: dict[str, Any] = {"clips": CLIPS, "check": sum_reason} | options
+    return OperatorSupport("aten::add", Role.OWN, (0, 1), **given)
+
+
+def products(**options: Any) -> tuple[OperatorSupport, ...]:
+    """Return the rows of products of two matrices that the model computes."""
+    return tuple(
+        OperatorSupport(kind, Role.OWN, (0, 1), check=tensors_reason, **options)
+        for kind in PRODUCTS
+    )
+
+
+def pools(kind: str, role: Role, *dims: int, **options: Any) -> tuple[OperatorSupport, ...]:
+    """Return the rows of pools of one kind, by their number of spatial axes."""
+    return tuple(
+        OperatorSupport(f"aten::{kind}_pool{n}d", role, ranks=(n + 2, n + 2), **options)
+        for n in dims
+    )
+
+
+def tensors_reason(node: NodeView) -> str | None:
+    """Say why a node is not of two tensors."""
+    return None if all(value.is_tensor for value in node.inputs[:2]) else "not of two tensors"
+
+
+def sum_reason(node: NodeView) -> str | None:
+    """Say why a node is no plain sum of two tensors."""
+    return tensors_reason(node) or (
+        None if node.operand("alpha").constant == 1 else "alpha is not 1"
+    )
+
+
+def average_reason(node: NodeView) -> str | None:
+    """Say why a window's average is not one by the size of the window."""
+    divisor = node.operand("divisor_override")
+    plain = divisor.is_constant and divisor.constant is None
+    return None if plain else "it divides by another number than the size of its window"
+
+
+def global_average_reason(node: NodeView) -> str | None:
+    """Say why an adaptive pool is not the average of all places."""
+    size = node.operand("output_size")
+    found = size.constant if size.is_constant else None
+    alone = bool(found) and set(found if isinstance(found, list) else [found]) == {1}
+    return None if alone else "it gives more than one average, which the engine computes in float"
+
+
+def image_mean_reason(node: NodeView) -> str | None:
+    """Say why a mean is not that of images over their places."""
+    axes, dtype = node.operand("dim"), node.operand("dtype")
+    found = axes.constant if axes.is_constant else None
+    if not isinstance(found, list) or {*found} not in ({2, 3}, {-1, -2}):
+        return "it is no mean of images over their last two axes"
+    plain = dtype.is_constant and dtype.constant is None
+    return None if plain else "it changes the dtype"
+
+
+def options_reason(node: NodeView) -> str | None:
+    """Say why options of a function are not known."""
+    known = all(value.is_constant for value in node.inputs[1:])
+    return None if known else "one of its options is computed by the model"

@@ -57,6 +57,12 @@ class Mean(nn.Module):
         return x * x.mean((2, 3), keepdim=True)
 
 
+class Rearranged(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.pixel_shuffle(torch.cat([x, x, x, x], 1), 2).repeat(1, 1, 2, 1)
+        return nn.functional.pad(y[:, :1].expand(-1, 4, -1, -1), [-1, 1, 0, -1])
+
+
 FUNCTIONS = {
     "relu": (nn.ReLU(), {}),
     "relu6": (nn.ReLU6(), {}),
@@ -69,6 +75,7 @@ FUNCTIONS = {
     "average": (nn.AvgPool2d(2), {"QLinearAveragePool": 1}),
     "average of a part": (nn.AvgPool2d(2, divisor_override=3), {}),
     "gelu": (nn.GELU(), {}),
+    "rearranged": (Rearranged(), {}),
     "transposed": (nn.ConvTranspose2d(4, 4, 2), {"ConvTranspose": 1}),
 }
 
@@ -122,3 +129,14 @@ def test_openvino_computes_functions_within_a_convolution(
     assert functions == {"Convolution", "Subgraph"}  # which quantizes and dequantizes
     assert len(jit_passes.encodings_of(model).activations) == 3
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_openvino_decodes_weights_as_it_multiplies(bits: int, tmp_path: Path) -> None:
+    rule = {"op": "linear", "weight": {"bits": bits, "group_size": 16}}
+    config = {"version": 1, "rules": [rule]}
+    [x] = data(4, 64, count=1)
+    model = quantized(nn.Linear(64, 32), [x], "openvino", mode="weight_only", config=config)
+    layers, found = executed(model, x, tmp_path / "model.onnx")
+    assert [precision for kind, precision in layers if kind == "FullyConnected"] == [f"i{bits}"]
+    torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)

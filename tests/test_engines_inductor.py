@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,18 +28,34 @@ class Sum(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="its patterns are for VNNI")
-def test_inductor_keeps_what_coverage_promises() -> None:
+pytestmark = pytest.mark.skipif(
+    not torch.cpu._is_vnni_supported(), reason="its patterns are for VNNI"
+)
+
+
+def compiled(model: torch.jit.ScriptModule, x: Tensor) -> tuple[Tensor, Any]:
+    """Return the result of a compiled program, and how many operators Inductor has lowered."""
     from torch._dynamo.utils import counters
 
-    batches = data(2, 4, 8, 8)
-    model = quantized(Sum(), batches, "inductor")
-    program = jit_passes.to_exported_program(model, batches[0]).module()
+    program = jit_passes.to_exported_program(model, x).module()
     counters.clear()
     with torch._inductor.config.patch(freezing=True, compile_threads=1), torch.no_grad():
-        found = torch.compile(program)(batches[0])
-    counts = counters["inductor"]
+        return torch.compile(program)(x), counters["inductor"]
+
+
+def test_inductor_keeps_what_coverage_promises() -> None:
+    batches = data(2, 4, 8, 8)
+    model = quantized(Sum(), batches, "inductor")
+    found, counts = compiled(model, batches[0])
     convolutions = counts["qconv_unary_lower_count"] + counts["qconv2d_binary_lower_count"]
     assert counts["qconv2d_binary_lower_count"] == 1
     assert convolutions + counts["qlinear_unary_lower_count"] == promised(model) == 3
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
+def test_inductor_quantizes_inputs_as_it_runs() -> None:
+    [x] = data(8, 16, count=1)
+    model = quantized(nn.Linear(16, 8), [x], "inductor", mode="dynamic")
+    found, counts = compiled(model, x)
+    assert counts["qlinear_unary_lower_count"] == promised(model) == 1
+    torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)

@@ -17,7 +17,7 @@ from . import aimet, nni, tensorrt
 from .aimet import from_aimet, load_aimet, text_of, to_aimet
 from .encoding import Encoding, Encodings, Layer
 from .nni import from_nni, load_nni, save_nni, to_nni
-from .onnx_file import export_onnx
+from .onnx import export_onnx
 from .program import to_exported_program
 from .reading import encodings_of
 from .tensorrt import from_tensorrt, to_tensorrt

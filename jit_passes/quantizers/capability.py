@@ -39,6 +39,8 @@ class Capability:
             results of its own specification where the table says that they share.
         moves: operators that only rearrange integers, each with a function that says why a node
             cannot be done, or None; None where it takes all of them. For regions only.
+        barriers: operators that only rearrange, but behind which the backend wants an operand
+            quantized anew.
         floats: operators that it computes in float within a region, each with a function that says
             why a node cannot be done, or None. Asked for regions only.
         in_regions: a function that says why an operator can be in no region, though the backend
@@ -57,6 +59,7 @@ class Capability:
     float_biases: bool = False
     mixed: bool = False
     moves: Mapping[str, Check | None] | None = None
+    barriers: frozenset[str] = frozenset()
     floats: Mapping[str, Check] = field(default_factory=dict)
     in_regions: Check | None = None
     begins: frozenset[str] = frozenset()

@@ -16,7 +16,7 @@ CAPABILITY = Capability(
     table.table_of(
         (
             *table.convolutions(1, 2),
-            table.linear(),
+            table.linear(modes=("static", "dynamic")),
             table.addition(sums=WEIGHTED),
             # These copy codes, so results and all operands have the same parameters.
             OperatorSupport("aten::cat", Role.SHARED),
@@ -26,6 +26,7 @@ CAPABILITY = Capability(
     table.UINT8_OR_INT8,
     SpecSupport({"int8": (-128, 127)}, table.AROUND_ZERO),  # one scale in all is not recognized
     float_biases=True,
+    dynamic=table.UINT8_AS_IT_RUNS,
 )
 
 

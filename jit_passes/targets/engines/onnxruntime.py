@@ -15,6 +15,7 @@ from .engine import Engine
 # QLinearSoftmax multiplies by floor(1 / scale) in uint32: a smaller scale overflows (seen in
 # ONNX Runtime 1.31), so probabilities have the scale that ONNX Runtime's own quantizer gives them.
 PROBABILITIES = FixedQParamsQuantizationSpec(1 / 256, 0)
+BARRIERS = ("constant_pad_nd", "expand", "expand_as", "pad", "pixel_shuffle", "repeat", "select")
 
 
 def _clip_refusal(clip: NodeView, spec: Spec | None) -> str | None:
@@ -46,8 +47,9 @@ _CLIPPED: dict[str, Any] = {"clip_refusal": _clip_refusal}
 CAPABILITY = Capability(
     table.table_of(
         (
-            *table.convolutions(1, 2, 3, **_CLIPPED, **_INTEGERS),
-            table.linear(**_CLIPPED),
+            *table.convolutions(1, 2, 3, modes=("static", "dynamic"), **_CLIPPED, **_INTEGERS),
+            table.linear(modes=("static", "dynamic", "weight_only"),
+                         weights_alone=table.WEIGHTS_ALONE, **_CLIPPED),
             *table.products(),
             table.addition(**_CLIPPED, **_INTEGERS),
             OperatorSupport("aten::mul", Role.OWN, (0, 1), table.CLIPS,
@@ -68,6 +70,9 @@ CAPABILITY = Capability(
     table.UINT8_OR_INT8,
     table.INT8_WEIGHTS,
     SpecSupport({"int32": (-(2**31) + 1, 2**31 - 1)}, table.OF_CHANNELS_OR_ONE),
+    # Expand, Tile, Pad, DepthToSpace and Gather with one index do not hand a dequantize on.
+    barriers=frozenset(f"aten::{kind}" for kind in BARRIERS),
+    dynamic=table.UINT8_AS_IT_RUNS,
 )  # fmt: skip
 
 
@@ -77,7 +82,8 @@ class OnnxRuntime(Engine):
 
     An operator is on integers if each operand comes from a dequantize, and each result goes to a
     quantize alone. Activations are uint8, affine, or int8; weights int8, symmetric; biases int32,
-    in steps of the accumulator.
+    in steps of the accumulator. In the mode dynamic it chooses scales of inputs by itself; weights
+    alone are decoded as they are multiplied, where they have groups.
 
     Source: onnxruntime/core/optimizer/qdq_transformer/selectors_actions.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...graph.view import NodeView
@@ -19,6 +20,13 @@ OF_CHANNELS_OR_ONE = (*AROUND_ZERO, "per_tensor_symmetric", "per_tensor_power_of
 # An engine saturates at the ends of its types, so all codes are used.
 UINT8_OR_INT8 = SpecSupport({"uint8": (0, 255), "int8": (-128, 127)}, AFFINE, whole=True)
 INT8_WEIGHTS = SpecSupport({"int8": (-127, 127)}, OF_CHANNELS_OR_ONE)
+# Beside float inputs. With a scale for each 16, 32, ... inputs, engines decode as they multiply.
+WEIGHTS_ALONE = replace(INT8_WEIGHTS, grids={"int8": (-128, 127)}, groups=True)
+# Scales of inputs that are chosen as the model runs, by the formulas of PyTorch's observers.
+UINT8_AS_IT_RUNS, INT8_AS_IT_RUNS = (
+    SpecSupport(grid, ("per_tensor_affine",), whole=True, range_forms=("pytorch",))
+    for grid in ({"uint8": (0, 255)}, {"int8": (-128, 127)})
+)
 
 
 def table_of(rows: Iterable[OperatorSupport]) -> Mapping[str, OperatorSupport]:
@@ -92,10 +100,11 @@ def global_average_reason(node: NodeView) -> str | None:
 
 def image_mean_reason(node: NodeView) -> str | None:
     """Say why a mean is not that of images over their places."""
-    axes, dtype = node.operand("dim"), node.operand("dtype")
-    found = axes.constant if axes.is_constant else None
+    axes = node.operand("dim") if node.overload == "dim" else None
+    found = axes.constant if axes is not None and axes.is_constant else None
     if not isinstance(found, list) or {*found} not in ({2, 3}, {-1, -2}):
         return "it is no mean of images over their last two axes"
+    dtype = node.operand("dtype")
     plain = dtype.is_constant and dtype.constant is None
     return None if plain else "it changes the dtype"
 

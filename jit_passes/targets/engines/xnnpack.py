@@ -15,7 +15,7 @@ CAPABILITY = Capability(
     table.table_of(
         (
             *table.convolutions(2),
-            table.linear(),
+            table.linear(modes=("static", "dynamic")),
             table.addition(),
             OperatorSupport("aten::mul", Role.OWN, (0, 1), table.CLIPS, check=table.tensors_reason),
             OperatorSupport("aten::cat", Role.SHARED),  # it copies codes
@@ -27,6 +27,7 @@ CAPABILITY = Capability(
     SpecSupport({"int8": (-128, 127)}, table.AFFINE, whole=True),
     table.INT8_WEIGHTS,
     float_biases=True,
+    dynamic=table.INT8_AS_IT_RUNS,
 )
 
 

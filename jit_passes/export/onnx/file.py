@@ -1,7 +1,7 @@
 """Files of ONNX with QuantizeLinear and DequantizeLinear.
 
 `torch.onnx` translates the program of `to_exported_program`; the operators that quantize are
-translated in `onnx_operators.py`, since it has none of them.
+translated in `operators.py`, since it has none of them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from .._version import __version__
-from ..errors import ArgumentError, JitPassesError, first_line
-from ..files import check_writable, write_whole
-from ..stages.module import Report, part_of
-from .onnx_operators import spell_out_pools, translations
-from .program import to_exported_program
+from ..._version import __version__
+from ...errors import ArgumentError, JitPassesError, first_line
+from ...files import check_writable, write_whole
+from ...stages.module import Report, part_of
+from ..program import to_exported_program
+from .dynamic import check_chosen
+from .fold import fold_weights
+from .operators import translations
+from .pools import spell_out_pools
 
 FIRST, LAST = 18, 23  # opsets
 LARGE = 2**31 - 2**20  # bytes: a file of protobuf ends below 2 GiB
@@ -39,7 +42,7 @@ def export_onnx(
     output_names: Sequence[str] | None = None,
     method: str = "forward",
 ) -> None:
-    """Write a float model, or a static reference model with its quantization, as an ONNX file.
+    """Write a float model, or a reference model with its quantization, as an ONNX file.
 
     Inputs have the names of the method's arguments, values those that reports and encodings have,
     and initializers the paths of parameters. An open size is called as its `Dim`.
@@ -55,7 +58,8 @@ def export_onnx(
 
     Raises:
         JitPassesError: onnx or onnxscript is not installed; `to_exported_program` refuses the
-            model; ONNX has no form for an operator; or the opset is unknown.
+            model; ONNX has no form for an operator, or for scales that the model chooses as it
+            runs; or the opset is unknown.
         JitPassesError: the file cannot be written; this is an OSError too.
     """
     if opset not in range(FIRST, LAST + 1):
@@ -64,7 +68,7 @@ def export_onnx(
     onnx = _imported("onnx")
     _imported("onnxscript")
     program = to_exported_program(model, example_inputs, dynamic_shapes, method=method)
-    _check_static(program)
+    check_chosen(program)
     spell_out_pools(program)
     try:
         with _quiet():
@@ -74,7 +78,10 @@ def export_onnx(
                 output_names=output_names,
                 custom_translation_table=translations(program, opset),
                 verbose=False,
+                optimize=False,
             )
+            fold_weights(written.model)
+            written.optimize()
     except Exception as error:
         raise JitPassesError(f"the model is not exported to ONNX: {_reason(error)}") from error
     written.rename_axes(_axes(program, dynamic_shapes))
@@ -108,21 +115,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.disabled = disabled
-
-
-def _check_static(program: torch.export.ExportedProgram) -> None:
-    """Check that no scale is chosen as the model runs.
-
-    Raises:
-        JitPassesError: one is.
-    """
-    for node in program.graph.nodes:
-        if "choose_qparams" in str(node.target):
-            name = node.meta.get("custom", {}).get("name", node.name)
-            raise JitPassesError(
-                f"the scale of '{name}' is chosen as the model runs, which files of ONNX do not "
-                "have yet: quantize in the mode static"
-            )
 
 
 def _reason(error: BaseException) -> str:
@@ -170,6 +162,7 @@ def _name(written: Any, fixed: Sequence[str]) -> None:
         if "custom" in node.meta and "name" in node.meta["custom"]
     }
     suffixes = {"QuantizeLinear": ":quantized", "DequantizeLinear": ":dequantized"}
+    suffixes["DynamicQuantizeLinear"] = ":quantized"
     graph = written.model.graph
     taken = {value.name for value in (*graph.inputs, *graph.initializers.values())} | set(fixed)
     for node in graph.all_nodes():

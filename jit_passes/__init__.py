@@ -14,6 +14,7 @@ from .export import (
     encodings_of,
     export_calibration,
     export_onnx,
+    from_exported_program,
     to_exported_program,
 )
 from .export.strip import strip
@@ -123,6 +124,7 @@ __all__ = [
     "fill",
     "format_graph",
     "freeze_statistics",
+    "from_exported_program",
     "include_paths",
     "inspect",
     "invariants",

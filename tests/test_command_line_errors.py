@@ -56,7 +56,7 @@ NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: torch.save({"x": 1}, path, _use_new_zipfile_serialization=False),
         "before torch 1.6",
     ),
-    "export": (half_a_program, "torch.export that cannot be loaded"),
+    "export": (half_a_program, "torch.export that is damaged"),
     "cut_off": (lambda path: path.write_bytes(saved(path).read_bytes()[:900]), "cut off"),
 }
 

@@ -13,6 +13,7 @@ import torch
 from ..errors import JitPassesError, first_line
 from ..export import from_exported_program
 from ..files import check_writable, reason_of, write_whole
+from ..logs import silenced
 from .outcome import warning
 
 TO_SCRIPT = (
@@ -56,10 +57,11 @@ def _is_program(path: Path) -> bool:
 
 def _load_program(path: Path) -> torch.jit.ScriptModule:
     try:
-        with path.open("rb") as file:  # PyTorch warns of a path without the suffix .pt2
+        # An open file, since PyTorch warns of paths without the suffix .pt2.
+        with path.open("rb") as file, silenced("torch.export"):
             program = torch.export.load(file)
     except Exception as error:
-        why = f"a program of torch.export that cannot be loaded: {first_line(error)}"
+        why = "a program of torch.export that is damaged, or of another version of torch"
         raise JitPassesError(f"{path}: {why}") from error
     return from_exported_program(program)
 

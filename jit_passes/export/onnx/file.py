@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from torch.utils._pytree import tree_flatten
 from ..._version import __version__
 from ...errors import ArgumentError, JitPassesError, first_line
 from ...files import check_writable, write_whole
+from ...logs import silenced
 from ...stages.module import Report, part_of
 from ..program import to_exported_program
 from .dynamic import check_chosen
@@ -29,7 +28,8 @@ from .pools import spell_out_pools
 
 FIRST, LAST = 18, 23  # opsets
 LARGE = 2**31 - 2**20  # bytes: a file of protobuf ends below 2 GiB
-Named = Mapping[str, torch.Tensor]
+# It tells which operators of torchvision it leaves out.
+_REGISTRATION = "torch.onnx._internal.exporter._registration"
 
 
 def export_onnx(
@@ -71,7 +71,7 @@ def export_onnx(
     check_chosen(program)
     spell_out_pools(program)
     try:
-        with _quiet():
+        with silenced(_REGISTRATION):
             written: Any = torch.onnx.export(
                 program,
                 opset_version=opset,
@@ -104,17 +104,6 @@ def _imported(name: str) -> Any:
             f"files of ONNX need {name}, which does not import ({error}): "
             "pip install 'jit_passes[onnx]'"
         ) from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep `torch.onnx` from telling which operators of torchvision it leaves out."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    disabled, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = disabled
 
 
 def _reason(error: BaseException) -> str:

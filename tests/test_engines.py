@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
+from tests.command_line import Run, run_fixture  # noqa: F401
 from tests.engines import Between, Block, apart, data, quantized
 
 
@@ -95,3 +97,26 @@ def test_placement_and_grids(target: str, rounded: bool) -> None:
     assert (len(scales) == 1) == shares
     found = program.module()(batches[0])
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
+def test_one_command_quantizes_and_exports(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    onnx = pytest.importorskip("onnx")
+    model, out = tmp_path / "model.pt", tmp_path / "model.onnx"
+    torch.jit.script(Residual().eval()).save(str(model))
+    torch.save(torch.cat(data(2, 8, 8, 8)), tmp_path / "calib.pt")
+    config = tmp_path / "layers.yaml"
+    config.write_text("version: 1\nrules:\n- {module: two, keep_float: true}\n")
+    given = ("--data", tmp_path / "calib.pt", "--config", config, "-o", out)
+    done = run("export", model, "--to", "onnx", "--engine", "onnxruntime", *given, "--json")
+    assert done.code == 0 and done.json["output"] == str(out)
+    floats = [row["name"] for row in done.json["operators"] if row["dtype"] == "float"]
+    assert floats == ["two:conv2d"]
+    kinds = [node.op_type for node in onnx.load(out).graph.node]
+    assert kinds.count("QuantizeLinear") > 4
+    for words, *arguments in (
+        ("--engine: 'x86' reads no files", "--engine", "x86"),
+        ("give --engine too", "--mode", "static"),
+    ):
+        done = run("export", model, "--to", "onnx", *given[:2], *arguments, "-o", tmp_path / "no")
+        assert done.code == 2 and words in done.err and not (tmp_path / "no").exists()

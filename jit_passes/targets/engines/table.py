@@ -58,7 +58,7 @@ def addition(**options: Any) -> OperatorSupport:
 def products(**options: Any) -> tuple[OperatorSupport, ...]:
     """Return the rows of products of two matrices that the model computes."""
     return tuple(
-        OperatorSupport(kind, Role.OWN, (0, 1), check=tensors_reason, **options)
+        OperatorSupport(kind, Role.OWN, (0, 1), check=tensors_reason, begins=True, **options)
         for kind in PRODUCTS
     )
 

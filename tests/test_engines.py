@@ -27,16 +27,20 @@ def reasons(model: nn.Module, target: str, config: Any = None) -> list[str]:
     return [row.reason for row in found if row.dtype != "int8"]
 
 
-POWER = {"scheme": "power_of_two", "dtype": "int8"}
+SIGNED = {"scheme": "power_of_two", "dtype": "int8"}
+POWER, SYMMETRIC = {"scheme": "power_of_two"}, {"scheme": "symmetric"}
 FLOAT = {"dtype": "float"}
 
 
 @pytest.mark.parametrize(
     ("function", "target", "config", "reason"),
     [
-        (nn.ReLU(), "onnxruntime", {"input": POWER, "output": POWER}, "below the 0 at which its"),
-        (nn.ReLU6(), "onnxruntime", {"input": POWER, "output": POWER}, "its clamp clips"),
-        (nn.ReLU(), "openvino", {"input": POWER, "output": POWER}, None),
+        (nn.ReLU(), "onnxruntime", {"output": SYMMETRIC}, "below the 0 at which its relu"),
+        (nn.ReLU6(), "onnxruntime", {"output": POWER}, "beyond the 6 at which its clamp"),
+        (nn.ReLU(), "onnxruntime", {"output": POWER}, None),
+        (nn.ReLU(), "openvino", {"input": SIGNED, "output": SIGNED}, None),
+        (nn.ReLU(), "onnxruntime", {"input": SIGNED}, "int8 stays in float there"),
+        (nn.ReLU(), "inductor", {"output": SIGNED}, "its convolutions do not take int8"),
         (nn.ReLU(), "onnxruntime", {"output": FLOAT}, "its result is to stay in float"),
         (nn.ReLU(), "openvino", {"output": FLOAT}, None),
         (nn.Tanh(), "tensorrt", {"input": {"scheme": "affine"}}, "per_tensor_affine, and"),

@@ -47,6 +47,24 @@ def test_onnx_runtime_keeps_what_coverage_promises(tmp_path: Path) -> None:
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
 
 
+@pytest.mark.parametrize(
+    ("function", "scheme"), [(nn.ReLU(), "symmetric"), (nn.ReLU6(), "power_of_two")]
+)
+def test_onnx_runtime_leaves_in_float_what_coverage_says(
+    function: nn.Module, scheme: str, tmp_path: Path
+) -> None:
+    """A clip beyond which there are codes keeps the convolution from being fused."""
+    batches = data(2, 4, 8, 8)
+    rule = {"module": "first", "output": {"scheme": scheme}}
+    config = {"version": 1, "rules": [rule]}
+    with pytest.warns(jit_passes.JitPassesWarning, match="at which its"):
+        model = quantized(Between(function), batches, "onnxruntime", config=config)
+    kinds, found = fused(model, batches[0], tmp_path)
+    floats = sum(kinds[kind] for kind in FLOATS)
+    assert (promised(model), kinds["QLinearConv"], floats) == (1, 1, 1)
+    assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
 class Gate(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(x)

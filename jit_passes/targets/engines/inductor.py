@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...quantizers.backend import BackendQuantizer
@@ -23,7 +23,7 @@ CAPABILITY = Capability(
             *table.pools("max", Role.SHARED, 2, check=table.options_reason),
         )
     ),
-    table.UINT8_OR_INT8,
+    replace(table.UINT8, why="its convolutions do not take int8"),
     SpecSupport({"int8": (-128, 127)}, table.AROUND_ZERO),  # one scale in all is not recognized
     float_biases=True,
     dynamic=table.UINT8_AS_IT_RUNS,
@@ -34,7 +34,7 @@ CAPABILITY = Capability(
 class Inductor(Engine):
     """torch.compile and AOTInductor on x86: a convolution or linear adds before it rounds.
 
-    Activations are uint8, affine, or int8; weights int8, symmetric, per channel; biases float32.
+    Activations are uint8, affine; weights int8, symmetric, per channel; biases float32.
     Compile with `torch._inductor.config.freezing = True`.
 
     Source: torch/_inductor/fx_passes/quantization.py.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ...graph.view import NodeView
@@ -29,11 +29,13 @@ def _clip_refusal(clip: NodeView, spec: Spec | None) -> str | None:
     if spec is None:
         return None
     kind = clip.kind.removeprefix("aten::")
-    if spec.qscheme != "per_tensor_affine":
-        return (
-            f"{spec.qscheme}, with codes below the 0 at which its {kind} clips: give it the scheme "
-            "affine"
-        )
+    power, codes = spec.qscheme == "per_tensor_power_of_two", ""
+    if spec.qscheme == "per_tensor_symmetric" or (power and spec.quant_min < 0):
+        codes = "below the 0"
+    elif power and high is not None:
+        codes = f"beyond the {high:g}"
+    if codes:
+        return f"{spec.qscheme}, with codes {codes} at which its {kind} clips: make it affine"
     if isinstance(spec, FixedQParamsQuantizationSpec) and (
         spec.zero_point != spec.quant_min
         or (high is not None and spec.scale * (spec.quant_max - spec.quant_min) > high)
@@ -67,7 +69,8 @@ CAPABILITY = Capability(
                             check=table.options_reason, **_INTEGERS),
         )
     ),
-    table.UINT8_OR_INT8,
+    # Of int8 activations ONNX Runtime 1.31 leaves half in float, and fails to load others.
+    replace(table.UINT8, why="int8 stays in float there"),
     table.INT8_WEIGHTS,
     SpecSupport({"int32": (-(2**31) + 1, 2**31 - 1)}, table.OF_CHANNELS_OR_ONE),
     # Expand, Tile, Pad, DepthToSpace and Gather with one index do not hand a dequantize on.
@@ -81,9 +84,9 @@ class OnnxRuntime(Engine):
     """ONNX Runtime on CPUs: quantize and dequantize behind the convolution and behind the sum.
 
     An operator is on integers if each operand comes from a dequantize, and each result goes to a
-    quantize alone. Activations are uint8, affine, or int8; weights int8, symmetric; biases int32,
-    in steps of the accumulator. In the mode dynamic it chooses scales of inputs by itself; weights
-    alone are decoded as they are multiplied, where they have groups.
+    quantize alone. Activations are uint8, affine; weights int8, symmetric; biases int32, in steps
+    of the accumulator. In the mode dynamic it chooses scales of inputs by itself; weights alone are
+    decoded as they are multiplied, where they have groups.
 
     Source: onnxruntime/core/optimizer/qdq_transformer/selectors_actions.
     """

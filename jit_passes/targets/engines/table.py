@@ -18,7 +18,8 @@ AROUND_ZERO = ("per_channel_symmetric", "per_channel_power_of_two")
 OF_CHANNELS_OR_ONE = (*AROUND_ZERO, "per_tensor_symmetric", "per_tensor_power_of_two")
 
 # An engine saturates at the ends of its types, so all codes are used.
-UINT8_OR_INT8 = SpecSupport({"uint8": (0, 255), "int8": (-128, 127)}, AFFINE, whole=True)
+UINT8 = SpecSupport({"uint8": (0, 255)}, AFFINE, whole=True)
+UINT8_OR_INT8 = replace(UINT8, grids={"uint8": (0, 255), "int8": (-128, 127)})
 INT8_WEIGHTS = SpecSupport({"int8": (-127, 127)}, OF_CHANNELS_OR_ONE)
 # Beside float inputs. With a scale for each 16, 32, ... inputs, engines decode as they multiply.
 WEIGHTS_ALONE = replace(INT8_WEIGHTS, grids={"int8": (-128, 127)}, groups=True)

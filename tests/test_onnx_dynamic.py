@@ -80,6 +80,30 @@ def test_one_image_and_one_row(tmp_path: Path) -> None:
     torch.testing.assert_close(found, linear(draw(16)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("channelwise", [True, False])
+def test_weights_that_are_not_around_zero(channelwise: bool, tmp_path: Path) -> None:
+    """A convolution with zero points stays in float, and its result is right."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(6, 4)
+            for weight in (self.conv.weight, self.head.weight):
+                nn.init.uniform_(weight, 0.1, 0.3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.conv(x))
+
+    weight = {"scheme": "affine", "channelwise": channelwise}
+    config = {"version": 1, "global": {"weight": weight}}
+    x, path = draw(2, 3, 8, 8), tmp_path / "model.onnx"
+    model = quantized(Shifted(), [x], "reference", mode="dynamic", config=config)
+    export_onnx(model, path, x)
+    kinds, found = compute(path, x)
+    assert kinds["Conv"] == 1 and kinds["DynamicQuantizeMatMul"] + kinds["MatMulInteger"] == 1
+    torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "symmetric"])
 def test_other_chosen_scales_are_refused(dtype: str, tmp_path: Path) -> None:
     options = {"dtype": "int8"} if dtype == "int8" else {"scheme": "symmetric"}

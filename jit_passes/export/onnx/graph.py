@@ -15,6 +15,13 @@ def nodes_of(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
             yield from list(module.graph.nodes)
 
 
+def state_of(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
+    """Return the constant tensors of a program by the names of the inputs that stand for them."""
+    state = {**program.state_dict, **program.constants}
+    paths = program.graph_signature.inputs_to_buffers
+    return {input: state[path] for input, path in paths.items() if path in state}
+
+
 def made_by(value: Any, kind: str) -> Any:
     """Return the node of ONNX that makes a value, if it is of that kind; None otherwise."""
     node = None if value is None else value.producer()

@@ -20,6 +20,7 @@ import torch
 from ...errors import JitPassesError
 from ..program.decomposed import decomposed
 from .dynamic import dynamic_translations
+from .graph import state_of
 from .pools import pool_translations
 from .products import product_translations
 
@@ -32,22 +33,18 @@ def translations(
     """Return the functions that translate operators into those of an opset, by operator."""
     scripts, ir = (importlib.import_module(name) for name in ("onnxscript", "onnx_ir"))
     op = getattr(scripts, f"opset{opset}")
-    state = {**program.state_dict, **program.constants}
-    paths = program.graph_signature.inputs_to_buffers
-    of = {input: state[path] for input, path in paths.items() if path in state}
+    of = state_of(program)
 
     def typed(zero_points: Any, dtype: int) -> Any:
         return op.Cast(op.Constant(value_int=zero_points), to=dtype)
 
     def channels(zero_points: Any, dtype: int, spelled: bool = False) -> Any:
         """Return zero points in the type of the codes; None if they are 0, unless spelled out."""
-        known = None if zero_points is None else of.get(zero_points.name)
-        zero = zero_points is None or (known is not None and not known.any())
-        return (
-            None
-            if zero_points is None or (zero and not spelled)
-            else op.Cast(zero_points, to=dtype)
-        )
+        if zero_points is None:
+            return None
+        known = of.get(zero_points.name)
+        zero = known is not None and not known.any()
+        return None if zero and not spelled else op.Cast(zero_points, to=dtype)
 
     def quantize(
         input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int

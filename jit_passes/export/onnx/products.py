@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .dynamic import chosen_of
-from .graph import made_by, nodes_of
+from .graph import made_by, nodes_of, state_of
 
 _ATEN = torch.ops.aten
 _FLOAT = 1  # ONNX's number of float32
@@ -79,7 +79,8 @@ def product_translations(
         options = _options(window, stride, padding, dilation) | {"group": groups}
         alone, front = len(input.shape) == len(weight.shape) - 1, op.Constant(value_ints=[0])
         decoded, chosen = made_by(weight, "DequantizeLinear"), chosen_of(input)
-        if decoded is None or chosen is None:
+        # ONNX Runtime takes one zero point for a weight, so those of channels have to be 0.
+        if decoded is None or chosen is None or not around_zero(decoded.inputs[2]):
             x = op.Unsqueeze(input, front) if alone else input
             found = op.Conv(x, weight, bias, **options)
         else:
@@ -89,6 +90,15 @@ def product_translations(
             product = op.ConvInteger(x, of_weight, zero_point, **options)
             found = scaled(product, (scale, weight_scale), bias, len(window))
         return op.Squeeze(found, front) if alone else found
+
+    state = state_of(program)
+
+    def around_zero(zero_point: Any) -> bool:
+        """Say whether a zero point, which is a cast constant, is 0, or all are."""
+        source = zero_point.producer().inputs[0]
+        if (constant := made_by(source, "Constant")) is not None:
+            return bool(constant.attributes["value_int"].as_int() == 0)
+        return source.name in state and not state[source.name].any()
 
     dynamic = _has_dynamic_convolutions(program)
     return {_ATEN.linear.default: linear} | (dict.fromkeys(_KINDS, convolution) if dynamic else {})

@@ -149,6 +149,17 @@ def test_openvino_computes_functions_within_a_convolution(
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
 
 
+def test_openvino_computes_behind_what_only_rearranges(tmp_path: Path) -> None:
+    class Repeated(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.repeat(1, 1, 2, 1)
+
+    batches = data(2, 4, 8, 8)
+    model = quantized(Between(Repeated()), batches, "openvino")
+    layers, _ = executed(model, batches[0], tmp_path / "model.onnx")
+    assert [kind for kind in layers if kind[0] == "Convolution"] == [("Convolution", "u8")] * 2
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_openvino_decodes_weights_as_it_multiplies(bits: int, tmp_path: Path) -> None:
     rule = {"op": "linear", "weight": {"bits": bits, "group_size": 16}}

@@ -15,17 +15,17 @@ pytest.importorskip("torch._inductor.fx_passes.quantization")
 
 
 class Sum(nn.Module):
-    """A convolution that adds, a relu behind it, and a linear."""
+    """A convolution that adds, a relu behind it, and a linear that reads a view."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-        self.head = nn.Linear(8, 4)
+        self.head = nn.Linear(8 * 16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.first(x))
         x = torch.relu(x + self.second(x))
-        return self.head(x.mean((2, 3)))
+        return self.head(nn.functional.max_pool2d(x, 2).flatten(1))
 
 
 pytestmark = pytest.mark.skipif(

@@ -26,6 +26,8 @@ CAPABILITY = Capability(
     replace(table.UINT8, why="its convolutions do not take int8"),
     SpecSupport({"int8": (-128, 127)}, table.AROUND_ZERO),  # one scale in all is not recognized
     float_biases=True,
+    # Its patterns have a dequantize right in front of what multiplies.
+    barriers=table.REARRANGING,
     dynamic=table.UINT8_AS_IT_RUNS,
 )
 

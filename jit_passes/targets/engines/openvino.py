@@ -32,6 +32,7 @@ CAPABILITY = Capability(
     table.UINT8_OR_INT8,
     table.INT8_WEIGHTS,
     float_biases=True,
+    barriers=frozenset({"aten::repeat"}),
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...graph.traits import kinds
 from ...graph.view import NodeView
 from ...quantizers.support import OperatorSupport, Role, SpecSupport
 
@@ -28,6 +29,7 @@ UINT8_AS_IT_RUNS, INT8_AS_IT_RUNS = (
     SpecSupport(grid, ("per_tensor_affine",), whole=True, range_forms=("pytorch",))
     for grid in ({"uint8": (0, 255)}, {"int8": (-128, 127)})
 )
+REARRANGING = frozenset(kinds(lambda traits: traits.moves_data))
 
 
 def table_of(rows: Iterable[OperatorSupport]) -> Mapping[str, OperatorSupport]:

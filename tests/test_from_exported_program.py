@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,8 @@ class Nested(nn.Module):
         self.calls.add_(1)
         y = torch.cond(x.sum() > 0, self.left, self.right, (x,))
         total = pair[0] + pair[1][0] * by_name["b"] - by_name["a"]
+        with torch.no_grad():
+            y = y * math.ceil(x.size(0) / 2)
         return {"y": (y * times, [total.view(x.size(0) * 2, -1), self.calls * 1])}
 
 
@@ -168,7 +171,7 @@ class Rounds(nn.Module):
     ("make", "message"),
     [
         (lambda: nn.Linear(2, 2), "ExportedProgram is needed, not a Linear"),
-        (lambda: program_of(Rounds(), torch.ones(2)), "while_loop, which TorchScript does not"),
+        (lambda: program_of(Rounds(), torch.ones(2)), "while_loop, which has no form"),
         (lambda: program_of(Numbered(), torch.ones(2)), "dict with keys that are no text"),
     ],
     ids=["module", "while_loop", "dict"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import typing
 from operator import attrgetter
 from typing import Any
@@ -19,7 +20,7 @@ from .source import Method, Source
 _context: Any = SourceContext  # PyTorch has no types for these two
 _build_def: Any = build_def
 # What the source of a program may name.
-_NAMES: dict[str, Any] = {"torch": torch, **vars(typing)}
+_NAMES: dict[str, Any] = {"torch": torch, "math": math, **vars(typing)}
 
 
 def read_program(program: Any) -> torch.jit.ScriptModule:

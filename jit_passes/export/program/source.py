@@ -13,6 +13,7 @@ those of the model that was exported.
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import re
@@ -35,7 +36,8 @@ _INFIX = {
 }  # fmt: skip
 _PREFIX: dict[Any, str] = {
     operator.neg: "-", torch.sym_float: "float", torch.sym_int: "int", torch.sym_not: "not ",
-    torch.sym_max: "max", torch.sym_min: "min",
+    torch.sym_max: "max", torch.sym_min: "min", torch.sym_sum: "sum", round: "round",
+    math.floor: "math.floor", math.ceil: "math.ceil", math.trunc: "int",
 }  # fmt: skip
 _METHODS = {"aten::sym_size": "size", "aten::sym_numel": "numel", "aten::sym_stride": "stride"}
 _ITEM = ("aten::item", "aten::_local_scalar_dense")
@@ -73,12 +75,12 @@ class Source:
     """The source of a program.
 
     Attributes:
+        program: with its parameters as attributes.
         methods: by path of a module, definitions of its methods; "" is the model, with `forward`.
         classes: by path of a module, the name of its class.
     """
 
     program: GraphModule
-    constants: Mapping[str, Any]
     methods: dict[str, list[Method]] = field(default_factory=dict)
     classes: dict[str, str] = field(default_factory=dict)
 
@@ -90,7 +92,7 @@ class Source:
             JitPassesError: TorchScript has no form for a part of it.
         """
         module = program.module(check_guards=False)
-        found = cls(module, program.constants)
+        found = cls(module)
         info: Any = module.graph._codegen.pytree_info  # type: ignore[attr-defined]
         heads, body = found._arguments(info.orig_args, info.in_spec)
         names: dict[Node, str] = {}
@@ -192,7 +194,7 @@ class Source:
             return f"{_PREFIX[target]}({', '.join(operands)})"
         if not isinstance(target, torch._ops.OpOverload):
             raise JitPassesError(
-                f"'{node.name}' of the program is {target}, which TorchScript does not have: "
+                f"'{node.name}' of the program is {target}, which has no form in TorchScript here: "
                 "export the model without it"
             )
         kind = target._schema.name
@@ -292,4 +294,4 @@ def _module_of(node: Node) -> tuple[str, str]:
     if not re.fullmatch(r"\w+(\.\w+)*", path):
         return "", ""
     name = kind if isinstance(kind, str) else kind.__name__
-    return path, name.rpartition(".")[2]
+    return path, name.rpartition(".")[2] or "Module"

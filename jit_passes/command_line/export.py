@@ -74,33 +74,52 @@ def export(
     if engine is None and (config is not None or mode is not None):
         raise click.UsageError("--config and --mode say how to quantize: give --engine too")
     target = None if engine is None else _engine_of(engine)
+    _check_version(form, version)
     loaded = load_model(model)
     check_output(output, [path for path in (model, config, data["data"]) if path is not None])
     batches = options.given_data(loaded, method, **data) if target or form in MODELS else None
-    told, covered = "", {}
+    if form in MODELS and batches is None:
+        raise click.UsageError(f"--to {form} records a call of the model: give --data or --random")
+    told = ""
+    result: dict[str, Any] = {"output": str(output), "format": form}
     if target is not None:
+        options.warn_of_random(data["random"])
         shown = False if no_progress else None
         given: dict[str, Any] = {"config": config, "mode": mode, "method": method}
         loaded = quantize_script(loaded, batches, target=target, progress=shown, **given)
         rows = coverage(loaded, method)
         told = without_folders(str(rows)).partition("\nto load its file")[0] + "\n"
-        covered = {"operators": [asdict(row) for row in rows]}
-    if form in MODELS:
+        result["operators"] = [asdict(row) for row in rows]
+    if batches is not None and form in MODELS:
         _export_model(loaded, output, form, version, method, batches)
-        text = f"{told}{output}: the model, for {MODELS[form]}"
-        show(text, {"output": str(output), "format": form, **covered}, as_json)
+        show(f"{told}{output}: the model, for {MODELS[form]}", result, as_json)
         return
-    chosen: dict[str, Any] = {} if version is None else {"version": version}
-    if version is not None and "version" not in inspect.signature(FORMATS[form].write).parameters:
+    text, counts = _export_scales(loaded, output, form, version)
+    show(told + text, result | counts, as_json)
+
+
+def _check_version(form: str, version: str | None) -> None:
+    if version is None:
+        return
+    if form in MODELS and (form != "onnx" or not version.isdigit()):
+        raise click.UsageError("--version: pt2 has one only, and onnx has opsets, 21 say")
+    if form in FORMATS and "version" not in inspect.signature(FORMATS[form].write).parameters:
         raise click.UsageError(f"--version: the form {form} has one only")
-    encodings = encodings_of(loaded)
+
+
+def _export_scales(
+    model: torch.jit.ScriptModule, output: Path, form: str, version: str | None
+) -> tuple[str, dict[str, int]]:
+    """Write scales; return what is told of it, and how many the file has."""
+    chosen: dict[str, Any] = {} if version is None else {"version": version}
+    encodings = encodings_of(model)
     export_calibration(encodings, output, form, **chosen)
     counts = _counts(FORMATS[form].held(encodings, **chosen))
-    text = f"{told}{output}: {_told(counts)}"
+    text = f"{output}: {_told(counts)}"
     left = {kind: count - counts[kind] for kind, count in _counts(encodings.encodings).items()}
     if any(left.values()):
         text += f"; not in it: {_told(left)}, since {FORMATS[form].others}"
-    show(text, {"output": str(output), "format": form, **counts, **covered}, as_json)
+    return text, counts
 
 
 def _engine_of(name: str) -> Target:
@@ -118,12 +137,8 @@ def _engine_of(name: str) -> Target:
 
 def _export_model(
     model: torch.jit.ScriptModule, output: Path, form: str, version: str | None, method: str,
-    batches: Iterable[Any] | None,
+    batches: Iterable[Any],
 ) -> None:  # fmt: skip
-    if batches is None:
-        raise click.UsageError(f"--to {form} records a call of the model: give --data or --random")
-    if version is not None and (form != "onnx" or not version.isdigit()):
-        raise click.UsageError("--version: pt2 has one only, and onnx has opsets, 21 say")
     batch = next(iter(batches))
     names = [argument.name for argument in getattr(model, method).schema.arguments[1:]]
     if isinstance(batch, dict) and list(batch) == names[: len(batch)]:

@@ -26,7 +26,9 @@ def fold_weights(model: Any) -> None:
             source, key = steps[0].inputs[0], (id(steps[0].inputs[0]), *map(_what, steps))
             if key not in made:
                 tensor = ir.tensor(_computed(source.const_value.numpy(), steps))
-                name = source.name if len(source.uses()) == 1 else f"{source.name}#{len(made)}"
+                taken = {each.name for each in made.values()}
+                alone = len(source.uses()) == 1 and source.name not in taken
+                name = source.name if alone else f"{source.name}#{len(made)}"
                 made[key] = ir.Value(
                     name=name, const_value=tensor, type=ir.TensorType(tensor.dtype),
                     shape=tensor.shape,

@@ -12,6 +12,7 @@ from .export import (
     Encoding,
     Encodings,
     encodings_of,
+    export_c,
     export_calibration,
     export_onnx,
     from_exported_program,
@@ -55,6 +56,7 @@ from .stages.lower import lower
 from .stages.normalize import normalized_graph
 from .stages.partition import partition
 from .stages.prepare import prepare
+from .stages.round_weights import round_weights
 from .stages.smooth import smooth
 from .training.freezing import ThresholdFreezer
 from .training.parameters import (
@@ -118,6 +120,7 @@ __all__ = [
     "enable_observers",
     "encodings_of",
     "equalize",
+    "export_c",
     "export_calibration",
     "export_onnx",
     "fake_quantizers",
@@ -152,6 +155,7 @@ __all__ = [
     "replace_pattern",
     "report",
     "rewrite",
+    "round_weights",
     "run_pass",
     "runtime_path",
     "scale_corrections",

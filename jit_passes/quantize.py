@@ -27,6 +27,7 @@ from .stages.methods import by_method, check_methods, join_methods
 from .stages.module import Report
 from .stages.prepare import Change, Changes, prepare_for
 from .stages.records import refuse
+from .stages.round_weights import round_weights
 from .stages.seen import needs_data
 from .stages.smooth import Smoother, check_strength
 from .targets import Target
@@ -51,6 +52,7 @@ def quantize_script(
     mode: str | None = None,
     smooth: str | float | None = "auto",
     equalize: str | None = None,
+    weight_rounding: str | None = None,
     bias_correction: str | None = None,
     strict: bool = False,
     inplace: bool = False,
@@ -93,6 +95,8 @@ def quantize_script(
             `jit_passes.smooth`. Not with a profile, nor in the mode "weight_only".
         equalize: whose ranges to scale the channels between layers by: "auto", "activations" or
             "weights", see `jit_passes.equalize`; None for not at all. Not with a profile.
+        weight_rounding: "gptq", which needs data: see `jit_passes.round_weights`; None for the
+            nearest codes.
         bias_correction: "sequential" or "fast", which need data, or "statistics": see
             `jit_passes.correct_bias`; None for none.
         strict: raise an error for operators with weights and matrix products, the rows of
@@ -123,7 +127,7 @@ def quantize_script(
     """
     quantized = partial(
         _quantized, model, quantizer=quantizer, target=target, config=config, mode=mode,
-        smooth=smooth, equalize=equalize,
+        smooth=smooth, equalize=equalize, weight_rounding=weight_rounding,
         bias_correction=bias_correction, strict=strict, progress=progress, input_fn=input_fn,
     )  # fmt: skip
     if methods is None:
@@ -151,8 +155,9 @@ def quantize_script(
 def _quantized(
     model: torch.jit.ScriptModule, calibration_data: Any, profile: Any, *,
     quantizer: Quantizer | None, target: str | Target, config: Any, mode: str | None,
-    smooth: str | float | None, equalize: str | None, bias_correction: str | None, strict: bool,
-    progress: bool | None, method: str, input_fn: InputFn | None, state: Sequence[str] = (),
+    smooth: str | float | None, equalize: str | None, weight_rounding: str | None,
+    bias_correction: str | None, strict: bool, progress: bool | None, method: str,
+    input_fn: InputFn | None, state: Sequence[str] = (),
 ) -> torch.jit.ScriptModule:  # fmt: skip
     """Return a model with one method, quantized: see `quantize_script`."""
     if calibration_data is not None and profile is not None:
@@ -161,7 +166,7 @@ def _quantized(
     backend, chosen = choose_quantizer(quantizer, target, config, mode)
     if isinstance(chosen, BackendQuantizer) and not has_data:
         chosen = chosen.without_data()
-    if (equalize or bias_correction) and isinstance(calibration_data, Iterator):
+    if (equalize or weight_rounding or bias_correction) and isinstance(calibration_data, Iterator):
         calibration_data = list(calibration_data)  # gone through more than once
     smoother = None
     if profile is not None and smooth not in (None, "auto"):
@@ -187,6 +192,12 @@ def _quantized(
             by, calibration_data, input_fn=input_fn, progress=progress, origin=model
         )
         changes.insert(0, equalizer)
+    if weight_rounding is not None and calibration_data is None:
+        why = "needs calibration data: pass some, or leave it out"
+        raise JitPassesError(
+            f"weight_rounding={weight_rounding!r} {why}",
+            command=f"--weight-rounding {weight_rounding} needs --data or --random",
+        )
     if bias_correction is not None:
         changes.append(ZeroBiases())
         if calibration_data is None and bias_correction in HOWS and bias_correction != "statistics":
@@ -208,6 +219,11 @@ def _quantized(
         raise JitPassesError(RANGES, command=OPTIONS)
     else:
         check_without_data(prepared)
+    if weight_rounding is not None:
+        assert calibration_data is not None
+        prepared = round_weights(
+            prepared, calibration_data, how=weight_rounding, input_fn=input_fn, progress=progress
+        )
     if bias_correction is not None:
         given = None if bias_correction == "statistics" else calibration_data
         prepared = correct_bias(

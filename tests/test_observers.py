@@ -116,7 +116,7 @@ def test_constant() -> None:
     """The range measured before stays; only that the operator has run is noted."""
     state, reached = new_range(), torch.zeros(1).bool()
     before = state.clone()
-    ops.observe_constant(torch.tensor([1.0, 2.0]), reached, state, None, "w", "")
+    ops.observe_constant(torch.tensor([1.0, 2.0]), reached, state, None, None, "w", "")
     assert reached.item() and torch.equal(state, before)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,16 @@ def test_wrong_options(
         with pytest.raises(JitPassesError, match=message) as caught:
             run()
         assert not isinstance(caught.value, PassError)
+
+
+def test_partial_of_a_function(script: torch.jit.ScriptModule) -> None:
+    """Its options are those of the function, whose annotations are text here."""
+    step = functools.partial(replace, old="aten::tanh")
+    result = Pipeline("mine", (step,)).run(script)
+    assert [record.name for record in result.records] == ["replace"]
+    assert "aten::sin" in result.after and "aten::tanh" not in result.after
+    with pytest.raises(JitPassesError, match=r"the option 'times' .* is int"):
+        Pipeline("mine", (step,)).run(script, options={"replace": {"times": "two"}})
 
 
 def test_options_of_passes_in_c() -> None:

@@ -47,12 +47,12 @@ class Appended(nn.Module):
 
 
 class InTuples(nn.Module):
-    """A tuple in a dict."""
+    """A tuple in a dict, under a key that the caller gives."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, key: str) -> Tensor:
         y, z, other = x.sigmoid(), x.tanh(), x.exp()
         held = {"a": (y, z)}
-        held["a"][1].zero_()
+        held[key][1].zero_()
         return torch.stack([y, z, other])
 
 

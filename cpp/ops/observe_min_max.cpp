@@ -90,14 +90,14 @@ void observeReach(const at::Tensor& x, at::Tensor range, string_view, string_vie
 }
 
 void observeConstant(
-    const at::Tensor&, at::Tensor reached, const at::Tensor&, const std::optional<at::Tensor>&, string_view,
-    string_view) {
+    const at::Tensor&, at::Tensor reached, const at::Tensor&, const std::optional<at::Tensor>&,
+    const std::optional<at::Tensor>&, string_view, string_view) {
   changeOnCpu([](at::Tensor& own) { *own.mutable_data_ptr<bool>() = true; }, reached);
 }
 
 void observeInputs(
     const at::Tensor&, const at::Tensor& inputs, at::Tensor reached, const at::Tensor&, at::Tensor squares,
-    int64_t channel_axis, string_view name, string_view) {
+    int64_t channel_axis, const std::optional<at::Tensor>&, string_view name, string_view) {
   changeOnCpu([](at::Tensor& own) { *own.mutable_data_ptr<bool>() = true; }, reached);
   if (inputs.numel() == 0) {
     return;
@@ -134,13 +134,14 @@ const RegisterOp observe_pair_sums_op{
 const RegisterOp observe_reach_op{
     "observe_reach(Tensor x, Tensor(a!) range, str name, str spec) -> ()",
     "Note that the value was computed, and its rank.", onAnyDevice(observeReach)};
+// `codes` are those that convert takes for a weight, in place of the nearest ones.
 const RegisterOp observe_constant_op{
-    "observe_constant(Tensor x, Tensor(a!) reached, Tensor range, Tensor? histogram, str name, "
-    "str spec) -> ()",
+    "observe_constant(Tensor x, Tensor(a!) reached, Tensor range, Tensor? histogram, Tensor? codes, "
+    "str name, str spec) -> ()",
     "Note that a constant, which has been measured before, was reached.", onAnyDevice(observeConstant)};
 const RegisterOp observe_inputs_op{
     "observe_inputs(Tensor x, Tensor inputs, Tensor(a!) reached, Tensor range, Tensor(b!) squares, "
-    "int channel_axis, str name, str spec) -> ()",
+    "int channel_axis, Tensor? codes, str name, str spec) -> ()",
     "Note that a weight was reached, and sum the squares of what it multiplies by channel.",
     onAnyDevice(observeInputs)};
 // Without a buffer that it could write to, it would be dead code.

@@ -76,7 +76,8 @@ Insertions::Insertions(PassContext& context)
   for (const c10::IValue& packed : elements(context.option("states"))) {
     states_.push_back(readState(packed));
   }
-  while (last != end && end->prev() != last) { // without other nodes, they are in front already
+  const bool alone = last == graph_->param_node(); // without other nodes they are in front already
+  while (!alone && end->prev() != last) {
     end->prev()->moveBefore(graph_->block()->nodes().front());
   }
 }

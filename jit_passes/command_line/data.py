@@ -24,6 +24,7 @@ from .outcome import note
 SUFFIXES = (".npy", ".npz", ".pt", ".pth", ".safetensors")
 RANDOM = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
 DTYPES = {name: getattr(torch, name) for name in ("float32", "int32", "int64", "uint8", "bool")}
+ALL = slice(None)
 Batch = Any  # a tensor, a tuple of arguments, or a dict of them
 
 
@@ -64,9 +65,9 @@ class Samples:
             )
         return next(iter(counts.values()))
 
-    def batches(self, size: int) -> Iterator[Batch]:
-        """Yield parts of so many samples."""
-        for begin in range(0, self.count(), size):
+    def batches(self, size: int, own: slice = ALL) -> Iterator[Batch]:
+        """Yield parts of so many samples, or some of these."""
+        for begin in range(0, self.count(), size)[own]:
             part = slice(begin, begin + size)
             if self.named is not None:
                 yield {name: _tensor(value, part) for name, value in self.named.items()}
@@ -106,7 +107,10 @@ class Data:
         return count if self._limit is None else min(count, self._limit)
 
 
-def data_of(path: Path, size: int, limit: int | None, images: Images | None, method: Any) -> Data:
+def data_of(
+    path: Path, size: int, limit: int | None, images: Images | None, method: Any,
+    shard: tuple[int, int] = (1, 1),
+) -> Data:  # fmt: skip
     """Return the batches of a file, or of a folder of files.
 
     Args:
@@ -115,10 +119,12 @@ def data_of(path: Path, size: int, limit: int | None, images: Images | None, met
         limit: the number of batches at most; None for all.
         images: how pictures become tensors; None where the caller did not say.
         method: that takes them; its schema has the names.
+        shard: (3, 8) for the third of every eight files of tensors, or else batches.
 
     Raises:
         JitPassesError: there is no such file, or it has another form.
     """
+    own = slice(shard[0] - 1, None, shard[1])
 
     def check(batch: Batch) -> None:
         check_arguments(method, batch, str(path))
@@ -126,9 +132,10 @@ def data_of(path: Path, size: int, limit: int | None, images: Images | None, met
     if not path.is_dir():
         loaded = read(path)
         if not isinstance(loaded, Samples):
-            return Data(lambda: loaded, lambda: len(loaded), limit, check)
-        total = math.ceil(loaded.count() / size)
-        return Data(lambda: loaded.batches(size), lambda: total, limit, check)
+            listed = loaded[own]
+            return Data(lambda: listed, lambda: len(listed), limit, check)
+        total = len(range(0, loaded.count(), size)[own])
+        return Data(lambda: loaded.batches(size, own), lambda: total, limit, check)
     files = sorted(file for file in path.iterdir() if file.is_file() and file.name[0] != ".")
     pictures = [file for file in files if file.suffix.lower() in IMAGES]
     tensors = [file for file in files if file.suffix.lower() in SUFFIXES]
@@ -145,8 +152,15 @@ def data_of(path: Path, size: int, limit: int | None, images: Images | None, met
                 "trained, such as --image-size 224 --mean 0.485,0.456,0.406 --std "
                 "0.229,0.224,0.225; --mean 0 --std 1 gives values from 0 to 1"
             )
+        pictures = [
+            file
+            for first in range(0, len(pictures), size)[own]
+            for file in pictures[first : first + size]
+        ]
         total = math.ceil(len(pictures) / size)
         return Data(lambda: images.batches(pictures, size), lambda: total, limit, check)
+
+    tensors = tensors[own]
 
     def all_files() -> Iterator[Batch]:
         for file in tensors:

@@ -18,6 +18,7 @@ from ..export import (
     FORMATS,
     Encoding,
     encodings_of,
+    export_c,
     export_calibration,
     export_onnx,
     to_exported_program,
@@ -31,7 +32,8 @@ from . import options
 from .files import check_output, load_model
 from .outcome import show
 
-MODELS = {"pt2": "torch.export.load", "onnx": "ONNX Runtime"}  # and who reads them
+MODELS = {"pt2": "torch.export.load", "onnx": "ONNX Runtime", "c": "C99"}  # and who reads them
+VECTORS = 8  # samples that a program in C is tested with, at most
 EPILOG = """\b
 Examples:
   jit-passes quantize model.pt --data calib.npz --target reference -o reference.pt
@@ -40,6 +42,7 @@ Examples:
   jit-passes export model.pt --to pt2 --random 2x3x224x224 -o model.pt2
   jit-passes export reference.pt --to onnx --data calib.npz -o model.onnx
   jit-passes export model.pt --to onnx --engine onnxruntime --data calib.npz -o int8.onnx
+  jit-passes export fixed_point.pt --to c --data calib.npz -o folder
 """
 
 
@@ -67,7 +70,8 @@ def export(
     Of a MODEL that is calibrated, trained, or quantized for the target `reference`, scales with
     which an engine quantizes the float model. --to pt2 and --to onnx write the model itself, float
     or quantized for an engine or for the target `reference`, and need a batch; the number of its
-    samples is open where it has two or more.
+    samples is open where it has two or more. --to c writes a model for the target `fixed_point` as
+    a folder of C99, for one sample, with the first samples as test vectors.
 
     With --engine a float MODEL is quantized and written in one go.
     """
@@ -76,7 +80,8 @@ def export(
     target = None if engine is None else _engine_of(engine)
     _check_version(form, version)
     loaded = load_model(model)
-    check_output(output, [path for path in (model, config, data["data"]) if path is not None])
+    if form != "c":
+        check_output(output, [path for path in (model, config, data["data"]) if path is not None])
     batches = options.given_data(loaded, method, **data) if target or form in MODELS else None
     if form in MODELS and batches is None:
         raise click.UsageError(f"--to {form} records a call of the model: give --data or --random")
@@ -144,6 +149,11 @@ def _export_model(
     if isinstance(batch, dict) and list(batch) == names[: len(batch)]:
         batch = tuple(batch.values())  # a program is called as its example was
     given = batch if isinstance(batch, tuple | dict) else (batch,)
+    if form == "c":
+        count = min(len(value) for value in given)
+        samples = [tuple(value[i : i + 1] for value in given) for i in range(min(count, VECTORS))]
+        export_c(model, output, samples[0], samples[1:], method=method)
+        return
     shapes = tree_map(_open_samples, given)
     if form == "onnx":
         chosen: dict[str, Any] = {} if version is None else {"opset": int(version)}

@@ -22,7 +22,7 @@ from .files import forget_outputs, written
 from .inspect import inspect
 from .listings import passes, targets, versions
 from .outcome import Exit, failure, note, warning
-from .profile import profile
+from .profile import merge, profile
 from .quantize import quantize
 from .report import report
 from .sensitivity import sensitivity
@@ -66,7 +66,7 @@ def cli() -> None:
 
 
 for command in (
-    *(quantize, inspect, compare, report, sensitivity, tune, profile, export),
+    *(quantize, inspect, compare, report, sensitivity, tune, profile, merge, export),
     *(passes, targets, versions),
 ):
     cli.add_command(command)

@@ -18,6 +18,7 @@ import yaml
 from ..configuration.options import MODES
 from ..errors import JitPassesError
 from ..passes.plugins import load_plugins
+from ..profile.form import shard_of
 from ..registered import UnknownError
 from ..targets import Target, resolve_target, targets
 from .data import Data, data_of, random_data
@@ -56,6 +57,18 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not numbers with commas between them: 0.485,0.456,0.406")
         if len(found) not in (1, 3):
             self.fail(f"{value!r} is {len(found)} numbers: give one for each channel, 1 or 3")
+        return found
+
+
+class Shard(click.ParamType):  # type: ignore[type-arg]
+    """A part of the data: `3/8`."""
+
+    name = "shard"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        found = shard_of(value)
+        if found is None:
+            self.fail(f"{value!r} is no shard: give a number and how many there are, 3/8")
         return found
 
 
@@ -258,6 +271,7 @@ def given_data(
     model: torch.jit.ScriptModule, method: str, data: Path | None, random: tuple[str, ...],
     batch_size: int, batches: int | None, image_size: tuple[int, int] | None,
     mean: tuple[float, ...] | None, std: tuple[float, ...] | None, grey: bool,
+    shard: tuple[int, int] | None = None,
 ) -> Data | None:  # fmt: skip
     """Return the batches that the options stand for; None if they say nothing of data.
 
@@ -278,11 +292,13 @@ def given_data(
     if not model._c._has_method(method):
         names = ", ".join(sorted(model._c._method_names()))
         raise click.UsageError(f"--method {method}: the model has {names or 'none'}")
+    if shard is not None and data is None:
+        raise click.UsageError("--shard is a part of --data")
     if random:
         return random_data(random, batches or RANDOM_BATCHES, getattr(model, method))
     if data is None:
         return None
-    return data_of(data, batch_size, batches, images, getattr(model, method))
+    return data_of(data, batch_size, batches, images, getattr(model, method), shard or (1, 1))
 
 
 def words_of(data: Mapping[str, Any]) -> list[str]:

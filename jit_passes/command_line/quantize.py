@@ -19,6 +19,7 @@ from ..report.compare import decibels
 from ..report.provenance import note
 from ..stages.batches import batches as arguments_of
 from ..stages.correct_bias import HOWS
+from ..stages.round_weights import ROUNDINGS
 from ..tuning.metric import sqnr_metric
 from . import options
 from .files import check_output, check_readable, load_model, save_model
@@ -62,6 +63,11 @@ the first axis counts samples.
     "needs data, or of weights; auto is the first with data, the second without.",
 )
 @click.option(
+    "--weight-rounding",
+    type=click.Choice(ROUNDINGS),
+    help="Choose the codes of weights by the error of each layer's result, which needs data.",
+)
+@click.option(
     "--correct-bias",
     "bias_correction",
     type=click.Choice(HOWS),
@@ -80,8 +86,9 @@ the first axis counts samples.
 @options.common
 def quantize(
     model: Path, profile: Path | None, target: str, config: Path | None, mode: str | None,
-    smooth: str | float, equalize: str | None, bias_correction: str | None, strict: bool,
-    method: str, output: Path, as_json: bool, no_progress: bool, **data: Any,
+    smooth: str | float, equalize: str | None, weight_rounding: str | None,
+    bias_correction: str | None, strict: bool, method: str, output: Path, as_json: bool,
+    no_progress: bool, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize MODEL to int8, and say what became int8 and why the rest did not.
 
@@ -113,6 +120,7 @@ def quantize(
             mode=mode,
             smooth=None if smooth == "none" else smooth,
             equalize=equalize,
+            weight_rounding=weight_rounding,
             bias_correction=bias_correction,
             strict=strict,
             method=method,

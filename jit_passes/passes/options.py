@@ -93,7 +93,8 @@ def _type_of(function: Callable[..., Any], parameter: inspect.Parameter, what: s
     annotation = parameter.annotation
     try:
         if isinstance(annotation, str):
-            annotation = eval(annotation, getattr(function, "__globals__", {}))
+            defined = getattr(function, "func", function)  # of a functools.partial
+            annotation = eval(annotation, getattr(defined, "__globals__", {}))
         return _text(annotation)
     except (KeyError, NameError, TypeError, SyntaxError) as error:
         raise JitPassesError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -14,8 +15,9 @@ from ..files import read_bytes
 from .value import EXPONENTS, MOST_BINS, ValueProfile
 
 VERSION = 1
-KEYS = ("jit_passes", "form", "graph", "weights", "bins", "values")
-OPTIONAL = ("weights",)  # files of versions that did not hash them have none
+KEYS = ("jit_passes", "form", "graph", "weights", "bins", "shards", "values")
+# Files of versions that did not hash weights have none, and those of all data no shards.
+OPTIONAL = ("weights", "shards")
 VALUE_KEYS = (
     *("name", "weight", "finite", "min", "max", "ranks"),
     *("count", "exponent", "offset", "histogram"),
@@ -49,11 +51,15 @@ HINT = ": a profile is the YAML file that profiling writes; samples are data, no
 
 
 def write(
-    name: str, version: str, graph: str, weights: str, bins: int, values: Iterable[ValueProfile]
-) -> str:
+    name: str, version: str, graph: str, weights: str, bins: int, shards: Iterable[str],
+    values: Iterable[ValueProfile],
+) -> str:  # fmt: skip
     """Return the text of the file, whose name its first line says."""
-    fields = (version, VERSION, graph, weights, bins, [_entry(value) for value in values])
+    entries = [_entry(value) for value in values]
+    fields = (version, VERSION, graph, weights, bins, list(shards), entries)
     data = dict(zip(KEYS, fields, strict=True))
+    if not data["shards"]:
+        del data["shards"]
     text = yaml.dump(data, Dumper=_Writer, sort_keys=False, width=1 << 30, allow_unicode=True)
     return HEADER.format(name=name) + str(text)
 
@@ -76,9 +82,26 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         "graph": found["graph"].name("graph"),
         "weights": found["weights"].name("weights") if "weights" in found else "",
         "bins": bins,
+        "shards": _read_shards(found["shards"]) if "shards" in found else (),
         "values": values,
         "lines": dict(zip(values, places, strict=True)),
     }
+
+
+def _read_shards(source: Located) -> tuple[str, ...]:
+    shards = [item.name("a shard") for item in source.items("shards")]
+    for shard in shards:
+        if shard_of(shard) is None:
+            raise source.error(f"a shard is written 3/8, not '{shard}'")
+    return tuple(shards)
+
+
+def shard_of(text: str) -> tuple[int, int] | None:
+    """Return the 3 and the 8 of `3/8`; None for other texts."""
+    found = re.fullmatch("([1-9][0-9]{0,8})/([1-9][0-9]{0,8})", text)
+    if found is None or int(found[1]) > int(found[2]):
+        return None
+    return int(found[1]), int(found[2])
 
 
 def _entry(value: ValueProfile) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 
 from ..errors import JitPassesError, count_of
 from ..files import path_of, write_whole
@@ -32,6 +32,7 @@ class Profile:
         version: of the jit_passes that made it, or of Glow.
         weights: hash of the model's weights; "" where it is not known.
         lines: where values stand in the file that they were read from; messages say so.
+        shards: the parts of the data that it is of, `3/8`; none for all data.
     """
 
     graph: str
@@ -40,6 +41,7 @@ class Profile:
     version: str = ""
     weights: str = ""
     lines: Mapping[str, str] = field(default_factory=dict)
+    shards: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", dict(self.values))  # not the caller's
@@ -54,7 +56,8 @@ class Profile:
     @property
     def digest(self) -> str:
         """A text that is the same for equal ranges and histograms of one graph and its weights."""
-        text = form.write("", "", self.graph, self.weights, self.bins, self.values.values())
+        seen = self.values.values()
+        text = form.write("", "", self.graph, self.weights, self.bins, self.shards, seen)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
@@ -80,7 +83,8 @@ class Profile:
             given: profiles, and lists of them. Called on a profile, that one is the first.
 
         Raises:
-            JitPassesError: there is none; they are of several graphs, numbers of bins or weights.
+            JitPassesError: there is none; they are of several graphs, numbers of bins or weights; a
+                shard is there twice, or they are shards of several numbers.
         """
         profiles = list(_flat(given))
         if not profiles:
@@ -99,17 +103,29 @@ class Profile:
                     "profile with the same number"
                 )
         names = dict.fromkeys(name for profile in profiles for name in profile.values)
-        merged = {
-            name: _merge([p.values[name] for p in profiles if name in p.values], first.bins)
-            for name in names
-        }
+        merged = {}
+        for name in names:
+            found = [profile.values[name] for profile in profiles if name in profile.values]
+            value = _merge(found, first.bins)
+            # One that another profile leaves out holds integers, which only data have shown there.
+            if len(found) == len(profiles) or value.reached or value.ranks or not value.finite:
+                merged[name] = value
         weights = {profile.weights for profile in profiles} - {""}
         if len(weights) > 1:
             raise JitPassesError(
                 f"the profiles are of models with {len(weights)} different sets of weights: "
                 "profile one model"
             )
-        return Profile(first.graph, first.bins, merged, first.version, "".join(weights))
+        shards = _joined([shard for profile in profiles for shard in profile.shards])
+        known = first.graph, first.bins, merged, first.version, "".join(weights)
+        return Profile(*known, shards=shards)
+
+    @property
+    def missing(self) -> list[str]:
+        """The shards that it lacks: none where it is of all data."""
+        count = int(self.shards[0].partition("/")[2]) if self.shards else 0
+        every = (f"{number}/{count}" for number in range(1, count + 1))
+        return [shard for shard in every if shard not in self.shards]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as YAML, which can be read and edited: ranges in particular.
@@ -122,8 +138,9 @@ class Profile:
         """
         seen = self.values.values()
         text = form.write(
-            path_of(path).name, self.version, self.graph, self.weights, self.bins, seen
-        )
+            path_of(path).name, self.version, self.graph, self.weights, self.bins, self.shards,
+            seen,
+        )  # fmt: skip
         write_whole(path, text)
 
     @classmethod
@@ -194,6 +211,20 @@ class Profile:
             for value in self.values.values()
         )
         return html_table(("value", "min", "max", "count", "histogram"), rows, repr(self)[1:-1])
+
+
+def _joined(shards: Sequence[str]) -> tuple[str, ...]:
+    """Return shards in order; none where they are all there are."""
+    found = sorted(shard for text in shards if (shard := form.shard_of(text)) is not None)
+    counts = {count for _, count in found}
+    if len(counts) > 1:
+        raise JitPassesError(f"the profiles are of shards of {sorted(counts)}: split data once")
+    twice = [f"{a}/{count}" for (a, count), (b, _) in pairwise(found) if a == b]
+    if twice:
+        raise JitPassesError(f"the shard {twice[0]} is there twice: its data would count twice")
+    if found and len(found) == found[0][1]:
+        return ()
+    return tuple(f"{number}/{count}" for number, count in found)
 
 
 def _flat(given: Iterable[Profile | Iterable[Profile]]) -> Iterator[Profile]:

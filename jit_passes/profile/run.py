@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from .. import _C
 from .._version import __version__
@@ -19,6 +21,7 @@ from ..stages.faults import note_origin
 from ..stages.module import ModelStage, Report
 from ..stages.prepare import OBSERVE, request
 from ..targets import Target, resolve_target
+from .form import shard_of
 from .record import Profile
 from .sites import Site, Sites
 from .value import MOST_BINS, State, ValueProfile
@@ -35,6 +38,7 @@ def profile(
     progress: bool | None = None,
     method: str = "forward",
     target: str | Target | None = None,
+    shard: tuple[int, int] | None = None,
 ) -> Profile:
     """Run batches through a float model and return the ranges and histograms of all its values.
 
@@ -48,6 +52,9 @@ def profile(
     `conv:conv2d -> head:linear`. Integers, constants, and what lists hold are left out; a value
     with an infinity, as masks have it, has no range.
 
+    Where `torch.distributed` is initialized, each rank profiles data of its own, or none, and all
+    return the profile of all data.
+
     Args:
         model: scripted, traced or loaded, in eval mode. It is not touched.
         data: batches, as for `calibrate`.
@@ -57,31 +64,59 @@ def profile(
         progress: a progress bar; None for one on terminals only.
         method: the method to run.
         target: profile the values of the forms in which this target computes static operators.
+        shard: (3, 8) where the data are the third of eight parts, which may be empty. Only noted:
+            `Profile.merge` finds parts that are there twice or missing.
 
     Raises:
         JitPassesError: the model is not a ScriptModule, is in training mode, is quantized already
             or has no such method; there is no batch, or the model does not take it; a value is
-            NaN, which the message names; bins is no number from 2 to 2**20.
+            NaN, which the message names; bins is no number from 2 to 2**20; there is no such shard.
 
     Warns:
         JitPassesWarning: a number is so far off all others that these may have few codes or none.
     """
     if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MOST_BINS:
         raise JitPassesError(f"bins is a whole number from 2 to {MOST_BINS}, not {bins!r}")
+    named = () if shard is None else ("{}/{}".format(*shard),)
+    if named and shard_of(named[0]) is None:
+        raise JitPassesError(f"a shard is a number and how many there are, (3, 8), not {shard!r}")
     module = FROZEN.enter(model, method)
     backend = None if target is None else resolve_target(target)
     module, _ = formed(module, method, backend, {})
-    return profile_of(
-        module, method, data, bins, weights, input_fn, progress, origin=model, backend=backend
-    )
+    ranks = dist.is_available() and dist.is_initialized()
+
+    def own() -> Profile:
+        return profile_of(
+            module, method, data, bins, weights, input_fn, progress, origin=model, backend=backend,
+            allow_none=ranks or shard is not None,
+        )  # fmt: skip
+
+    return replace(_of_all_ranks(own) if ranks else own(), shards=named)
+
+
+def _of_all_ranks(own: Callable[[], Profile]) -> Profile:
+    """Return the profile of all ranks' data, or raise an error on all of them."""
+    sent: tuple[Profile | None, str]
+    try:
+        sent = own(), ""
+    except JitPassesError as error:
+        sent = None, str(error)
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, sent)
+    for rank, (_, message) in enumerate(gathered):
+        if message:
+            raise JitPassesError(f"rank {rank}: {message}")
+    return Profile.merge(made for made, _ in gathered)
 
 
 def profile_of(
     module: Any, method: str, data: Iterable[Any], bins: int = 2048, weights: bool = False,
     input_fn: InputFn | None = None, progress: bool | None = None, *,
-    origin: torch.jit.ScriptModule, backend: Target | None,
+    origin: torch.jit.ScriptModule, backend: Target | None, allow_none: bool = False,
 ) -> Profile:  # fmt: skip
     """Profile a C++ module in canonical form, also in the forms of a target; see `profile`.
+
+    There may be no batch where `allow_none` says so.
 
     For a batch that it does not run, the message goes by the float model, `origin`, from which it
     was made, and the target, `backend`, in whose forms it is.
@@ -96,7 +131,7 @@ def profile_of(
     prepared = wrap(module)
     note_origin(prepared, origin)
     with stage("calibrate"):
-        _, watch = observe(prepared, data, input_fn, progress)
+        _, watch = observe(prepared, data, input_fn, progress, allow_none)
     observed = [operands for _, _, operands in _C.places(module, method)]
     watch.tell_all([operands["name"] for operands in observed])
     states = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -50,6 +50,12 @@ class Capability:
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
             operators that have this mode; None where there are none.
         dynamic_regions: whether regions take dynamic operators, with float operators between them.
+        sums: a function that says why the sums of products of an operator with weights overflow,
+            given the specifications of its weight and its input; None where they never do.
+        integers_only: whether all that it can compute is to be quantized. Other backends leave in
+            float what saves no conversion there.
+        correlations: whether it rounds between the products of a convolution and its bias, where
+            the correlation is quantized.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -66,6 +72,9 @@ class Capability:
     forms: tuple[str, ...] = ()
     dynamic: SpecSupport | None = None
     dynamic_regions: bool = False
+    sums: Callable[[NodeView, Spec, Spec], str | None] | None = None
+    integers_only: bool = False
+    correlations: bool = False
 
     def is_weighted(self, node: NodeView) -> bool:
         """Say whether the backend has the operator as one with weights."""

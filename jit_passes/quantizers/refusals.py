@@ -112,6 +112,16 @@ class Refusals:
             return refused("weight", f"its weight is to be {why}")
         if why := no_groups_of(weight, node.operand("weight")):
             return refused("weight", why)
+        if why := self.sums_refusal(node, weight):
+            return refused("weight", why)
         bias = self.writer.bias(node, node.operand("bias"), weight)
         why = can.refusal(node, 2, bias) if isinstance(bias, OwnSpec) else None
         return refused("bias", why and f"its bias is to be {why}")
+
+    def sums_refusal(self, node: NodeView, weight: OwnSpec) -> str | None:
+        """Say why sums of products overflow, as far as that is known before any data."""
+        x, sums = node.main_operand, self.writer.policy.capability.sums
+        inputs = self.writer.operand(node, x) or self.writer.produced(x)
+        if sums is None or not isinstance(inputs, OwnSpec):
+            return None
+        return sums(node, weight, inputs)

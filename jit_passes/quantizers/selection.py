@@ -141,7 +141,8 @@ class Selection:
         self.quantize_beginnings()
         self.quantize_wanted()
         self.select_between()
-        self.drop_for_fewest_conversions()
+        if not self.capability.integers_only:
+            self.drop_for_fewest_conversions()
         self.join_tables()
         self.read_parts()
         self.fuse_sums()

@@ -76,7 +76,8 @@ class SlotQuantizer(Quantizer):
 
     A target that takes operands in float next to integers takes any slots. For others, those that
     run on integers or in float, a convolution is annotated if input, weight and sum are quantized
-    as the target can, and nothing between products and sum.
+    as the target can, and nothing between products and sum but where it rounds there
+    (`Capability.correlations`).
 
     Args:
         slots: for each slot to quantize, how: "input", "weight", "correlation" (the sum of
@@ -149,7 +150,7 @@ class SlotQuantizer(Quantizer):
         """Say why the target cannot compute it with these slots."""
         if self._takes_any():
             return None
-        if specs.get("correlation") is not None:
+        if specs.get("correlation") is not None and not self.target.capability.correlations:
             return "its correlation is quantized, and the target rounds once the bias is added"
         if reason := self.target.refusal(op.convolution):
             return str(reason)

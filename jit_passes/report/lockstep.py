@@ -127,7 +127,8 @@ class Lockstep:
         """Return the first model's value each time that the second one has it; None if unknown.
 
         A float model computes a value once, and branches and loops may quantize it several times.
-        An operator of another package may lay out its codes in a way that only it knows.
+        An operator of another package may lay out its codes in a way that only it knows, and sums
+        of products are no codes.
         """
         if len(ours) != len(theirs):
             if not self._rounded:
@@ -140,7 +141,7 @@ class Lockstep:
             ours = ours * len(theirs)
         found = [_in_batch(a, b) for a, b in zip(ours, theirs, strict=True)]
         for a, b in zip(found, theirs, strict=True):
-            if pair.site.foreign and not (a.shape == b.shape and has_codes(b, pair.site)):
+            if not has_codes(b, pair.site) or (pair.site.foreign and a.shape != b.shape):
                 return None
             check_shapes(a, b, pair.name)
         return found

@@ -72,7 +72,8 @@ def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[s
         methods that found ranges in them; `data`, where they were made up; `smooth`, the strength,
         and `smoothed`, the layer norms; `equalize`, by which ranges, `equalized`, of how many
         layers, and `scaled`, the values that are others than in the float model;
-        `bias_correction`, how; `jit_passes` and `torch`, the versions that did the last stage.
+        `weight_rounding` and `bias_correction`, how; `jit_passes` and `torch`, the versions that
+        did the last stage.
     """
     report = Report.read(quantized_part(model, method))
     if report is None:

@@ -13,6 +13,7 @@ from ..errors import JitPassesError, warn
 from ..observers import HistogramObserver, ObserverState
 from ..observers.headroom import widened
 from .derivation import find_derivation
+from .groups import spread
 from .parameters import QParams
 from .specification import FixedQParamsQuantizationSpec, GroupDerivation, QuantizationSpec
 
@@ -203,12 +204,23 @@ def _are_within(values: torch.Tensor, low: float, high: float) -> bool:
     return low <= least and largest <= high
 
 
+def spread_qparams(qparams: QParams, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scale and zero point in float64, in shapes that go with a tensor of that shape."""
+    scale = torch.as_tensor(qparams.scale, dtype=torch.float64)
+    zero_point = torch.as_tensor(qparams.zero_point, dtype=torch.float64)
+    if qparams.axis is None:
+        return scale, zero_point
+    return spread(scale, qparams.axis, shape), spread(zero_point, qparams.axis, shape)
+
+
+def dequantized(codes: torch.Tensor, qparams: QParams) -> torch.Tensor:
+    """Return the numbers that codes stand for, (q - zero_point) * scale, in float64."""
+    scale, zero_point = spread_qparams(qparams, codes.shape)
+    return (codes.double() - zero_point) * scale
+
+
 def count_beyond(constant: torch.Tensor, chosen: QParams) -> int:
     """Count the numbers of a constant that lie beyond its integers."""
-    scale = torch.as_tensor(chosen.scale, dtype=torch.float64)
-    zero_point = torch.as_tensor(chosen.zero_point)
-    if chosen.axis is not None:
-        sizes = [-1 if i == chosen.axis % constant.dim() else 1 for i in range(constant.dim())]
-        scale, zero_point = scale.reshape(sizes), zero_point.reshape(sizes)
+    scale, zero_point = spread_qparams(chosen, constant.shape)
     codes = (constant.detach().double() / scale).round() + zero_point
     return int(((codes < chosen.quant_min) | (codes > chosen.quant_max)).sum())

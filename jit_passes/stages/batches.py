@@ -43,6 +43,7 @@ def batches(
     input_fn: InputFn | None,
     through: Callable[..., Any] | None = None,
     what: str = "the data",
+    allow_none: bool = False,
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Yield the positional and the keyword arguments of each batch.
 
@@ -55,13 +56,14 @@ def batches(
         input_fn: makes a batch out of an item of `data`; None where the items are batches.
         through: a walk that shows progress, as `progress_bar` makes it.
         what: the name of the data in messages.
+        allow_none: whether there may be no batch.
 
     Raises:
         JitPassesError: data is no iterable of batches, or there is none.
     """
     check_data(data, input_fn, what)
     items = iter(data)
-    empty = True
+    empty = not allow_none
     for item in items if through is None else through(items, total=lambda: _length_of(data)):
         empty = False
         batch = item if input_fn is None else input_fn(item)

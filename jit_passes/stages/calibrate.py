@@ -60,8 +60,12 @@ def observe(
     data: Iterable[Any],
     input_fn: InputFn | None,
     progress: bool | None,
+    allow_none: bool = False,
 ) -> tuple[Report, OutlierWatch]:
-    """Calibrate like `calibrate`, but return the outliers found instead of a warning."""
+    """Calibrate like `calibrate`, but return the outliers found instead of a warning.
+
+    There may be no batch where `allow_none` says so.
+    """
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     before = _C.deepcopy(prepared._c)
     watch = OutlierWatch(prepared, report.method)
@@ -70,7 +74,7 @@ def observe(
         # Optimizing the graph would take longer than a few batches gain from it.
         with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             shown = progress_bar("calibrate", progress)
-            given = batches(data, input_fn, shown, "the calibration data")
+            given = batches(data, input_fn, shown, "the calibration data", allow_none)
             for number, (args, kwargs) in enumerate(given):
                 _run(prepared, report, args, kwargs, number)
                 watch.look(number, args, kwargs)

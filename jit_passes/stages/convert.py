@@ -13,17 +13,19 @@ import torch
 from .. import _C
 from ..collector import paused
 from ..errors import shortened, warn
+from ..graph.editor import GraphEditor
 from ..logs import timed
 from ..observers import parameters_of as named
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.subject import wrap
 from ..specification.parameters import ChosenQParams, QParams
+from ..specification.qparams import dequantized
 from ..specification.specification import QuantizationSpec
 from .batches import progress_bar
 from .module import ModelStage, OperatorRecord, Report, stage_of
 from .parameters import choose_parameters
 from .seen import QuantizedPlace, check_seen, places_in, read_places, refusals, without_batch
-from .values import quantized_values
+from .values import quantized_values, source_of
 
 CONVERT = Pipeline(
     "convert",
@@ -79,6 +81,7 @@ def converted(module: Any, report: Report, progress: bool | None) -> torch.jit.S
         "add_batch_axis": {"places": list(unbatched)},
         "insert_quantize_dequantize": options,
     }
+    module = _with_codes(module, report.method, places, found)
     plan, made = digest_of(places), {**report.made, **_calibration(places, found)}
     del places  # with the float weights, which become integers one by one
     result = CONVERT.run(module, report.method, options=given).module
@@ -104,6 +107,27 @@ def converted(module: Any, report: Report, progress: bool | None) -> torch.jit.S
     )
     replace(report.located(result), values=values).write(result)
     return wrap(result)
+
+
+def _with_codes(
+    module: Any,
+    method: str,
+    places: list[QuantizedPlace],
+    found: Mapping[int, QParams | ChosenQParams],
+) -> Any:  # fmt: skip
+    """Return the module with the numbers of codes that `round_weights` has chosen for weights."""
+    coded = {known.node: known for known in places if known.operands.get("codes") is not None}
+
+    def change(graph: GraphEditor) -> None:
+        for node in [node for node in graph.nodes if node.index in coded]:
+            known = coded[node.index]
+            qparams, weight = found.get(known.place.id), source_of(node.operand("x"))
+            if isinstance(qparams, QParams):
+                numbers = dequantized(known.operands["codes"], qparams)
+                made = graph.constant(numbers.to(weight.constant.dtype), before=weight.producer)
+                graph.replace(weight, made)
+
+    return Pipeline("take_codes", (change,)).run(module, method).module if coded else module
 
 
 def _calibration(

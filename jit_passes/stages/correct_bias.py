@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
@@ -15,8 +16,6 @@ from ..errors import ArgumentError, JitPassesError, not_among
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView, ValueView
 from ..passes.pipeline import Pipeline
-from ..passes.subject import wrap
-from ..specification.derivation import hold_derivations
 from ..specification.specification import GroupDerivation
 from .batch_norms import batch_norms
 from .batches import InputFn, batches, progress_bar
@@ -25,13 +24,13 @@ from .faults import note_origin, origin_of
 from .module import ModelStage, Report, stage_of
 from .recording import Recorder, copy_of, following
 from .scaling import Layer, is_layer
-from .seen import read_places
+from .seen import read_places, rewritten
 from .smooth import Arguments
-from .values import DEQUANTIZE
+from .values import DEQUANTIZE, EDGE, source_of
 
+Batches = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 HOWS = ("sequential", "fast", "statistics")
 ROUNDS = 4
-_EDGE = "jit_passes::edge"
 _CUTS = frozenset({"aten::relu", "aten::relu6", "aten::hardtanh", "aten::clamp", "aten::clamp_min"})
 
 
@@ -144,8 +143,8 @@ def correct_bias(
         by = _by_weights if how == "fast" else _by_results
         shifts = by(sites, prepared, reference, report, given, rounds)
     made = _with_biases(prepared, report, sites, shifts, how)
-    if origin is not None:
-        note_origin(made, origin)
+    if model is not None:
+        note_origin(made, model)
     return made
 
 
@@ -172,7 +171,7 @@ def _sites(
     for node in GraphView.of(prepared, method).nodes:
         if node.name not in quantized or node.name in ranged or node.traits.weighted is None:
             continue
-        bias = _source(node.operand("bias")).constant
+        bias = source_of(node.operand("bias")).constant
         if isinstance(bias, Tensor):
             step = _step(quantized[node.name].operand("bias"))
             found.append(_Site(node, quantized[node.name], bias.detach(), step))
@@ -184,13 +183,6 @@ def _is_quantized(node: NodeView) -> bool:
     return made is not None and made.kind in DEQUANTIZE and made.main_operand.is_constant
 
 
-def _source(value: ValueView) -> ValueView:
-    """Return the value that edges are other names of."""
-    while value.producer is not None and value.producer.kind == _EDGE:
-        value = value.producer.main_operand
-    return value
-
-
 def _step(bias: ValueView) -> Tensor:
     made = bias.producer
     if made is None or made.kind not in DEQUANTIZE:
@@ -200,7 +192,7 @@ def _step(bias: ValueView) -> Tensor:
 
 def _constant_at(node: NodeView, operand: str) -> Tensor:
     """Return a constant operand as it is, or what its integers stand for."""
-    value = _source(node.operand(operand))
+    value = source_of(node.operand(operand))
     made = value.producer
     if made is not None and made.kind in DEQUANTIZE:
         op = getattr(torch.ops.jit_passes, made.kind.removeprefix("jit_passes::"))
@@ -253,87 +245,153 @@ def _means(
 
 def _by_results(
     sites: Sequence[_Site], prepared: torch.jit.ScriptModule, reference: torch.jit.ScriptModule,
-    report: Report, data: Arguments, rounds: int,
+    report: Report, data: Batches, rounds: int,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return what is added to biases, by the mean error of results.
 
-    The first round corrects the results of a batch while they are computed, so that the layers
-    behind see corrected ones: with one batch that is all. Each further one measures what the
-    integers have left of the mean errors of all data.
+    Errors are taken back while a batch is computed, so that the layers behind see corrected ones:
+    if all layers were corrected at once, those behind would take back each error again. A round
+    begins with the means of the one before.
     """
     method = report.method
     axes = {site.prepared.name: site.axis for site in sites}
     wanted = _means(prepared, method, {s.prepared.name: s.prepared for s in sites}, axes, data)
-    sites = [site for site in sites if site.prepared.name in wanted]
-    errors = _running_errors(reference, method, sites, wanted, data)
-    by_name = {site.prepared.name: site for site in sites}
+    known = {site.prepared.name: site for site in sites if site.prepared.name in wanted}
     zero = torch.zeros((), dtype=torch.float64)
-    found = {name: by_name[name].rounded(zero) - error for name, error in errors.items()}
-    for _ in range(rounds - 1):
-        reference = _reference(_with_biases(prepared, report, sites, found, ""), report)
-        now = {node.name: node for node in GraphView.of(reference, method).nodes}
-        nodes = {name: now[name] for name in found}
-        means = _means(reference, method, nodes, axes, data)
-        errors = {name: mean - wanted[name] for name, mean in means.items()}
-        far = [
-            site
-            for site in sites
-            if site.prepared.name in errors
-            and (errors[site.prepared.name].abs() > site.step / 2 + _noise(wanted, site)).any()
-        ]
-        if not far:
+    correcting = _Correcting(reference, method, known, wanted)
+    for number in range(rounds):
+        errors = correcting.run(data)
+        found = {name: known[name].rounded(zero) - error for name, error in errors.items()}
+        if number + 1 == rounds:
             break
-        for site in far:
-            name = site.prepared.name
-            found[name] = site.rounded(found[name]) - errors[name]
+        made = _reference(_with_biases(prepared, report, sites, found, ""), report)
+        nodes = {node.name: node for node in GraphView.of(made, method).nodes if node.name in found}
+        left = _means(made, method, nodes, axes, data)
+        near = [n for n in left if _is_near(left[n], wanted[n], known[n].step)]
+        if len(near) == len(left):
+            break
+        correcting.settle(near)
     return found
 
 
-def _noise(wanted: Mapping[str, Tensor], site: _Site) -> Tensor:
-    """Return how far means are off by the rounding of float32."""
-    return 2.0**-20 * wanted[site.prepared.name].abs().max()
+def _is_near(mean: Tensor, wanted: Tensor, step: Tensor) -> bool:
+    """Say whether means are off by the rounding of the bias and of float32 at most."""
+    noise = 2.0**-20 * wanted.abs().max()
+    return bool(((mean - wanted).abs() <= step / 2 + noise).all())
 
 
-def _running_errors(
-    reference: torch.jit.ScriptModule, method: str, sites: Sequence[_Site],
-    wanted: Mapping[str, Tensor], data: Arguments,
-) -> dict[str, Tensor]:  # fmt: skip
-    """Return each layer's mean error in a model that takes it back at once."""
-    known = {site.reference.name: site for site in sites}
+class _Correcting:
+    """A quantized model whose layers take back their mean errors, those in front first.
 
-    def take_back(graph: GraphEditor) -> None:
-        for node in [node for node in graph.nodes if node.name in known]:
-            site, before = known[node.name], following(graph.nodes, node)
-            mean = wanted[site.prepared.name].to(site.bias.dtype)
+    A layer takes back the mean error of the batches so far, this one's among them, and of all
+    batches of the run before. Where that leaves no error, it takes back no other from then on, and
+    the layers behind have results that no batch changes.
 
-            def insert(kind: str, *operands: Any, node: NodeView = node) -> NodeView:
-                return graph.insert(kind, operands, before=before, like=node)  # noqa: B023
+    Args:
+        reference: the quantized model.
+        method: its method.
+        sites: its layers, by name.
+        wanted: the means of their results in float.
+    """
 
-            moved = insert("aten::transpose", node.output, site.axis, -1)
-            rows = insert("aten::flatten", moved.output, 0, -2)
-            found = insert("aten::mean", rows.output, [0], False, None)
-            error = insert("aten::sub", found.output, graph.constant(mean, before=found), 1)
-            spread = insert("aten::reshape", error.output, [-1, *[1] * (-1 - site.axis)])
-            corrected = insert("aten::sub", node.output, spread.output, 1)
-            graph.replace(node.output, corrected.output)
-            graph.set_input(moved, 0, node.output)
+    def __init__(
+        self, reference: torch.jit.ScriptModule, method: str, sites: Mapping[str, _Site],
+        wanted: Mapping[str, Tensor],
+    ) -> None:  # fmt: skip
+        self._sites, self._wanted = sites, wanted
+        self._settled: dict[str, Tensor] = {}
+        self._states = {name: _Running.of(mean) for name, mean in wanted.items()}
+        module = copy_of(reference, method)
+        module = Pipeline("take_back", (self._edit,)).run(module, method).module
+        self._names = {
+            node.index: node.name
+            for node in GraphView.of(module, method).nodes
+            if node.name in sites and node.kind == sites[node.name].reference.kind
+        }
+        self._recorder = Recorder(module, method, list(self._names))
 
-    module = Pipeline("take_back", (take_back,)).run(copy_of(reference, method), method).module
-    kept = {}
-    for node in GraphView.of(module, method).nodes:
-        if node.name in known:
-            corrected = next(user for user, _ in node.output.uses if user.kind == "aten::sub")
-            spread = corrected.inputs[1].producer
-            assert spread is not None and spread.main_operand.producer is not None
-            kept[spread.main_operand.producer.index] = known[node.name].prepared.name
-    errors: dict[str, _Mean] = {}
-    recorder = Recorder(module, method, list(kept))
-    for arguments in data:
-        for index, tensors in recorder.run(arguments)[1].items():
-            for tensor in tensors:
-                error = errors.setdefault(kept[index], _Mean(torch.zeros_like(tensor).double()))
-                error.add(tensor.double(), 1)
-    return {name: error.value for name, error in errors.items()}
+    def run(self, data: Arguments) -> dict[str, Tensor]:
+        """Return the mean error of each layer over all data."""
+        found: dict[str, _Mean] = {}
+        for arguments in data:
+            for index, tensors in self._recorder.run(arguments)[1].items():
+                name = self._names[index]
+                for tensor in tensors:
+                    rows = tensor.movedim(self._sites[name].axis, 0).flatten(1).double()
+                    zeros = torch.zeros(len(rows), dtype=torch.float64)
+                    found.setdefault(name, _Mean(zeros)).add(rows.sum(1), rows.shape[1])
+                    self._states[name].add(rows.mean(1) - self._wanted[name], rows.shape[1])
+        errors = {name: mean.value - self._wanted[name] for name, mean in found.items()}
+        errors |= self._settled
+        for name, error in errors.items():
+            self._states[name].begin(error, inf if name in self._settled else found[name].count)
+        return errors
+
+    def settle(self, names: Iterable[str]) -> None:
+        """Leave layers with the errors that they have taken back in the last run."""
+        for name in names:
+            self._settled[name] = self._states[name].error.double()
+            self._states[name].begin(self._settled[name], inf)
+
+    def _edit(self, graph: GraphEditor) -> None:
+        for node in [node for node in graph.nodes if node.name in self._sites]:
+            name = node.name
+            _insert_correction(
+                graph, node, self._sites[name], self._wanted[name], self._states[name]
+            )
+
+
+@dataclass(frozen=True)
+class _Running:
+    """The mean error that a layer takes back, and of how many rows it is: the module holds both."""
+
+    error: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, mean: Tensor) -> _Running:
+        """Return the state for results of these means, before any batch."""
+        return cls(torch.zeros_like(mean, dtype=torch.float32), torch.zeros(()))
+
+    def begin(self, error: Tensor, count: float) -> None:
+        self.error.copy_(error)
+        self.count.fill_(count)
+
+    def add(self, error: Tensor, count: int) -> None:
+        self.count.add_(count)
+        self.error.lerp_(error.float(), count / float(self.count))  # 0 of inf
+
+
+def _insert_correction(
+    graph: GraphEditor, node: NodeView, site: _Site, mean: Tensor, state: _Running
+) -> None:
+    """Let a layer take back its mean error, in whole steps of its bias."""
+    before = following(graph.nodes, node)
+
+    def insert(kind: str, *operands: Any) -> ValueView:
+        return graph.insert(kind, operands, before=before, like=node).output
+
+    def constant(tensor: Tensor) -> ValueView:
+        return graph.constant(tensor.to(site.bias.dtype), before=before)
+
+    def attribute(name: str, tensor: Tensor) -> ValueView:
+        return graph.attribute(graph.add_tensor(name, tensor, like=node), before=before)
+
+    moved = insert("aten::transpose", node.output, site.axis, -1)
+    rows = insert("aten::flatten", moved, 0, -2)
+    error = insert("aten::sub", insert("aten::mean", rows, [0], False, None), constant(mean), 1)
+    count = insert("aten::size", rows, 0)
+    others = insert("aten::div", attribute("count", state.count), count)
+    share = insert("aten::reciprocal", insert("aten::add", others, 1, 1))
+    shift = insert("aten::lerp", attribute("error", state.error), error, share)
+    if site.step.any():
+        step = constant(site.step)
+        shift = insert("aten::mul", insert("aten::round", insert("aten::div", shift, step)), step)
+    spread = insert("aten::reshape", shift, [-1, *[1] * (-1 - site.axis)])
+    corrected = insert("aten::sub", node.output, spread, 1)
+    graph.replace(node.output, corrected)
+    assert moved.producer is not None
+    graph.set_input(moved.producer, 0, node.output)
 
 
 def _by_weights(
@@ -372,14 +430,14 @@ def _by_statistics(
     known, found = batch_norms(origin, method), {}
     for site in sites:
         low, high = -torch.inf, torch.inf
-        maker = _source(site.prepared.operand("input")).producer
+        maker = source_of(site.prepared.operand("input")).producer
         if maker is not None and maker.kind in _CUTS and maker.clip is not None:
             ends = maker.clip
             low, high = (
                 (low if ends[0] is None else ends[0]),
                 (high if ends[1] is None else ends[1]),
             )
-            maker = _source(maker.main_operand).producer
+            maker = source_of(maker.main_operand).producer
         if maker is None or maker.name not in known:
             continue
         mean = known[maker.name].clipped_mean(low, high)
@@ -401,7 +459,7 @@ def _with_biases(
             bias = site.bias.double() + shifts[site.prepared.name]
             node = nodes[index]
             operand = node.position("bias")
-            while (maker := node.inputs[operand].producer) is not None and maker.kind == _EDGE:
+            while (maker := node.inputs[operand].producer) is not None and maker.kind == EDGE:
                 node, operand = maker, 0
             made = graph.constant(bias.to(site.bias.dtype), before=node)
             graph.set_input(node, operand, made)
@@ -417,11 +475,8 @@ def _with_biases(
             for row in report.operators
         )
         made = {**report.made, "bias_correction": how}
-        replace(report, operators=tuple(told), made=made).write(module)
-    result = wrap(module)
-    specs = [known.place.spec for known in read_places(prepared, report)[1]]
-    hold_derivations(result, [s.function for s in specs if isinstance(s, GroupDerivation)])
-    return result
+        report = replace(report, operators=tuple(told), made=made)
+    return rewritten(prepared, module, report)
 
 
 def _remark(site: _Site, shift: Tensor, how: str) -> str:

@@ -238,7 +238,7 @@ class _Plan:
             # The buffers of channels hold no rank, so nothing can be noted there but their ranges.
             # All that nothing is observed of have one buffer: many attributes are slow to look up.
             op, group = NOTHING, "observer_none"
-        known |= {"name": place.name, "spec": place.to_text()}
+        known |= {"codes": None, "name": place.name, "spec": place.to_text()}
         if "range" not in known:
             known |= {"range": self.range(group, place), "histogram": None}
         if op in (CONSTANT, INPUTS):

@@ -277,7 +277,8 @@ class _Walk:
 
     def visit(self, node: NodeView) -> None:
         """Note what an operator does to the channels of its operands."""
-        written = any(value.written for value in (*node.inputs, *node.outputs))
+        # An operand that is written has no channels: its maker came here first.
+        written = any(value.written for value in node.outputs)
         if is_norm(node) and self.makes(node) and not written:
             self._fix_operands(node)
             self._make_norm(node)

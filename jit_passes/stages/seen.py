@@ -17,12 +17,14 @@ from ..observers import ObserverState
 from ..passes.pipeline import Pipeline
 from ..passes.subject import wrap
 from ..quantizers.support import OperatorSupport
+from ..specification.derivation import hold_derivations
 from ..specification.groups import rows_of
 from ..specification.parameters import QParams
 from ..specification.place import Place
 from ..specification.qparams import choose_qparams
 from ..specification.specification import GroupDerivation, QuantizationSpec
 from ..targets import Target
+from .faults import note_origin, origin_of
 from .module import ModelStage, Report, stage_of
 
 _NOTHING = "jit_passes::observe_nothing"
@@ -87,6 +89,20 @@ def read_places(
         JitPassesError: another version of this package prepared the model.
     """
     return places_in(_C.clone(prepared._c, report.method), report)
+
+
+def rewritten(
+    prepared: torch.jit.ScriptModule, module: Any, report: Report
+) -> torch.jit.ScriptModule:
+    """Return a C++ module that was made of a prepared model as one, with its record."""
+    report.write(module)
+    result = wrap(module)
+    specs = [known.place.spec for known in read_places(prepared, report)[1]]
+    hold_derivations(result, [s.function for s in specs if isinstance(s, GroupDerivation)])
+    origin = origin_of(prepared)
+    if origin is not None:
+        note_origin(result, origin)
+    return result
 
 
 def places_in(module: Any, report: Report) -> tuple[Any, list[QuantizedPlace]]:

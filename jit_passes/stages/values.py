@@ -14,6 +14,29 @@ from ..specification.parameters import QParams
 
 QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 DEQUANTIZE = ("jit_passes::dequantize", "jit_passes::dequantize_per_channel")
+EDGE = "jit_passes::edge"
+
+
+def source_of(value: ValueView) -> ValueView:
+    """Return the value that edges of a prepared model are other names of."""
+    while value.producer is not None and value.producer.kind == EDGE:
+        value = value.producer.main_operand
+    return value
+
+
+def readers_of(value: ValueView) -> list[NodeView]:
+    """Return the operators that read a value of a prepared model, also by its edges' names.
+
+    Observers are none.
+    """
+    pending, found = [source_of(value)], []
+    while pending:
+        for user, operand in pending.pop().uses:
+            if user.kind == EDGE:
+                pending.append(user.output)
+            elif not (user.kind.startswith("jit_passes::observe") and operand == 0):
+                found.append(user)
+    return found
 
 
 def grid_operands(node: NodeView) -> list[ValueView]:

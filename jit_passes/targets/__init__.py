@@ -9,6 +9,7 @@ from .. import _C
 from ..errors import JitPassesError
 from ..registered import UnknownError
 from .engines import XNNPACK, Engine, Inductor, OnnxRuntime, OpenVINO, TensorRT
+from .fixed_point import FixedPoint
 from .partition import CompileRegions, Partition, Region, RegionValue
 from .quantizers import PowerOfTwoQuantizer, QnnpackQuantizer, TargetQuantizer, X86Quantizer
 from .reference import Reference
@@ -21,6 +22,7 @@ __all__ = [
     "XNNPACK",
     "CompileRegions",
     "Engine",
+    "FixedPoint",
     "Inductor",
     "OnnxRuntime",
     "OpenVINO",

@@ -162,6 +162,7 @@ def _command(made: dict[str, Any]) -> str:
     smoothed = made.get("smooth")
     words += [f"--smooth {smoothed}"] if smoothed is not None else []
     words += [f"--equalize {made['equalize']}"] if "equalize" in made else []
+    words += [f"--weight-rounding {made['weight_rounding']}"] if "weight_rounding" in made else []
     words += [f"--correct-bias {made['bias_correction']}"] if "bias_correction" in made else []
     return " ".join(words)
 

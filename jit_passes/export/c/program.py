@@ -1,0 +1,192 @@
+"""A program of calls on buffers: what is written as C."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+CTYPES = {
+    torch.uint8: "uint8_t",
+    torch.int8: "int8_t",
+    torch.int16: "int16_t",
+    torch.int32: "int32_t",
+}
+CODES = (torch.uint8, torch.int8, torch.int16)
+
+
+_WORDS = frozenset(
+    (
+        *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else"),
+        *("enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register"),
+        *("restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch"),
+        *("typedef", "union", "unsigned", "void", "volatile", "while"),
+        *("main", "arena", "n", "i", "count", "wrong"),  # of the text around them
+    )
+)
+
+
+def identifier(name: str) -> str:
+    """Return a name that C99 and the functions around it leave free."""
+    found = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")
+    return f"x_{found}" if not found or found[0].isdigit() or found in _WORDS else found
+
+
+@dataclass(eq=False)
+class Buffer:
+    """Codes in memory, one after the other, the last axis innermost.
+
+    Attributes:
+        name: of the value, as reports have it.
+        dtype: of the codes.
+        shape: of the value that is computed into it.
+        role: "input", "output" or "arena".
+        scale: input units per step, where it is an input or output.
+        zero_point: likewise.
+        offset: in the arena, in bytes.
+        base: the buffer that this one has in another shape.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    role: str = "arena"
+    scale: float = 0.0
+    zero_point: int = 0
+    offset: int = 0
+    base: Buffer | None = None
+
+    @property
+    def memory(self) -> Buffer:
+        """The buffer whose memory it is."""
+        return self.base or self
+
+    def reshaped(self, shape: tuple[int, ...]) -> Buffer:
+        """Return the same memory in another shape."""
+        return Buffer(self.name, self.dtype, shape, base=self.memory)
+
+    @property
+    def count(self) -> int:
+        """How many codes it holds."""
+        return prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+        return self.count * self.dtype.itemsize
+
+    @property
+    def ctype(self) -> str:
+        """The type of a code in C."""
+        return CTYPES[self.dtype]
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """An array of constants.
+
+    Attributes:
+        name: in C.
+        ctype: of its numbers.
+        numbers: in order.
+    """
+
+    name: str
+    ctype: str
+    numbers: tuple[int, ...]
+
+
+Argument = str | Buffer | Constant
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator.
+
+    Attributes:
+        kernel: name of the function in `KERNELS`.
+        types: what stands for X, X2, W and Y in it.
+        arguments: in order: buffers, arrays of constants, and text.
+        reads: the buffers that it reads.
+        writes: the buffer that it writes.
+        name: of its result, as reports have it.
+        source: the line of the model's code; "" where the graph does not know.
+    """
+
+    kernel: str
+    types: Mapping[str, str]
+    arguments: tuple[Argument, ...]
+    reads: tuple[Buffer, ...]
+    writes: Buffer
+    name: str
+    source: str
+
+    @property
+    def function(self) -> str:
+        """The name of its function in C: of the kernel, and of its types."""
+        suffixes = [name.removesuffix("_t").replace("int", "") for name in self.types.values()]
+        short = ["s" + text if text.isdigit() else text for text in suffixes]
+        return "_".join([self.kernel, *short])
+
+
+@dataclass
+class Program:
+    """Calls in order.
+
+    Attributes:
+        calls: these.
+        inputs: buffers that the caller fills.
+        outputs: buffers that the caller reads.
+        rounding: of the target.
+        accumulator_bits: of the target.
+    """
+
+    rounding: str
+    accumulator_bits: int
+    calls: list[Call] = field(default_factory=list)
+    inputs: list[Buffer] = field(default_factory=list)
+    outputs: list[Buffer] = field(default_factory=list)
+
+    @property
+    def constants(self) -> list[Constant]:
+        """All arrays of constants, in the order of their use."""
+        found = (a for call in self.calls for a in call.arguments if isinstance(a, Constant))
+        return list(dict.fromkeys(found))
+
+
+def plan_arena(program: Program) -> int:
+    """Place the buffers between inputs and outputs in one arena, and return its size in bytes.
+
+    Buffers that are needed at the same time do not overlap. The largest is placed first, each at
+    the lowest place that is free for all of its time.
+    """
+    lives = _lives(program)
+    placed: list[Buffer] = []
+    for buffer in sorted(lives, key=lambda buffer: -buffer.size):
+        first, last = lives[buffer]
+        others = [b for b in placed if lives[b][0] <= last and first <= lives[b][1]]
+        offset = 0
+        for other in sorted(others, key=lambda other: other.offset):
+            if other.offset - offset >= buffer.size:
+                break
+            offset = max(offset, _aligned(other.offset + other.size))
+        buffer.offset = offset
+        placed.append(buffer)
+    return max((_aligned(buffer.offset + buffer.size) for buffer in placed), default=0)
+
+
+def _lives(program: Program) -> dict[Buffer, tuple[int, int]]:
+    """Return the numbers of the first and the last call that need each buffer of the arena."""
+    found: dict[Buffer, tuple[int, int]] = {}
+    for number, call in enumerate(program.calls):
+        for buffer in (call.writes, *call.reads):
+            if buffer.role == "arena":
+                found[buffer] = (found.get(buffer, (number, 0))[0], number)
+    return found
+
+
+def _aligned(size: int) -> int:
+    return (size + 1) // 2 * 2  # codes of 16 bits stand at even places

@@ -1,0 +1,319 @@
+"""Reads a model that is lowered for `fixed_point` as a program of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...errors import JitPassesError, count_of
+from ...graph.view import GraphView, NodeView, ValueView
+from ...stages.module import ModelStage, Report, by_position, stage_of
+from ...targets import FixedPoint, Target
+from ..program.forms import form_of
+from .calls import computed
+from .kernels import AXES
+from .layout import from_strides, loop_text, pool_text, strides_of
+from .program import CODES, Argument, Buffer, Call, Constant, Program, identifier
+from .sums import FormError, SumReader
+
+_OF_INPUT = ("to", "clamp", "round", "nan_to_num", "mul", "add")  # which quantize it
+_SAME_ORDER = (
+    *("reshape", "flatten", "view", "squeeze", "unsqueeze", "unflatten", "contiguous"),
+    *("clone", "detach", "alias"),
+)
+
+
+def read_program(
+    model: torch.jit.ScriptModule, inputs: Sequence[torch.Tensor], method: str
+) -> tuple[Program, list[torch.Tensor], list[torch.Tensor]]:
+    """Return a lowered model as a program for inputs of these sizes, and its codes for these.
+
+    Args:
+        model: lowered for the target `fixed_point`.
+        inputs: an example; the program has its sizes.
+        method: of the model.
+
+    Returns:
+        The program, the codes of its inputs and the codes of its outputs.
+
+    Raises:
+        JitPassesError: the model is another one, or it computes something in float.
+    """
+    report = stage_of(model, ModelStage.LOWERED, "call jit_passes.lower(reference) first")
+    target = Target.from_record(report.target)
+    if not isinstance(target, FixedPoint):
+        why = f"the model is lowered for {target.name!r}, and C is written of 'fixed_point'"
+        raise JitPassesError(
+            f"{why}: quantize with target='fixed_point'",
+            command=f"{why}: quantize with --target fixed_point",
+        )
+    reader = Reader(GraphView.of(model, method), report, target)
+    return reader.read(inputs)
+
+
+class Reader:
+    """Reads a graph, node by node, as it computes it for an example."""
+
+    def __init__(self, graph: GraphView, report: Report, target: FixedPoint) -> None:
+        self.graph, self.target = graph, target
+        self.program = Program(target.rounding, target.accumulator_bits)
+        self.results: dict[int, Any] = {}  # of values, by id, for the example
+        self.buffers: dict[int, Buffer] = {}  # of codes, by id
+        self.sums = SumReader(target.rounding, self.value)
+        self._made: set[str] = set()  # names of constants
+        known = {value.place: value for value in report.values}
+        places = by_position(graph, report.places)
+        self.values = {i: known[place] for i, place in places.items() if place in known}
+
+    def read(
+        self, inputs: Sequence[torch.Tensor]
+    ) -> tuple[Program, list[torch.Tensor], list[torch.Tensor]]:
+        if len(inputs) != len(self.graph.inputs):
+            takes = count_of(len(self.graph.inputs), "input")
+            raise JitPassesError(
+                f"the model takes {takes}, and the example has {len(inputs)}: give a tuple of as "
+                "many tensors"
+            )
+        self.results = dict(zip((v.id for v in self.graph.inputs), inputs, strict=True))
+        for node in self.graph.nodes:
+            if node.block == 0 and node.kind not in ("prim::Constant", "prim::GetAttr"):
+                self._read(node)
+        found = [self._output(value) for value in _parts(self.graph.outputs)]
+        read = {buffer for call in self.program.calls for buffer in call.reads}
+        given = [(b, i) for i, b in self.buffers.items() if b.role == "input" and b in read]
+        self.program.inputs = [buffer for buffer, _ in given]
+        return self.program, [self.results[i] for _, i in given], found
+
+    def _read(self, node: NodeView) -> None:
+        """Compute a node for the example, and add a call if it gives codes."""
+        if node.kind == "prim::RaiseException" or (node.kind == "prim::If" and not node.outputs):
+            return
+        if node.kind in ("prim::ListUnpack", "prim::TupleUnpack"):
+            for value, part in zip(node.outputs, self.value(node.main_operand), strict=True):
+                self.results[value.id] = part
+            return
+        if node.kind in ("prim::ListConstruct", "prim::TupleConstruct"):
+            self.results[node.output.id] = [self.value(value) for value in node.inputs]
+            return
+        form = None if node.kind in ("prim::If", "prim::Loop") else form_of(node, {})
+        if form is None:
+            raise self.error(node, f"{node.kind} has no form in C")
+        found = form(*(self.value(value) for value in node.inputs))
+        if len(node.outputs) != 1:
+            self.results |= {v.id: r for v, r in zip(node.outputs, found or (), strict=False)}
+            return
+        self.results[node.output.id] = found
+        if isinstance(found, torch.Tensor) and found.dtype in CODES:
+            try:
+                self._codes(node)
+            except FormError as error:
+                raise self.error(node, str(error)) from error
+
+    def value(self, value: ValueView) -> Any:
+        if value.is_constant:
+            return value.constant
+        if value.id not in self.results:
+            raise JitPassesError(f"'{value.name}' is state of the model, which C has no form for")
+        return self.results[value.id]
+
+    def error(self, node: NodeView, why: str) -> JitPassesError:
+        name = self.name(node)
+        source = _source(node)
+        where = f" ({source})" if source else ""
+        return JitPassesError(f"'{name}'{where}: {why}")
+
+    def name(self, node: NodeView) -> str:
+        """Return the name that reports have for a result."""
+        value = self.values.get(node.index)
+        return node.name if value is None else value.name
+
+    # Codes
+
+    def _codes(self, node: NodeView) -> None:
+        source = node.main_operand
+        if self._input(node):
+            return
+        if node.kind == "aten::to" and source.id in self.buffers:
+            self.buffers[node.output.id] = self.buffers[source.id]
+            self._describe(node)
+        elif node.kind == "aten::to":
+            computed(self, node)
+        elif node.kind == "aten::take":
+            self._lookup(node)
+        elif node.kind == "aten::cat":
+            self._concatenation(node)
+        elif node.kind.removeprefix("aten::") in _SAME_ORDER:
+            shape = tuple(self.results[node.output.id].shape)
+            self.buffers[node.output.id] = self.buffer(node, source).reshaped(shape)
+        elif node.kind == "aten::max_pool2d":
+            self._maximum(node)
+        else:
+            self._move(node)
+
+    def _input(self, node: NodeView) -> bool:
+        """Note codes that come in."""
+        value = node.main_operand
+        if node.kind != "aten::to" or not self._is_float(value):
+            return False
+        while (maker := value.producer) is not None:
+            if maker.kind.removeprefix("aten::") not in _OF_INPUT:
+                raise self.error(maker, "it is computed in float")
+            value = maker.main_operand
+        self.new(node, value.name).role = "input"
+        self._describe(node)
+        return True
+
+    def _is_float(self, value: ValueView) -> bool:
+        found = self.value(value)
+        return isinstance(found, torch.Tensor) and found.is_floating_point()
+
+    def _describe(self, node: NodeView) -> None:
+        """Note scale and zero point of codes that come in, also where they are known later."""
+        value, buffer = self.values.get(node.index), self.buffers[node.output.id].memory
+        if value is not None and buffer.role == "input":
+            buffer.scale, buffer.zero_point = float(value.scale[0]), int(value.zero_point[0])
+
+    def new(self, node: NodeView, name: str | None = None) -> Buffer:
+        found = self.results[node.output.id]
+        label = name or self.name(node)
+        made = self.buffers[node.output.id] = Buffer(label, found.dtype, tuple(found.shape))
+        return made
+
+    def buffer(self, node: NodeView, value: ValueView) -> Buffer:
+        if value.id not in self.buffers:
+            raise self.error(node, f"it reads '{value.name}', which is no codes")
+        return self.buffers[value.id]
+
+    def _output(self, value: ValueView) -> torch.Tensor:
+        """Let codes be a result, and return them; the model dequantizes them."""
+        node = value.producer
+        steps = node.main_operand.producer if node and node.kind == "aten::mul" else None
+        zero = 0
+        if steps is not None and steps.kind == "aten::sub":
+            zero, steps = int(self.value(steps.inputs[1])), steps.main_operand.producer
+        codes = steps.main_operand if steps and steps.kind == "aten::to" else None
+        if node is None or codes is None or codes.id not in self.buffers:
+            raise JitPassesError(f"the result '{value.name}' is computed in float")
+        buffer = self.buffers[codes.id].memory
+        if buffer.role != "arena":
+            copied = Buffer(f"{buffer.name} again", buffer.dtype, buffer.shape)
+            whole = (0, strides_of(buffer.shape))
+            self._copy(node, buffer, copied, whole, whole)
+            buffer = copied
+        buffer.role, buffer.scale = "output", float(self.value(node.inputs[1]))
+        buffer.zero_point, buffer.shape = zero, tuple(self.results[codes.id].shape)
+        self.program.outputs.append(buffer)
+        found: torch.Tensor = self.results[codes.id]
+        return found
+
+    # Calls
+
+    def call(
+        self, node: NodeView, kernel: str, arguments: Sequence[Argument],
+        reads: Sequence[Buffer], writes: Buffer, weight: str | None = None,
+    ) -> None:  # fmt: skip
+        types = {name: buffer.ctype for name, buffer in zip(("X", "X2"), reads, strict=False)}
+        types |= {"W": weight} if weight else {}
+        types["Y"] = writes.ctype
+        given = tuple(a.memory if isinstance(a, Buffer) else a for a in arguments)
+        read = tuple(buffer.memory for buffer in reads)
+        made = Call(kernel, types, given, read, writes, writes.name, _source(node))
+        self.program.calls.append(made)
+
+    def constant(self, node: NodeView, what: str, ctype: str, numbers: Any) -> Constant:
+        base = node.module or self.name(node)
+        name = f"{identifier(base)}_{what}"
+        unique, number = name, 1
+        while unique in self._made:
+            number += 1
+            unique = f"{name}_{number}"
+        self._made.add(unique)
+        values = torch.as_tensor(numbers).flatten().tolist()
+        return Constant(unique, ctype, tuple(map(int, values)))
+
+    # Operators on codes alone
+
+    def _maximum(self, node: NodeView) -> None:
+        x, y = self.buffer(node, node.main_operand), self.new(node)
+        window, stride, padding, dilation = (self.value(v) for v in node.inputs[1:5])
+        pairs = [n if len(n) == 2 else list(n) * 2 for n in (window, stride or window)]
+        pairs += [n if len(n) == 2 else list(n) * 2 for n in (padding, dilation)]
+        self.call(node, "max_pool2d", [pool_text(x, y, False, *pairs), x, y], [x], y)
+
+    def _lookup(self, node: NodeView) -> None:
+        table, index = node.inputs
+        steps = self.sums.steps(index)
+        x, y = self.buffer(node, steps.codes), self.new(node)
+        array = self.constant(node, "table", y.ctype, self.value(table))
+        self.call(node, "lookup", [str(y.count), x, str(steps.zero), array, y], [x], y)
+
+    def _concatenation(self, node: NodeView) -> None:
+        y, begin = self.new(node), 0
+        axis = int(self.value(node.operand("dim"))) % len(y.shape)
+        memory = strides_of(y.shape)
+        for position, _, value in node.operands:
+            if position == 0:
+                x = self.buffer(node, value)
+                self._copy(node, x, y, (0, strides_of(x.shape)), (begin * memory[axis], memory))
+                begin += x.shape[axis]
+
+    def _copy(
+        self, node: NodeView, x: Buffer, y: Buffer, of: tuple[int, list[int]],
+        to: tuple[int, list[int]], shape: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        """Add a copy; of each side the first place, and steps in memory along the axes."""
+        loops = loop_text(list(shape or x.shape), of[1], y=to[1])
+        self.call(node, "copy", [loops, str(of[0]), x, str(to[0]), y], [x], y)
+
+    def _move(self, node: NodeView) -> None:
+        """Add a call that gives codes in another order, as PyTorch has moved their places."""
+        part = node.kind == "aten::__getitem__"
+        move = node.main_operand.producer if part else node
+        if move is None or move.main_operand.id not in self.buffers:
+            raise self.error(node, f"{node.kind} has no form in C")
+        x = self.buffers[move.main_operand.id]
+        y = self.new(node)
+        places, fill = self._places(node, move, x)
+        begin = int(places.flatten()[0]) if places.numel() else 0
+        steps = [
+            int(places.select(axis, 1).flatten()[0]) - begin if size > 1 else 0
+            for axis, size in enumerate(places.shape)
+        ]
+        even = from_strides(begin, steps, places.shape)
+        if fill is None and len(y.shape) <= AXES and torch.equal(even, places):
+            self._copy(node, x, y, (begin, steps), (0, strides_of(y.shape)), y.shape)
+            return
+        array = self.constant(node, "places", "int32_t", places)
+        self.call(node, "gather", [str(y.count), x, array, str(fill or 0), y], [x], y)
+
+    def _places(self, node: NodeView, move: NodeView, x: Buffer) -> tuple[torch.Tensor, int | None]:
+        """Return where in the operand each code of the result is, and what stands at -1."""
+        places = torch.arange(x.count).reshape(x.shape)
+        operands = [self.value(value) for value in move.inputs[1:]]
+        fill = None
+        if move.kind == "aten::constant_pad_nd":
+            fill, operands[1] = int(operands[1]), -1
+        form = form_of(move, {})
+        assert form is not None
+        found = form(places, *operands)
+        if move is not node:
+            found = found[self.value(node.inputs[1])]
+        return found, fill
+
+
+def _parts(outputs: Sequence[ValueView]) -> list[ValueView]:
+    """Return the results one by one."""
+    maker = outputs[0].producer if len(outputs) == 1 else None
+    if maker is not None and maker.kind == "prim::TupleConstruct":
+        return list(maker.inputs)
+    return list(outputs)
+
+
+def _source(node: NodeView) -> str:
+    """Return the line of a node, or of what it stores: a cast may have none of its own."""
+    found: NodeView | None = node
+    while found is not None and not found.source and found.inputs:
+        found = found.main_operand.producer
+    return found.source if found is not None else ""

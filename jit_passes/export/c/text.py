@@ -1,0 +1,216 @@
+"""The text of a program in C99."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from ...errors import without_folders
+from .kernels import AVERAGE, KERNELS, TYPES, arithmetic, division
+from .program import Argument, Buffer, Call, Constant, Program, identifier
+
+WIDTH = 100
+AVERAGES = ("mean", "average_pool2d")
+_OWN = (
+    *("rescaling", "shift_down", "round_shift", "saturate", "rescale", "round_quotient"),
+    *("average", "conv2d_shape", "pool_shape", "loops", "place", "count_of"),
+)
+
+
+class Writer:
+    """Writes the files of a program.
+
+    Args:
+        program: its buffers are placed.
+        name: of the function and the files.
+        arena: bytes between operators.
+    """
+
+    def __init__(self, program: Program, name: str, arena: int) -> None:
+        self.program, self.name, self.arena = program, name, arena
+        self.upper = name.upper()
+        taken = [call.function for call in program.calls] + [c.name for c in program.constants]
+        self.names = _named((*program.inputs, *program.outputs), (*taken, *_OWN))
+        buffers = (b for call in program.calls for b in (call.writes, *call.reads))
+        self.wide = any(buffer.dtype == torch.int16 for buffer in buffers)
+
+    @property
+    def declared(self) -> str:
+        """The parameters of the function, inputs first."""
+        constant = {"input": "const ", "output": ""}
+        return ", ".join(
+            f"{constant[buffer.role]}{buffer.ctype} *{name}" for buffer, name in self.names.items()
+        )
+
+    def files(self, examples: Sequence[Sequence[torch.Tensor]]) -> dict[str, str]:
+        """Return the files by name.
+
+        Args:
+            examples: of each test vector the codes of the inputs, and then of the outputs.
+        """
+        return {
+            f"{self.name}.h": self.header(),
+            f"{self.name}.c": self.source(),
+            f"{self.name}_vectors.h": self.vectors(examples),
+            "main.c": self.main(),
+            "Makefile": _MAKEFILE.replace("NAME", self.name),
+        }
+
+    def header(self) -> str:
+        """Return the header: sizes, and the one function."""
+        guard = f"{self.upper}_H"
+        text = [f"#ifndef {guard}", f"#define {guard}", "", "#include <stdint.h>", ""]
+        text.append("/* Memory between operators, one array of the source. */")
+        text.append(f"#define {self.upper}_ARENA_BYTES {self.arena}")
+        for buffer, name in self.names.items():
+            shape = " x ".join(map(str, buffer.shape)) or "1"
+            value = f"value = (code - {buffer.zero_point}) * {buffer.scale!r}"
+            text += ["", f"/* '{_quoted(buffer.name)}', {buffer.role}: {shape} codes; {value} */"]
+            text.append(f"#define {self.upper}_{name.upper()}_COUNT {buffer.count}")
+        text += ["", f"void {self.name}_run({self.declared});", "", f"#endif /* {guard} */", ""]
+        return "\n".join(text)
+
+    def source(self) -> str:
+        """Return the source."""
+        program = self.program
+        text = [f'#include "{self.name}.h"', "", arithmetic(program.rounding)]
+        kernels = dict.fromkeys(call.kernel for call in program.calls)
+        if any(kernel in AVERAGES for kernel in kernels):
+            text += [division(program.rounding), AVERAGE]
+        text += dict.fromkeys(TYPES[kernel] for kernel in kernels if kernel in TYPES)
+        functions = {call.function: call for call in program.calls}
+        text += [_function(call, program.accumulator_bits) for call in functions.values()]
+        text += [_array(constant) for constant in program.constants]
+        if self.arena:
+            ctype, size = ("int16_t", " / 2") if self.wide else ("uint8_t", "")
+            text.append(f"static {ctype} arena[{self.upper}_ARENA_BYTES{size}];\n")
+        text += [f"void {self.name}_run({self.declared})", "{"]
+        for call in program.calls:
+            text += self._call(call)
+        return "\n".join((*text, "}", ""))
+
+    def _call(self, call: Call) -> Iterator[str]:
+        source = without_folders(call.source)
+        where = f" ({_quoted(source)})" if source else ""
+        yield f"    /* {_quoted(call.name)}{where} */"
+        joined = ", ".join(map(self._argument, call.arguments)).replace("{, ", "{")
+        yield from _wrapped(f"{call.function}({joined});", "    ", "        ")
+
+    def _argument(self, argument: Argument) -> str:
+        if isinstance(argument, str):
+            return argument
+        if isinstance(argument, Constant):
+            return argument.name
+        if argument.role != "arena":
+            return self.names[argument]
+        place = f"arena + {argument.offset // (2 if self.wide else 1)}"
+        own = "int16_t" if self.wide else "uint8_t"
+        return place if argument.ctype == own else f"({argument.ctype} *)({place})"
+
+    def vectors(self, examples: Sequence[Sequence[torch.Tensor]]) -> str:
+        """Return the test vectors: codes of inputs and of outputs, one array for each."""
+        text = ["#include <stdint.h>", "", f"#define {self.upper}_VECTORS {len(examples)}", ""]
+        for position, (buffer, name) in enumerate(self.names.items()):
+            rows = [example[position].flatten().tolist() for example in examples]
+            head = f"static const {buffer.ctype} {name}_vectors"
+            text.append(f"{head}[{len(rows)}][{max(buffer.count, 1)}] = {{")
+            for row in rows:
+                text += ["    {", *_wrapped(", ".join(map(str, row)), " " * 8, " " * 8), "    },"]
+            text += ["};", ""]
+        return "\n".join(text)
+
+    def main(self) -> str:
+        """Return a program that runs the test vectors, and says which number differs first."""
+        given = [f"{self.names[buffer]}_vectors[n]" for buffer in self.program.inputs]
+        results = [self.names[buffer] for buffer in self.program.outputs]
+        text = ["#include <stdio.h>", "", f'#include "{self.name}.h"']
+        text += [f'#include "{self.name}_vectors.h"', ""]
+        for buffer, own in zip(self.program.outputs, results, strict=True):
+            text.append(f"static {buffer.ctype} {own}[{max(buffer.count, 1)}];")
+        text += ["", "int main(void)", "{", "    long wrong = 0, count = 0;"]
+        text.append(f"    for (int n = 0; n < {self.upper}_VECTORS; ++n) {{")
+        text.append(f"        {self.name}_run({', '.join((*given, *results))});")
+        for buffer, own in zip(self.program.outputs, results, strict=True):
+            text.append(_COMPARISON.replace("COUNT", str(buffer.count)).replace("OWN", own))
+        return "\n".join((*text, _END))
+
+
+_COMPARISON = """\
+        for (int i = 0; i < COUNT; ++i) {
+            ++count;
+            if (OWN[i] != OWN_vectors[n][i] && wrong++ == 0) {
+                printf("vector %d, OWN[%d]: %d, expected %d\\n", n, i,
+                       (int)OWN[i], (int)OWN_vectors[n][i]);
+            }
+        }"""
+_END = """\
+    }
+    printf("%ld of %ld codes differ\\n", wrong, count);
+    return wrong != 0;
+}
+"""
+_MAKEFILE = """\
+CFLAGS = -std=c99 -O2 -Wall -Wextra -pedantic -Wconversion
+
+test: NAME_test
+\t./NAME_test
+
+NAME_test: main.c NAME.c NAME.h NAME_vectors.h
+\t$(CC) $(CFLAGS) -o $@ main.c NAME.c
+
+clean:
+\trm -f NAME_test
+
+.PHONY: test clean
+"""
+
+
+def _named(buffers: Sequence[Buffer], taken: Iterable[str]) -> dict[Buffer, str]:
+    """Return names of parameters, each another one."""
+    found: dict[Buffer, str] = {}
+    used = set(taken)
+    for buffer in buffers:
+        base = name = identifier(buffer.name)
+        number = 1
+        while name in used:
+            number += 1
+            name = f"{base}_{number}"
+        used.add(name)
+        found[buffer] = name
+    return found
+
+
+def _function(call: Call, accumulator_bits: int) -> str:
+    types = {"SUM": "int64_t" if accumulator_bits > 32 else "int32_t", "NAME": call.function}
+    types |= call.types
+    types.setdefault("X2", types["X"])
+    pattern = re.compile(rf"\b({'|'.join(types)})\b")
+    return pattern.sub(lambda found: types[found.group()], KERNELS[call.kernel])
+
+
+def _array(constant: Constant) -> str:
+    numbers = [_number(number) for number in constant.numbers] or ["0"]
+    head = f"static const {constant.ctype} {constant.name}[{len(numbers)}] = {{"
+    return "\n".join([head, *_wrapped(", ".join(numbers), "    ", "    "), "};\n"])
+
+
+def _number(number: int) -> str:
+    """Return a number; C has no literal for the smallest one."""
+    return "INT32_MIN" if number == -(2**31) else str(number)
+
+
+def _wrapped(text: str, first: str, later: str) -> Iterator[str]:
+    """Break a text behind commas."""
+    line = first
+    for word in re.split(r"(?<=,) ", text):
+        if len(line) + len(word) >= WIDTH and line.strip():
+            yield line.rstrip()
+            line = later
+        line += word + " "
+    yield line.rstrip()
+
+
+def _quoted(name: str) -> str:
+    return name.replace("*/", "* /")

@@ -1,0 +1,275 @@
+"""Weights rounded by the error of a layer's result, not each to the nearest code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, log10
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, not_among
+from ..graph.editor import GraphEditor
+from ..graph.view import GraphView, NodeView
+from ..observers import PairSums
+from ..passes.pipeline import Pipeline
+from ..specification.grid import DTYPES
+from ..specification.parameters import QParams
+from ..specification.qparams import spread_qparams
+from ..specification.specification import QuantizationSpec
+from .batches import InputFn, batches, progress_bar
+from .gptq import Grid, gptq
+from .module import ModelStage, Report, stage_of
+from .parameters import choose_parameters
+from .patches import has_patches, patches
+from .recording import Recorder, copy_of
+from .scaling import Layer
+from .seen import QuantizedPlace, read_places, refusals, rewritten
+from .smooth import Arguments
+from .values import readers_of, source_of
+
+ROUNDINGS = ("gptq",)
+DAMPINGS = (0.1, 0.01, 1.0)
+MEMORY = 2**30
+_HELD_BACK = 4  # every fourth batch
+
+
+@dataclass
+class _Site:
+    """A layer whose weight can have other codes.
+
+    Attributes:
+        node: the layer in the prepared model.
+        place: of its weight.
+        weight: [groups, outputs, inputs of one output].
+        grid: of its codes, in that shape.
+        found: codes that it could have, one set for each damping.
+        errors: of the result on batches held back: with the nearest codes, then with these.
+    """
+
+    node: NodeView
+    place: QuantizedPlace
+    weight: Tensor
+    grid: Grid
+    found: list[Tensor] = field(default_factory=list)
+    errors: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
+
+    def patches(self, inputs: Tensor) -> Iterator[Tensor]:
+        """Yield the inputs of its outputs, [groups, rows, inputs of one output]."""
+        return patches(self.node, self.place.operands["x"], inputs)
+
+    def choose(self, gram: Tensor, dampings: Sequence[float]) -> None:
+        """Find codes by the products of its inputs."""
+        dtype = DTYPES[self.place.place.spec.dtype]
+        self.found = [gptq(self.weight, gram, self.grid, part).to(dtype) for part in dampings]
+        self.errors = torch.zeros(1 + len(dampings), dtype=torch.float64)
+
+    def check(self, inputs: Tensor) -> None:
+        """Add the errors of its result for inputs that were held back."""
+        weight = self.weight.double()
+        sets = (self.grid.codes(weight), *self.found)
+        lost = [(weight - self.grid.numbers(codes.double())).to(inputs.dtype) for codes in sets]
+        for rows in self.patches(inputs):
+            for i, error in enumerate(lost):
+                self.errors[i] += (rows @ error.transpose(1, 2)).square().sum().double()
+
+    @property
+    def best(self) -> int:
+        """The number of the best codes, 0 for the nearest ones; 1 where that was not measured."""
+        return int(self.errors.argmin()) if self.errors[0] else 1
+
+    @property
+    def remark(self) -> str:
+        nearest, *chosen = self.errors.tolist()
+        if not nearest:
+            return "its weight is rounded by gptq, which no batch that was held back has checked"
+        gain = 10 * log10(nearest / min(chosen)) if min(chosen) else inf
+        if not self.best:
+            return f"gptq has {-gain:.1f} dB more error on batches held back: it is not used"
+        return f"its weight is rounded by gptq: {gain:.1f} dB less error on batches held back"
+
+
+def round_weights(
+    prepared: torch.jit.ScriptModule,
+    data: Iterable[Any],
+    *,
+    how: str = "gptq",
+    damping: float | None = None,
+    memory: int = MEMORY,
+    input_fn: InputFn | None = None,
+    progress: bool | None = None,
+) -> torch.jit.ScriptModule:
+    """Choose the codes of weights in a calibrated model by the error of each layer's result.
+
+    The nearest code of each weight is not the best for their sum. With X the inputs of a layer and
+    E = W - Q(W), codes Q(W) are chosen for a small
+
+        || E X ||^2 = tr(E X X^T E^T)
+
+    and scales stay. It is worth most with 4 bits and fewer. X X^T is summed in as many passes over
+    the data as `memory` needs. Every fourth batch is held back: the codes with the least error
+    there are taken, which may be the nearest ones. `coverage` says for each layer by how much the
+    error has changed.
+
+    Convolutions and linears with constant weights are rounded so, in groups and per channel too.
+    Transposed convolutions and recurrent layers keep the nearest codes, and so do weights whose
+    sums of pairs have to fit int16. Source: GPTQ, Frantar et al., 2023 (arXiv:2210.17323).
+
+    Args:
+        prepared: the result of `prepare`, calibrated; it is not touched.
+        data: batches of typical inputs, as for `calibrate`; more numbers than a layer has inputs.
+        how: "gptq".
+        damping: part of the mean of X X^T's diagonal that is added to it, in (0, 1]; more where
+            data are few. None for the best of 0.01, 0.1 and 1 for each layer, or 0.1 where no batch
+            is held back.
+        memory: bytes for the matrices X X^T; one larger than that is held alone.
+        input_fn: makes a batch of inputs out of an item of `data`.
+        progress: a progress bar; None for one on terminals only.
+
+    Returns:
+        The prepared model, in which `convert` will find these codes.
+
+    Raises:
+        JitPassesError: the model was not prepared or not calibrated; an option is out of range.
+    """
+    if how not in ROUNDINGS:
+        raise ArgumentError(not_among("how", how, ROUNDINGS))
+    if damping is not None and not 0 < damping <= 1:
+        raise ArgumentError(f"damping is in (0, 1], not {damping!r}")
+    report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare and calibrate first")
+    sites = _sites(prepared, report)
+    if isinstance(data, Iterator):
+        data = list(data)  # gone through several times
+    walk = progress_bar("round", progress)
+
+    def given(held: bool) -> Arguments:
+        for number, arguments in enumerate(batches(data, input_fn, walk)):
+            if (number % _HELD_BACK == _HELD_BACK - 1) is held:
+                yield arguments
+
+    for part in _parts(sites, memory):
+        grams = _grams(part, prepared, report.method, given(held=False))
+        for name in list(grams):
+            part[name].choose(grams.pop(name), DAMPINGS if damping is None else (damping,))
+    chosen = {name: site for name, site in sites.items() if site.found}
+    for site, inputs in _inputs(chosen, prepared, report.method, given(held=True)):
+        site.check(inputs)
+    return _with_codes(prepared, report, chosen, how)
+
+
+def _sites(prepared: torch.jit.ScriptModule, report: Report) -> dict[str, _Site]:
+    """Return the layers whose weights can have other codes, in program order."""
+    places = read_places(prepared, report)[1]
+    chosen = choose_parameters(places, refusals(places)).at
+    weights = {known.place.owner: known for known in places if _can_be_chosen(known)}
+    found = {}
+    for node in GraphView.of(prepared, report.method).nodes:
+        known = weights.get(node.name)
+        if known is None or not has_patches(node):
+            continue
+        qparams, weight = chosen.get(known.place.id), known.operands["x"].detach()
+        alone = len(readers_of(node.operand("weight"))) == 1
+        if isinstance(qparams, QParams) and alone and source_of(node.operand("weight")).is_constant:
+            layer = Layer(node, None, torch.arange(0))
+
+            def rows(tensor: Tensor, layer: Layer = layer) -> Tensor:
+                return layer.by_group(tensor).flatten(2)
+
+            scale, zero_point = (
+                rows(each.expand(weight.shape)) for each in spread_qparams(qparams, weight.shape)
+            )
+            grid = Grid(scale, zero_point, qparams.quant_min, qparams.quant_max)
+            found[node.name] = _Site(node, known, rows(weight), grid)
+    return found
+
+
+def _can_be_chosen(known: QuantizedPlace) -> bool:
+    spec = known.place.spec
+    return (
+        known.place.slot == "weight"
+        and known.constant
+        and known.reached
+        and "codes" in known.operands
+        and isinstance(spec, QuantizationSpec)
+        and not isinstance(spec.observer, PairSums)
+    )
+
+
+def _parts(sites: Mapping[str, _Site], memory: int) -> Iterator[dict[str, _Site]]:
+    """Yield sites by name, as many at a time as have room for the products of their inputs."""
+    part: dict[str, _Site] = {}
+    used = 0
+    for name, site in sites.items():
+        size = 4 * len(site.weight) * site.weight.shape[2] ** 2
+        if part and used + size > memory:
+            yield part
+            part, used = {}, 0
+        part[name] = site
+        used += size
+    if part:
+        yield part
+
+
+def _inputs(
+    sites: Mapping[str, _Site], prepared: torch.jit.ScriptModule, method: str, data: Arguments
+) -> Iterator[tuple[_Site, Tensor]]:
+    """Yield the inputs of layers in the float model, batch by batch."""
+    layers = {site.node.index for site in sites.values()}
+    watched: dict[int, str] = {}
+
+    def watch(graph: GraphEditor) -> None:
+        for node in [node for node in graph.nodes if node.index in layers]:
+            alias = graph.insert("aten::alias", [node.operand("input")], before=node, like=node)
+            graph.set_input(node, node.position("input"), alias.output)
+
+    module = Pipeline("watch", (watch,)).run(copy_of(prepared, method), method).module
+    for node in GraphView.of(module, method).nodes:
+        if node.name in sites:
+            maker = node.operand("input").producer
+            assert maker is not None
+            watched[maker.index] = node.name
+    recorder = Recorder(module, method, list(watched))
+    for arguments in data:
+        for index, tensors in recorder.run(arguments)[1].items():
+            for tensor in tensors:
+                yield sites[watched[index]], tensor
+
+
+def _grams(
+    sites: Mapping[str, _Site], prepared: torch.jit.ScriptModule, method: str, data: Arguments
+) -> dict[str, Tensor]:
+    """Return the sums of products of layers' inputs."""
+    grams: dict[str, Tensor] = {}
+    for site, inputs in _inputs(sites, prepared, method, data):
+        if not inputs.numel() or not inputs.isfinite().all():
+            continue
+        for rows in site.patches(inputs):
+            products = rows.transpose(1, 2) @ rows
+            name = site.node.name
+            grams[name] = grams[name].add_(products) if name in grams else products
+    return grams
+
+
+def _with_codes(
+    prepared: torch.jit.ScriptModule, report: Report, sites: Mapping[str, _Site], how: str
+) -> torch.jit.ScriptModule:
+    """Return a copy of a prepared model that knows the codes of weights."""
+    kept = {site.place.node: site for site in sites.values() if site.best}
+
+    def change(graph: GraphEditor) -> None:
+        for node in [node for node in graph.nodes if node.index in kept]:
+            site = kept[node.index]
+            codes = site.found[site.best - 1].reshape(site.place.operands["x"].shape)
+            made = graph.constant(codes, before=node)
+            graph.set_input(node, node.position("codes"), made)
+
+    method = report.method
+    module = Pipeline("round_weights", (change,)).run(copy_of(prepared, method), method).module
+    told = (
+        row.remarked(sites[row.name].remark) if row.name in sites else row
+        for row in report.operators
+    )
+    made = {**report.made, "weight_rounding": how}
+    return rewritten(prepared, module, replace(report, operators=tuple(told), made=made))

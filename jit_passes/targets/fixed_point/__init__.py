@@ -1,0 +1,5 @@
+"""The target `fixed_point`: integers only."""
+
+from .target import FixedPoint
+
+__all__ = ["FixedPoint"]

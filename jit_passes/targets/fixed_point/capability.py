@@ -1,0 +1,110 @@
+"""Which operators have integer forms, and which codes they have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+
+from ...graph.traits import kinds
+from ...graph.view import NodeView, is_number
+from ...quantizers.capability import Capability, is_constant_behind
+from ...quantizers.fixed_ranges import FIXED_RANGES
+from ...quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
+from .accumulator import overflow_before_data
+from .codes import CLIPS, SUPPORTED_MOVES
+
+CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
+BIASES = {"int32": (-(2**31) + 1, 2**31 - 1), "int16": CODES["int16"], "int8": CODES["int8"]}
+POWERS = ("per_tensor_power_of_two", "per_channel_power_of_two")
+SYMMETRIC = ("per_tensor_symmetric", "per_channel_symmetric", *POWERS)
+
+
+def _options(node: NodeView) -> str | None:
+    constant = is_constant_behind(node, 1)
+    return None if constant else "one of its options is computed by the model"
+
+
+def _weighted(node: NodeView) -> str | None:
+    if not is_constant_behind(node, 3):
+        return "one of its options is computed by the model"
+    if any(isinstance(value.constant, str) for value in node.inputs[3:]):
+        return "its padding is given in words"
+    weight = node.operand("weight").constant
+    vector = isinstance(weight, torch.Tensor) and weight.dim() == 1
+    return "its weight is a vector" if vector else None
+
+
+def _two(node: NodeView) -> str | None:
+    """Take two tensors, or a tensor and a number, which a table has."""
+    if any(value.is_constant and not is_number(value) for value in node.inputs[:2]):
+        return "one of its operands is a constant"
+    if node.kind == "aten::mul":
+        return None
+    alpha = node.operand("alpha").constant
+    number = isinstance(alpha, int | float) and alpha != 0
+    return None if number else "alpha is 0, or computed by the model"
+
+
+def _of_number(node: NodeView) -> str | None:
+    return None if is_number(node.inputs[1]) else "it divides by a tensor"
+
+
+def _average(node: NodeView) -> str | None:
+    if why := _options(node):
+        return why
+    if node.kind.startswith("aten::adaptive"):
+        ones = set(node.operand("output_size").constant) == {1}
+        return None if ones else "its windows differ in size: take a pool with a fixed window"
+    if node.kind == "aten::mean":
+        return None if node.operand("dtype").constant is None else "it changes the dtype"
+    if node.operand("ceil_mode").constant:
+        return "its windows differ in size (ceil_mode)"
+    rim = any(node.operand("padding").constant) and not node.operand("count_include_pad").constant
+    return "its windows differ in size (count_include_pad=False)" if rim else None
+
+
+def _rows() -> list[OperatorSupport]:
+    functions = kinds(lambda traits: traits.elementwise == 1)
+    own = Role.OWN
+    rows = [OperatorSupport(kind, own, check=_options, elementwise=True) for kind in functions]
+    rows += [
+        OperatorSupport(f"aten::conv{n}d", Role.WEIGHTED, (0,), CLIPS, (n + 1, n + 2), _weighted)
+        for n in (1, 2)
+    ]
+    rows.append(OperatorSupport("aten::linear", Role.WEIGHTED, (0,), CLIPS, check=_weighted))
+    rows += [
+        OperatorSupport(f"aten::{op}", own, (0, 1), CLIPS, check=check, elementwise=True)
+        for op, check in (("add", _two), ("sub", _two), ("mul", _two), ("div", _of_number))
+    ]
+    rows.append(OperatorSupport("aten::cat", own, clips=CLIPS, check=_options))
+    averages = ("mean", *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2)))
+    rows += [OperatorSupport(f"aten::{op}", own, clips=CLIPS, check=_average) for op in averages]
+    rows += [OperatorSupport(kind, Role.SHARED, check=_options, elementwise=True) for kind in CLIPS]
+    return rows
+
+
+@cache
+def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
+    """Return what can be computed on integers.
+
+    Args:
+        only_shift: whether all scales must be powers of two.
+        accumulator_bits: of the register that sums of products are in.
+    """
+    table = {row.kind: row for row in _rows()}  # what is spelled out comes after, and wins
+    for kind, (ends, _) in FIXED_RANGES.items():
+        table[kind] = replace(table[kind], input_range=ends)
+    moves: dict[str, Check | None] = dict.fromkeys(SUPPORTED_MOVES)
+    return Capability(
+        table,
+        SpecSupport(CODES, POWERS[:1] if only_shift else PER_TENSOR),
+        SpecSupport({"int8": CODES["int8"], "int16": CODES["int16"]},
+                    POWERS if only_shift else SYMMETRIC),
+        SpecSupport(BIASES, SYMMETRIC),
+        moves=moves,
+        sums=partial(overflow_before_data, bits=accumulator_bits),
+        integers_only=True,
+        correlations=True,
+    )  # fmt: skip

@@ -1,0 +1,210 @@
+"""The steps of the lowering that compute operators on integers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...errors import JitPassesError, count_of, shortened, warn
+from ...graph.editor import GraphEditor
+from ...graph.view import NodeView, ValueView
+from ...passes.rule import RewriteRule
+from ...passes.steps import RuleSet
+from ...quantizers.capability import Capability
+from ...specification.grid import DTYPES
+from ...specification.parameters import QParams
+from ..reference_nodes import parameters_of
+from ..units import DEQUANTIZE, QUANTIZE
+from .arithmetic import Arithmetic
+from .capability import capability_of
+from .codes import CLIPS, CodeFinder, Codes, RefusedError
+from .operators import FORMS, Call, Rules, moved_to
+
+
+def compute_on_integers(
+    graph: GraphEditor, only_shift: bool, rounding: str, accumulator_bits: int
+) -> None:
+    """Compute operators in front of quantize on the codes that their operands are dequantized from.
+
+        %y = aten::conv2d(jit_passes::dequantize(%x, ...), ...)
+        %q = jit_passes::quantize(%y, scale, zero, ...)
+    ->  %c = ...                                          of %x, on integers
+        %d = jit_passes::dequantize(%c, scale, zero)
+        %q = jit_passes::quantize(%d, scale, zero, ...)
+
+    What is in front of quantize then has its grid, and `store_codes` takes quantize out. An
+    operator that has no integer form gets a remark, and stays in float. The options are those of
+    `FixedPoint`.
+    """
+    capability = capability_of(only_shift, accumulator_bits)
+    lowering = _Lowering(graph, Rules(only_shift, rounding, accumulator_bits), capability)
+    for node in graph.nodes:
+        if node.kind == QUANTIZE:
+            lowering.lower(node)
+    lowering.dequantize_last()
+    lowering.ask_codes_for_sizes()
+    lowering.remark_float()
+    lowering.warn_of_floats()
+
+
+# Behind `compute_on_integers`, what is dequantized in front of quantize has its grid and its range.
+STORE_CODES = RuleSet(
+    "store_codes",
+    (
+        RewriteRule(
+            "store_codes",
+            "jit_passes::quantize(jit_passes::dequantize(%q, %scale, %zero), %scale, %zero, "
+            "%low, %high, %dtype)",
+            "aten::to(%q, %dtype, False, False, None)",
+        ),
+    ),
+)
+
+
+class _Lowering:
+    """One run over a graph."""
+
+    def __init__(self, graph: GraphEditor, rules: Rules, capability: Capability) -> None:
+        self.graph, self.rules, self.capability = graph, rules, capability
+        self.finder = CodeFinder(graph)
+        self._codes: dict[int, ValueView] = {}  # of floats that are computed on integers, by id
+        self._lowered: set[int] = set()  # indices of nodes
+        self._refused: dict[int, str] = {}  # reasons
+        self._left: list[str] = []  # operators between integers
+
+    def lower(self, quantize: NodeView) -> None:
+        """Put codes that are dequantized in front of quantize, or remark why not."""
+        values, bounds = _clipped(quantize.main_operand)
+        value, node = values[-1], values[-1].producer
+        if not all(operand.is_constant for operand in quantize.inputs[1:]) or node is None:
+            return  # an input of the model, or a grid that the model computes
+        form = FORMS.get(node.kind)
+        place = node if form else quantize
+        try:
+            grid = _within(parameters_of(quantize), bounds)
+            math = Arithmetic(self.graph, place, node, self.rules.rounding)
+            call = Call(node, grid, self.finder, math, self.rules)
+            row = self.capability.operators.get(node.kind)
+            if row and row.check and (why := row.check(node)):
+                raise RefusedError(why)
+            if form is not None:
+                codes = form(call)
+            elif node.kind == DEQUANTIZE or node.moves_data:
+                of_input = self.finder.before(value, quantize)
+                codes = moved_to(call, of_input or self.finder.of(value))
+            else:
+                raise RefusedError("the target has no integer form of it")
+        except (RefusedError, JitPassesError) as error:
+            self._refuse(node, str(error))
+            return
+        self._lowered.add(node.index)
+        scale, zero = float(grid.scale), int(grid.zero_point)
+        ends = (grid.quant_min, grid.quant_max)
+        self.finder.note(Codes(quantize.output, scale, zero, *ends, grid.dtype))
+        floats = self.graph.insert(DEQUANTIZE, [codes, scale, zero], before=place, like=node)
+        self.graph.set_input(quantize, 0, floats.output)
+        if form is not None:
+            for known in values:
+                self._codes.setdefault(known.id, codes)
+
+    def _refuse(self, node: NodeView, reason: str) -> None:
+        self.graph.remark(node, reason)
+        self._refused[node.index] = reason
+        while node.moves_data and node.main_operand.producer is not None:
+            node = node.main_operand.producer
+        if not node.moves_data:  # an input of the model, which comes in floats
+            self._left.append(f"'{node.name}' ({reason})")
+
+    def dequantize_last(self) -> None:
+        """Dequantize results of the model once they have been moved, not before."""
+        for value in self.graph.outputs:
+            maker = value.producer
+            if maker is None or maker.kind not in ("prim::TupleConstruct", "prim::ListConstruct"):
+                self._dequantize_moved(value)
+                continue
+            for part in dict.fromkeys(maker.inputs):
+                self._dequantize_moved(part)
+
+    def _dequantize_moved(self, value: ValueView) -> None:
+        maker = value.producer
+        if maker is None or not value.is_tensor or not maker.moves_data:
+            return
+        try:
+            codes = self.finder.of(value)
+        except RefusedError:
+            return
+        operands: list[Any] = [codes.value, codes.scale, codes.zero_point]
+        floats = self.graph.insert(DEQUANTIZE, operands, before=maker, like=maker)
+        self.graph.replace(value, floats.output)
+
+    def ask_codes_for_sizes(self) -> None:
+        """Ask codes for sizes, in place of floats that nothing else may need."""
+        for node in self.graph.nodes:
+            if not node.traits.asks_for_shape or not node.main_operand.is_tensor:
+                continue
+            value = node.main_operand
+            if value.id in self._codes:
+                self.graph.set_input(node, 0, self._codes[value.id])
+                continue
+            try:
+                codes = self.finder.of(value)
+            except RefusedError:
+                continue
+            self.graph.set_input(node, 0, codes.value)
+
+    def remark_float(self) -> None:
+        """Remark on operators with weights, and products, whose results are not quantized."""
+        for node in self.graph.nodes:
+            known = node.index in self._lowered or node.index in self._refused
+            if known or not node.traits.counts or not node.name:
+                continue
+            try:
+                self.finder.of(node.main_operand)
+                reason = "its result is not quantized"
+            except RefusedError as error:
+                reason = str(error)
+            self.graph.remark(node, reason)
+
+    def warn_of_floats(self) -> None:
+        """Warn of floats between integers, which hardware without them does not compute."""
+        if self._left:
+            count = count_of(len(self._left), "operator")
+            warn(f"{count} computed in float: {shortened(self._left, 3)}")
+
+
+Bounds = list[tuple[float | None, float | None]]
+
+
+def _clipped(value: ValueView) -> tuple[list[ValueView], Bounds]:
+    """Return a value and those that clips in front of it read, and the bounds of the clips."""
+    values, bounds = [value], []
+    while (maker := value.producer) is not None and maker.kind in CLIPS and maker.clip is not None:
+        bounds.append(maker.clip)
+        value = maker.main_operand
+        values.append(value)
+    return values, bounds
+
+
+def _within(grid: QParams, bounds: Bounds) -> QParams:
+    """Return the grid with no more codes than clips leave.
+
+    quantize never decreases, so quantize(clamp(x, a, b)) = clamp(quantize(x), of a, of b).
+    """
+    low, high = grid.quant_min, grid.quant_max
+    for ends in reversed(bounds):  # the last clip wins where they contradict each other
+        codes = [None if end is None else _code(end, grid) for end in ends]
+        if codes[0] is not None:
+            low, high = max(low, codes[0]), max(high, codes[0])
+        if codes[1] is not None:
+            low, high = min(low, codes[1]), min(high, codes[1])
+    return replace(grid, quant_min=low, quant_max=high)
+
+
+def _code(number: float, grid: QParams) -> int:
+    ends = (grid.quant_min, grid.quant_max)
+    found = torch.ops.jit_passes.quantize(
+        torch.tensor(float(number)), grid.scale, grid.zero_point, *ends, DTYPES[grid.dtype]
+    )
+    return int(found)

@@ -1,0 +1,116 @@
+"""Ratios of scales as integers: a multiplier and a shift.
+
+A sum of products q_x * q_w has steps of s_x * s_w, and the result has steps of s_y. So
+
+    q_y = clamp(round(M * sum) + z_y, quant_min, quant_max),   M = s_x * s_w / s_y
+    M ~ multiplier * 2^-shift
+
+Source: Jacob et al., "Quantization and training of neural networks for efficient
+integer-arithmetic-only inference" (CVPR 2018), equations 5 and 6. The product has 64 bits and is
+rounded once, as `apply_scale_32` of TOSA without double rounding, and TFLite with
+`TFLITE_SINGLE_ROUNDING`; gemmlowp rounds twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import JitPassesError
+
+ROUNDINGS = ("half_even", "half_up", "half_away", "truncate")
+LONGEST = 62  # bits of a shift: the product has 64 with its sign
+
+
+@dataclass(frozen=True)
+class Rescale:
+    """Multiplication by numbers near a ratio, one for the tensor or one for each channel.
+
+    y = round(x * multiplier[c] / (count * 2^shift[c]))
+
+    Attributes:
+        multipliers: one, or one for each channel.
+        shifts: as many; from 0 to 62.
+    """
+
+    multipliers: tuple[int, ...]
+    shifts: tuple[int, ...]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it changes nothing."""
+        return set(self.multipliers) == {1} and set(self.shifts) == {0}
+
+
+def rescale_of(ratios: Sequence[float], bits: int, only_shift: bool) -> Rescale:
+    """Return the multipliers and shifts that are nearest to some ratios.
+
+    multiplier = round(ratio * 2^shift), halves to even, with the largest shift for which it is
+    below 2^bits; then both are halved as long as the multiplier is even. A power of two has the
+    multiplier 1, if it is below 1.
+
+    Args:
+        ratios: above 0, in double precision.
+        bits: of a multiplier, without a sign.
+        only_shift: whether ratios must be powers of two.
+
+    Raises:
+        JitPassesError: a ratio is not a power of two, or too large.
+    """
+    pairs = [_decomposed(ratio, bits, only_shift) for ratio in ratios]
+    if len(set(pairs)) == 1:
+        pairs = pairs[:1]
+    return Rescale(tuple(m for m, _ in pairs), tuple(s for _, s in pairs))
+
+
+def common_rescale(
+    ratios: Sequence[float], bits: int, only_shift: bool
+) -> tuple[tuple[int, ...], int]:
+    """Return multipliers of several operands whose sum is shifted once, and the shift.
+
+    multiplier[k] = round(ratio[k] * 2^shift), the largest of which is below 2^bits. A ratio may be
+    below 0. The operands are rounded together, not one by one.
+
+    Raises:
+        JitPassesError: a ratio is not a power of two, or too large.
+    """
+    for ratio in ratios if only_shift else ():
+        _check_power_of_two(abs(ratio))
+    shift = min(_shift_of(abs(ratio), bits) for ratio in ratios)
+    found = [round(math.ldexp(ratio, shift)) for ratio in ratios]
+    while shift > 0 and all(multiplier % 2 == 0 for multiplier in found):
+        found, shift = [multiplier // 2 for multiplier in found], shift - 1
+    return tuple(found), shift
+
+
+def _decomposed(ratio: float, bits: int, only_shift: bool) -> tuple[int, int]:
+    if only_shift:
+        _check_power_of_two(ratio)
+    shift = _shift_of(ratio, bits)
+    multiplier = round(math.ldexp(ratio, shift))
+    while shift > 0 and multiplier % 2 == 0:
+        multiplier, shift = multiplier // 2, shift - 1
+    return multiplier, shift
+
+
+def _shift_of(ratio: float, bits: int) -> int:
+    """Return the largest shift for which the multiplier has no more than that many bits."""
+    _, exponent = math.frexp(ratio)  # ratio = mantissa * 2^exponent, 0.5 <= mantissa < 1
+    shift = min(bits - exponent, LONGEST)
+    if round(math.ldexp(ratio, shift)) >= 1 << bits:
+        shift -= 1
+    if shift < 0:
+        raise JitPassesError(
+            f"its result has steps that are {ratio:g} times smaller than its sums have, and a "
+            f"multiplier has {bits} bits: calibrate it with data for which it is not constant"
+        )
+    return shift
+
+
+def _check_power_of_two(ratio: float) -> None:
+    if math.frexp(ratio)[0] != 0.5:
+        raise JitPassesError(
+            f"the ratio of its scales is {ratio:g}, which is not a power of two: give its values "
+            "the scheme power_of_two, or take requantization='multiplier'"
+        )

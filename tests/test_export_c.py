@@ -1,0 +1,198 @@
+"""Programs in C99: gcc's results are the codes of the lowered model."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes import JitPassesError
+from jit_passes.export.c.program import plan_arena
+from jit_passes.export.c.reading import read_program
+from jit_passes.targets import FixedPoint
+from jit_passes.targets.fixed_point.rescale import ROUNDINGS
+from tests.command_line import Run, run_fixture  # noqa: F401
+from tests.processes import TESTS
+from tests.test_fixed_point import (
+    NARROW,
+    WIDE,
+    Everything,
+    Flat,
+    Residual,
+    data,
+    models,
+    pyramid,
+    slots,
+)
+
+FLAGS = ["-std=c99", "-Wall", "-Wextra", "-pedantic", "-Wconversion", "-Werror", "-O1"]
+SANITIZE = ["-fsanitize=undefined,address", "-fno-sanitize-recover=all"]
+
+
+def compiled(folder: Path, name: str = "model") -> subprocess.CompletedProcess[str]:
+    """Compile a program, and run its test vectors."""
+    sources = ["main.c", f"{name}.c"]
+    command = ["gcc", *FLAGS, *SANITIZE, *sources, "-o", "program"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:2000]
+    return subprocess.run(["./program"], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def check(folder: Path, codes: int, vectors: int = 1) -> None:
+    """Check that gcc gives the codes of results, for the given vectors and three of the edges."""
+    count = codes * (vectors + 3)
+    done = compiled(folder)
+    assert (done.returncode, done.stdout) == (0, f"0 of {count} codes differ\n"), done.stderr
+    text = (folder / "model.c").read_text()
+    for word in ("float", "double", "malloc", "#include <"):
+        assert word not in text
+
+
+CASES: list[tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]] = [
+    *((Everything, {"rounding": rounding}, {}) for rounding in ROUNDINGS),
+    (Everything, {"requantization": "shift"}, {}),
+    (Everything, {"accumulator_bits": 16}, NARROW),
+    (Everything, {"accumulator_bits": 48}, WIDE),
+    (Residual, {"requantization": "shift", "rounding": "half_away"}, {}),
+    (Flat, {}, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "tensors"), CASES, ids=lambda part: getattr(part, "__name__", str(part))
+)
+def test_gcc_gives_the_codes(
+    module: Callable[[], nn.Module], options: Any, tensors: Any, tmp_path: Path
+) -> None:
+    config = {"version": 1, "global": tensors}
+    _, lowered = models(module, FixedPoint(**options), config=config)
+    first, *others = data(3, seed=9)
+    jit_passes.export_c(lowered, tmp_path, first, others)
+    check(tmp_path, lowered(first).numel(), 3)
+
+
+def test_slots(tmp_path: Path) -> None:
+    _, lowered = slots("multiplier")
+    x = data(1)[0]
+    jit_passes.export_c(lowered, tmp_path, x)
+    check(tmp_path, lowered(x).numel())
+    assert "add_bias_s16_s8(" in (tmp_path / "model.c").read_text()
+
+
+def test_codes_are_repeated(tmp_path: Path) -> None:
+    _, lowered = pyramid()
+    x = data(1)[0]
+    jit_passes.export_c(lowered, tmp_path, x)
+    check(tmp_path, lowered(x).numel())
+
+
+def test_another_code_is_found(tmp_path: Path) -> None:
+    _, lowered = models(Residual, FixedPoint())
+    jit_passes.export_c(lowered, tmp_path, data(1)[0])
+    vectors = tmp_path / "model_vectors.h"
+    head, brace, rest = vectors.read_text().partition(
+        "fc_linear_vectors[4][20] = {\n    {\n        "
+    )
+    code, comma, tail = rest.partition(",")
+    vectors.write_text(f"{head}{brace}{(int(code) + 1) % 256}{comma}{tail}")
+    done = compiled(tmp_path)
+    assert done.returncode == 1
+    assert f"[0]: {code}, expected {(int(code) + 1) % 256}" in done.stdout
+    assert "1 of 80 codes differ" in done.stdout
+
+
+class TwoResults(nn.Module):
+    """Two inputs and three results, one of which is returned twice; names that C has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 3))
+        self.other = nn.Conv2d(3, 4, 3)
+
+    def forward(self, int: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a = self.layers(int)
+        b = self.other(x)
+        c = (a + b).flip(2).permute(0, 2, 3, 1).repeat(1, 1, 2, 1)
+        return c, b, b
+
+
+def test_several_inputs_and_results(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    scripted = torch.jit.script(TwoResults().eval())
+    batches = list(zip(data(4), data(4, seed=1), strict=True))
+    lowered = jit_passes.quantize_script(scripted, batches, target="fixed_point")
+    jit_passes.export_c(lowered, tmp_path, batches[0])
+    check(tmp_path, sum(result.numel() for result in lowered(*batches[0])))
+    header = (tmp_path / "model.h").read_text()
+    assert "const uint8_t *x_int, const uint8_t *x, uint8_t *" in header
+
+
+@pytest.mark.parametrize("network", ["DigitsResNet", "DigitsMobileNet"])
+def test_digits(network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arena holds what is needed at one time: far less than all values together."""
+    monkeypatch.syspath_prepend(str(TESTS.parent / "tutorials"))
+    digits = importlib.import_module("digits")
+    images = digits.load_digits_tensors().test_x[:80]
+    torch.manual_seed(0)
+    scripted = torch.jit.script(getattr(digits, network)(4).eval())
+    lowered = jit_passes.quantize_script(scripted, images.split(16), target="fixed_point")
+    jit_passes.export_c(lowered, tmp_path, images[:1], images[1:4].split(1))
+    check(tmp_path, 10, 4)
+    program, _, _ = read_program(lowered, (images[:1],), "forward")
+    values = [call.writes.size for call in program.calls if call.writes.role == "arena"]
+    assert 0 < plan_arena(program) <= sum(values) / 2
+
+
+def test_command_line(run: Run, tmp_path: Path) -> None:
+    _, lowered = models(Residual, FixedPoint())
+    model, samples, folder = (tmp_path / name for name in ("model.pt", "data.pt", "folder"))
+    torch.jit.save(lowered, model)
+    torch.save(data(1)[0], samples)
+    done = run("export", model, "--to", "c", "--data", samples, "-o", folder)
+    assert done.code == 0 and "C99" in done.out, done.err
+    check(folder, 5, 4)
+
+
+class ManyAxes(nn.Module):
+    """A sum with an axis more than functions in C have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = [4, 2, 2, 6, 2, 6, 2]
+        return self.a(x).reshape(shape) + self.b(x).reshape(shape)
+
+
+def test_too_many_axes(tmp_path: Path) -> None:
+    _, lowered = models(ManyAxes, FixedPoint())
+    with pytest.raises(JitPassesError, match=r"'add' .*: it has 7 axes, and functions in C have 6"):
+        jit_passes.export_c(lowered, tmp_path, data(1)[0])
+
+
+def test_refusals(tmp_path: Path) -> None:
+    reference, lowered = models(Residual, "reference")
+    with pytest.raises(JitPassesError, match="lowered for 'reference', and C is written"):
+        jit_passes.export_c(lowered, tmp_path, data(1)[0])
+    with pytest.raises(JitPassesError, match=r"call jit_passes\.lower"):
+        jit_passes.export_c(reference, tmp_path, data(1)[0])
+    config = {"version": 1, "rules": [{"module": "fc", "keep_float": True}]}
+    _, lowered = models(Residual, FixedPoint(), config=config)
+    with pytest.raises(JitPassesError, match="'fc:linear' is computed in float"):
+        jit_passes.export_c(lowered, tmp_path, data(1)[0])
+    _, lowered = models(Residual, FixedPoint())
+    with pytest.raises(JitPassesError, match=r"has the sizes .* and the example"):
+        jit_passes.export_c(lowered, tmp_path, data(1)[0], [data(1)[0][:1]])
+    with pytest.raises(JitPassesError, match="takes 1 input, and the example has 2"):
+        jit_passes.export_c(lowered, tmp_path, (data(1)[0], data(1)[0]))
+    with pytest.raises(JitPassesError, match="a name in C, not '4'"):
+        jit_passes.export_c(lowered, tmp_path, data(1)[0], name="4")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,416 @@
+"""The target `fixed_point`: integers alone, equal to an oracle in Python's integers."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import jit_passes
+from jit_passes import _C, GraphView, JitPassesError, Pipeline
+from jit_passes.targets import FixedPoint
+from jit_passes.targets.fixed_point.rescale import ROUNDINGS
+from tests.integer_oracle import Oracle
+from tests.processes import TESTS
+
+pytestmark = pytest.mark.filterwarnings("ignore:nothing was quantized")
+
+
+class Everything(nn.Module):
+    """Each operator of the target, with zero points, channels, groups, strides and dilation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.depthwise = nn.Conv2d(8, 8, 3, stride=2, padding=2, dilation=2, groups=8)
+        self.grouped = nn.Conv2d(8, 8, 3, padding=1, groups=2, bias=False)
+        self.row = nn.Conv1d(8, 6, 3, padding=1)
+        self.last = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.first(x)))
+        x = F.relu6(self.depthwise(x))
+        y = F.max_pool2d(x, 3, 1, 1) + self.grouped(x)
+        y = F.relu(y - x) * torch.sigmoid(x)
+        y = F.avg_pool2d(torch.cat([x, y], 1), (3, 2), (1, 2), (1, 0))
+        z = y.reshape(x.shape[0], 2, 8, -1).permute(0, 1, 3, 2).mean(1).transpose(1, 2)
+        z = F.max_pool1d(F.pad(self.row(z), (1, 2)), 2)
+        return self.last(F.adaptive_avg_pool2d(z.unsqueeze(-1), 1).flatten(1))
+
+
+class Residual(nn.Module):
+    """A block whose sums have one scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
+        self.fc = nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(x + self.b(F.relu(self.a(x))))
+        return self.fc(x.mean([2, 3]))
+
+
+def data(count: int = 4, seed: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(4, 3, 12, 12, generator=generator) for _ in range(count)]
+
+
+def models(
+    module: Callable[[], nn.Module], target: Any, **options: Any
+) -> tuple[torch.jit.ScriptModule, torch.jit.ScriptModule]:
+    """Return the reference model and the lowered one."""
+    torch.manual_seed(0)
+    scripted = torch.jit.script(module().eval())
+    prepared = jit_passes.prepare(scripted, target=target, **options)
+    jit_passes.calibrate(prepared, data())
+    reference = jit_passes.convert(prepared)
+    return reference, jit_passes.lower(reference)
+
+
+class Watch(TorchDispatchMode):
+    """Lists the operators that give floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point():
+            self.found.append(func.name().split("::")[1].split(".")[0])
+        return result
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("requantization", ["multiplier", "shift"])
+def test_equals_the_oracle(requantization: str, rounding: str) -> None:
+    target = FixedPoint(requantization, rounding)
+    reference, lowered = models(Everything, target)
+    x = data(1, seed=7)[0]
+    found, expected = lowered(x), Oracle(tabled(reference), rounding)(x)
+    assert torch.equal(found, expected)
+    assert len(found.unique()) > 8
+    with Watch() as watch:
+        lowered(x)
+    # Floats are quantized first, and the last codes become floats. Nothing else does.
+    first = ["_to_copy", "mul", "nan_to_num", "add", "_to_copy", "round", "clamp"]
+    if requantization == "shift":  # without zero points
+        first = ["mul", "nan_to_num", "round", "clamp"]
+    last = ["_to_copy", "sub", "mul"] if requantization == "multiplier" else ["_to_copy", "mul"]
+    assert watch.found == first + last
+
+
+def tabled(reference: torch.jit.ScriptModule) -> Any:
+    """Return a reference model with tables in place of functions, whose floats are its own."""
+    own = _C.clone(reference._c, "forward")
+    return Pipeline("tables", ("fold_constant_lists", "fold_lookup_tables")).run(own).module
+
+
+NARROW = {"input": {"bits": 4}, "weight": {"bits": 4}}
+WIDE = {"input": {"bits": 16, "signed": True}, "output": {"bits": 16, "signed": True}}
+
+
+@pytest.mark.parametrize(
+    ("options", "tensors"),
+    [
+        ({"accumulator_bits": 16}, NARROW),
+        ({"accumulator_bits": 48}, WIDE),
+        ({"requantization": "shift"}, {"bias": {"bits": 8}}),
+        ({"requantization": "shift"}, {"weight": {"channelwise": True}}),
+    ],
+    ids=["int4", "int16", "bias of its own", "shift of each channel"],
+)
+def test_formats_of_slots(options: dict[str, Any], tensors: dict[str, Any]) -> None:
+    target = FixedPoint(**options)
+    reference, lowered = models(Everything, target, config={"version": 1, "global": tensors})
+    assert all(row.dtype == "int8" for row in jit_passes.coverage(lowered))
+    x = data(1, seed=7)[0]
+    bits = 15 if target.accumulator_bits == 48 else 31
+    assert torch.equal(lowered(x), Oracle(tabled(reference), bits=bits)(x))
+
+
+@pytest.mark.parametrize("requantization", ["multiplier", "shift"])
+def test_slots(requantization: str) -> None:
+    """A correlation of 16 bits and a bias with a format of its own are rounded apart."""
+    reference, lowered = slots(requantization)
+    x = data(1, seed=7)[0]
+    found = lowered(x)
+    assert torch.equal(found, Oracle(tabled(reference))(x)) and len(found.unique()) > 8
+    if requantization == "shift":
+        assert torch.equal(found, reference(x))
+    kinds = [node.kind for node in GraphView.of(lowered).nodes]
+    assert kinds.count("aten::round") == 1  # of the input
+
+
+def slots(requantization: str) -> tuple[torch.jit.ScriptModule, torch.jit.ScriptModule]:
+    """Return a reference model with five slots, and the lowered one."""
+    torch.manual_seed(0)
+    recipe: dict[str, Any] = {"recipe": "graffitist"}
+    if requantization == "multiplier":
+        recipe = {"input": 8, "weight": 8, "correlation": 16, "bias": 12, "sum": 8}
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 3, 3, bias=False)
+    )
+    target = FixedPoint(requantization)
+    trained = jit_passes.quantize_slots(torch.jit.script(model), target=target, **recipe)
+    for x in data():
+        trained.train()(x)
+    reference = jit_passes.convert(trained.eval())
+    return reference, jit_passes.lower(reference)
+
+
+@pytest.mark.parametrize(("requantization", "method"), [("shift", "tqt"), ("multiplier", "lsq")])
+def test_trained(requantization: str, method: str) -> None:
+    """Integers of the lowered model are those of the model that trained."""
+    target, x = FixedPoint(requantization), data(1, seed=8)[0]
+    trained = jit_passes.prepare_qat(
+        torch.jit.script(Residual()), target=target, fake_quantizer=method
+    )
+    for batch in data():
+        trained.train()(batch).square().mean().backward()
+    lowered = jit_passes.lower(jit_passes.convert(trained.eval()))
+    assert jit_passes.parity(trained, lowered, [x]).equal
+    assert all(row.dtype == "int8" for row in jit_passes.coverage(lowered))
+
+
+def test_roundings_differ() -> None:
+    x = torch.cat(data(32))
+    results = [models(Residual, FixedPoint("shift", rounding))[1](x) for rounding in ROUNDINGS]
+    for one, other in itertools.combinations(results, 2):
+        assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("module", [Everything, Residual])
+def test_shift_equals_the_reference(module: Callable[[], nn.Module]) -> None:
+    """With powers of two the reference's float32 is exact, so all codes are equal."""
+    reference, lowered = models(module, FixedPoint("shift"))
+    for x in data(8, seed=5):
+        assert torch.equal(lowered(x), reference(x))
+
+
+@pytest.mark.parametrize("module", [Everything, Residual])
+def test_multiplier_differs_at_ties_alone(module: Callable[[], nn.Module]) -> None:
+    """Of equal codes, the reference's float32 gives others only where the exact value is a tie.
+
+    A value of 2^8 steps has 2^-16 of a step in float32, and a few operators round it.
+    """
+    reference, lowered = models(module, FixedPoint())
+    count, far = 0, 0.0
+    for x in data(4, seed=5):
+        oracle = Oracle(tabled(reference))
+        assert torch.equal(oracle(x), lowered(x))
+        for codes, expected, exact in oracle.by_floats(x):
+            others = codes != expected
+            far = max([far, *np.abs(exact[others] % 1 - 0.5)])
+            assert np.abs(codes - expected).max() <= 1
+            count += codes.size
+    assert count > 10_000 and far < 2**-13
+
+
+@pytest.mark.parametrize("requantization", ["multiplier", "shift"])
+@pytest.mark.parametrize("network", ["DigitsResNet", "DigitsMobileNet"])
+def test_digits(network: str, requantization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TESTS.parent / "tutorials"))
+    digits = importlib.import_module("digits")
+    images = digits.load_digits_tensors()
+    torch.manual_seed(0)
+    trained = digits.train(getattr(digits, network)(4), images, epochs=1, progress=False)
+    prepared = jit_passes.prepare(
+        torch.jit.script(trained.eval()), target=FixedPoint(requantization)
+    )
+    jit_passes.calibrate(prepared, images.train_x[:256].split(64))
+    reference = jit_passes.convert(prepared)
+    lowered = jit_passes.lower(reference)
+    assert torch.equal(lowered(images.test_x[:3]), Oracle(tabled(reference))(images.test_x[:3]))
+    differ = (lowered(images.test_x) != reference(images.test_x)).sum()
+    assert differ == 0 if requantization == "shift" else differ < 0.05 * 10 * len(images.test_x)
+
+
+def test_loads_in_plain_pytorch(tmp_path: Path) -> None:
+    _, lowered = models(Everything, FixedPoint())
+    x = data(1)[0]
+    torch.jit.save(lowered, tmp_path / "model.pt")
+    torch.save((x, lowered(x)), tmp_path / "example.pt")
+    program = (
+        "import torch; x, y = torch.load('example.pt'); model = torch.jit.load('model.pt'); "
+        "print(torch.equal(model(x), y))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n"
+
+
+def test_accumulator_too_narrow_for_any_data() -> None:
+    """With a symmetric input the zero point is known, so the bound is that of the codes."""
+    torch.manual_seed(0)
+    scripted = torch.jit.script(Residual().eval())
+    config = {"version": 1, "global": {"input": {"scheme": "symmetric", "signed": True}}}
+    target = FixedPoint(accumulator_bits=16)
+    row = jit_passes.inspect(scripted, target=target, config=config)[0]
+    weight = dict(scripted.named_parameters())["a.weight"].detach().double()
+    scale = weight.abs().amax((1, 2, 3), keepdim=True) / 127
+    codes = (weight / scale).round().clamp(-127, 127).flatten(1)
+    most = int(torch.maximum(codes * -128, codes * 127).sum(1).max())
+    bits = most.bit_length() + 1
+    assert f"{most}], which takes {bits} bits, and the accumulator has 16" in row.reason
+    assert "accumulator_bits=24" in row.reason
+
+
+class LargeBias(Residual):
+    """A bias that 16 bits do not hold, in steps of the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.fc.bias, 1000.0)
+
+
+def test_accumulator_too_narrow_for_the_bias() -> None:
+    config, target = {"version": 1, "global": NARROW}, FixedPoint(accumulator_bits=16)
+    with pytest.warns(jit_passes.JitPassesWarning, match="1 operator computed in float: 'fc:lin"):
+        reference, lowered = models(LargeBias, target, config=config)
+    *others, row = jit_passes.coverage(lowered)
+    assert row.name == "fc:linear" and all(other.dtype == "int8" for other in others)
+    (node,) = (n for n in GraphView.of(reference).nodes if n.name == "fc:linear")
+    codes, bias = (v.producer.main_operand.constant.long() for v in node.inputs[1:3])
+    zero = node.main_operand.producer.inputs[2].constant
+    products = torch.maximum(codes * (0 - zero), codes * (15 - zero)).sum(1)
+    assert f"{int((products + bias).max())}], which takes" in row.reason
+    x = data(1)[0]
+    assert torch.equal(lowered(x), reference(x))
+
+
+class Summing(nn.Module):
+    """An operator that has no integer form, between integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x).cumsum(1))
+
+
+def test_refused_operator() -> None:
+    with pytest.warns(jit_passes.JitPassesWarning, match="'cumsum' .*no integer form"):
+        reference, lowered = models(Summing, FixedPoint())
+    kinds = [node.kind for node in GraphView.of(lowered).nodes]
+    assert kinds.count("aten::conv2d") == 2 and kinds.count("aten::round") == 2
+    x = data(1)[0]
+    assert torch.equal(lowered(x), reference(x))
+
+
+def test_pool_with_windows_of_several_sizes() -> None:
+    """A quantize stands behind it for the next layer, and it stays in float all the same."""
+
+    class Pooled(nn.Sequential):
+        def __init__(self) -> None:
+            pool = nn.AvgPool2d(3, 2, ceil_mode=True)
+            super().__init__(nn.Conv2d(3, 3, 1), pool, nn.Conv2d(3, 3, 1))
+
+    with pytest.warns(jit_passes.JitPassesWarning, match="windows differ in size .ceil_mode"):
+        reference, lowered = models(Pooled, FixedPoint("shift"))
+    x = data(1)[0]
+    assert torch.equal(lowered(x), reference(x))
+
+
+class Flat(nn.Sequential):
+    """The input is padded and flattened before the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.ZeroPad2d(1), nn.Flatten(), nn.Linear(3 * 14 * 14, 5), nn.Sigmoid())
+
+
+class Pyramid(nn.Module):
+    """Features of two sizes, the smaller ones made larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2, 1)
+        self.up, self.last = nn.Upsample(scale_factor=2), nn.Conv2d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = F.relu(self.a(x))
+        small = F.relu(self.b(large))
+        return self.last(torch.cat([large, self.up(small)], 1))
+
+
+def pyramid() -> tuple[torch.jit.ScriptModule, torch.jit.ScriptModule]:
+    """Return the reference model and the lowered one; a script asks for the number of axes."""
+    torch.manual_seed(0)
+    traced = torch.jit.trace(Pyramid().eval(), data(1)[0])
+    prepared = jit_passes.prepare(traced, target=FixedPoint("shift"))
+    jit_passes.calibrate(prepared, data())
+    reference = jit_passes.convert(prepared)
+    return reference, jit_passes.lower(reference)
+
+
+def test_upsampling_repeats_codes() -> None:
+    reference, lowered = pyramid()
+    x = data(1, seed=8)[0]
+    assert torch.equal(lowered(x), reference(x))
+    kinds = [node.kind for node in GraphView.of(lowered).nodes]
+    assert kinds.count("aten::repeat_interleave") == 2 and kinds.count("aten::round") == 1
+
+
+class Sized(nn.Module):
+    """Sizes are asked of what a clip gives, and of what a pool gives, in front of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.a(x))
+        z = F.max_pool2d(y, 2)
+        return self.b(z).reshape(y.shape[0], z.shape[1], -1)
+
+
+def test_sizes_are_those_of_codes() -> None:
+    reference, lowered = models(Sized, FixedPoint("shift"))
+    x = data(1)[0]
+    with Watch() as watch:
+        found = lowered(x)
+    assert torch.equal(found, reference(x)) and watch.found[-2:] == ["_to_copy", "mul"]
+    assert len(watch.found) == 6
+
+
+def test_input_is_moved_as_codes() -> None:
+    reference, lowered = models(Flat, FixedPoint())
+    graph = GraphView.of(lowered)
+    (node,) = (node for node in graph.nodes if node.kind == "aten::round")
+    while node.main_operand.producer is not None:
+        node = node.main_operand.producer
+        assert not node.moves_data
+    assert node.main_operand is graph.inputs[0]
+    x = data(1, seed=8)[0]
+    assert torch.equal(lowered(x), reference(x)) and len(lowered(x).unique()) > 4
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("requantization", "float"), ("rounding", "nearest"), ("accumulator_bits", 20)],
+)
+def test_bad_options(option: str, value: Any) -> None:
+    with pytest.raises(JitPassesError, match=f"{option}.*{value}"):
+        FixedPoint(**{option: value})
+
+
+def test_shift_refuses_other_schemes() -> None:
+    config = {"version": 1, "global": {"input": {"scheme": "affine", "signed": False}}}
+    with pytest.warns(jit_passes.JitPassesWarning):
+        _, lowered = models(Residual, FixedPoint("shift"), config=config)
+    assert "per_tensor_affine" in jit_passes.coverage(lowered)[0].reason

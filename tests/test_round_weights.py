@@ -1,0 +1,249 @@
+"""Codes of weights that are chosen by the error of a layer's result."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes.errors import JitPassesError
+from jit_passes.graph.view import GraphView
+from jit_passes.stages.gptq import Grid, gptq
+from jit_passes.stages.patches import patches
+
+FOUR_BITS: dict[str, Any] = {"version": 1, "global": {"weight": {"bits": 4}}}
+
+
+def gptq_of_the_paper(weight: Tensor, gram: Tensor, grid: Grid, damping: float) -> Tensor:
+    """Algorithm 1 of arXiv:2210.17323 in float64, one column after another, with its inverse."""
+    energy = gram.diagonal()
+    order = energy.argsort(descending=True, stable=True)
+    damped = gram[order][:, order] + damping * energy.mean() * torch.eye(len(gram))
+    inverse = torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
+    left, codes = weight[:, order].clone(), torch.zeros_like(weight)
+    scale, zero_point = grid.scale[0][:, order], grid.zero_point[0][:, order]
+    for j in range(len(gram)):
+        code = (left[:, j] / scale[:, j] + zero_point[:, j]).round().clamp(grid.low, grid.high)
+        error = (left[:, j] - (code - zero_point[:, j]) * scale[:, j]) / inverse[j, j]
+        left[:, j:] -= error[:, None] * inverse[j, j:]
+        codes[:, j] = code
+    return codes[:, order.argsort()]
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 130, 300])
+def test_equals_the_paper(inputs: int) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    weight = torch.randn(2, 5, inputs, generator=generator, dtype=torch.float64)
+    x = torch.randn(2, 4 * inputs, inputs, generator=generator, dtype=torch.float64)
+    x = x @ torch.randn(2, inputs, inputs, generator=generator, dtype=torch.float64)
+    gram = x.transpose(1, 2) @ x
+    scale = (weight.abs().amax(2, keepdim=True) / 7).expand_as(weight)
+    zero_point = torch.randint(-2, 3, (2, 5, 1), generator=generator).double().expand_as(weight)
+    grid = Grid(scale, zero_point, -8, 7)
+    found = gptq(weight, gram, grid, damping=0.01)
+    for group in range(2):
+        own = Grid(scale[group : group + 1], zero_point[group : group + 1], -8, 7)
+        assert torch.equal(found[group], gptq_of_the_paper(weight[group], gram[group], own, 0.01))
+
+
+def test_dead_inputs_keep_the_nearest_codes() -> None:
+    weight = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(1, 3, 4)
+    grid = Grid(torch.full_like(weight, 1 / 7), torch.zeros_like(weight), -7, 7)
+    assert torch.equal(gptq(weight, torch.zeros(1, 4, 4), grid), grid.codes(weight))
+
+
+LAYERS: list[tuple[nn.Module, tuple[int, ...]]] = [
+    (nn.Linear(6, 5), (3, 4, 6)),
+    (nn.Conv1d(4, 6, 3, stride=2, padding=1), (2, 4, 9)),
+    (nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(2, 0), dilation=(2, 1)), (2, 4, 8, 7)),
+    (nn.Conv2d(6, 12, 3, groups=3, padding="same"), (2, 6, 5, 5)),
+    (nn.Conv2d(8, 8, 3, groups=8, padding="valid"), (8, 6, 6)),
+    (nn.Conv3d(2, 4, 2, stride=(1, 2, 1), padding=1), (2, 2, 4, 5, 3)),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=str)
+def test_patches_give_the_result(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """Rows of patches times rows of the weight are the layer's result without bias."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    layer = copy.deepcopy(layer).double().eval()
+    with torch.no_grad():
+        layer.bias.zero_()
+        wanted = layer(x)
+    script = torch.jit.script(layer)
+    prepared = jit_passes.prepare(script, target="reference", mode="weight_only")
+    (node,) = (n for n in GraphView.of(prepared).nodes if n.traits.weighted is not None)
+    weight = layer.weight.detach()
+    (rows,) = patches(node, weight, x)
+    found = (rows @ weight.reshape(len(rows), -1, rows.shape[2]).transpose(1, 2)).transpose(0, 1)
+    axis = -1 - (wanted.dim() - 1 if isinstance(layer, nn.Linear) else weight.dim() - 2)
+    channels_last = wanted if isinstance(layer, nn.Linear) else wanted.movedim(axis, -1)
+    found = found.flatten(1).reshape(channels_last.shape)
+    assert torch.allclose(found, channels_last, rtol=1e-12, atol=1e-12)
+
+
+class Net(nn.Module):
+    """A convolution, a depthwise one and one in groups, and a linear; a layer without a form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1)
+        self.depthwise = nn.Conv2d(16, 16, 3, groups=16, padding="same")
+        self.grouped = nn.Conv2d(16, 16, 3, stride=2, groups=2, padding=1)
+        self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
+        self.last = nn.Linear(8 * 4 * 4, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.grouped(torch.relu(self.depthwise(torch.relu(self.first(x))))))
+        return self.last(nn.functional.avg_pool2d(torch.relu(self.up(y)), 4).flatten(1))
+
+
+def smooth_images(seed: int, count: int, batch: int = 8) -> list[Tensor]:
+    """Return images whose neighbouring pixels are alike, as those of photographs are."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = (torch.randn(batch, 3, 4, 4, generator=generator) for _ in range(count))
+    return [nn.functional.interpolate(x, size=16, mode="bilinear") for x in coarse]
+
+
+def scripted() -> torch.jit.ScriptModule:
+    torch.manual_seed(0)
+    return torch.jit.script(Net().eval())
+
+
+def sqnr(model: torch.jit.ScriptModule, other: torch.jit.ScriptModule) -> float:
+    """Return the signal to noise ratio of another model's results, on data of their own, in dB."""
+    signal = noise = 0.0
+    with torch.no_grad():
+        for x in smooth_images(7, 2):
+            wanted = model(x)
+            signal += float(wanted.square().sum())
+            noise += float((wanted - other(x)).square().sum())
+    return 10 * math.log10(signal / noise)
+
+
+def prepared_net(model: torch.jit.ScriptModule, **options: Any) -> torch.jit.ScriptModule:
+    given = {"target": "reference", "mode": "static", "config": FOUR_BITS, **options}
+    return jit_passes.calibrate(jit_passes.prepare(model, **given), smooth_images(0, 8))
+
+
+def test_four_bits() -> None:
+    """The whole model gains, the report says so, and the weights stay on their grids."""
+    model = scripted()
+    prepared = prepared_net(model)
+    rounded = jit_passes.round_weights(prepared, smooth_images(0, 8))
+    before, after = jit_passes.convert(prepared), jit_passes.convert(rounded)
+    assert sqnr(model, after) > sqnr(model, before) + 3
+    remarks = {row.name.partition(":")[0]: row.remark for row in jit_passes.coverage(after)}
+    assert all(
+        "less error on batches held back" in remarks[n] for n in ("first", "grouped", "last")
+    )
+    assert remarks["up"] == ""
+    known = jit_passes.provenance(after)
+    assert known is not None and known["weight_rounding"] == "gptq"
+    with torch.no_grad():  # the float model that calibration knows has its own weights
+        assert torch.equal(rounded(smooth_images(1, 1)[0]), prepared(smooth_images(1, 1)[0]))
+
+
+def codes_of(reference: torch.jit.ScriptModule) -> dict[str, Tensor]:
+    """Return the integers of weights."""
+    found = {}
+    for node in GraphView.of(reference).nodes:
+        if node.traits.weighted is not None:
+            made = node.operand("weight").producer
+            assert made is not None
+            found[node.name] = made.main_operand.constant
+    return found
+
+
+def test_scales_stay(tmp_path: Any) -> None:
+    """Also where the range of a weight is searched for, and after a file."""
+    config = {"version": 1, "global": {"weight": {"bits": 4, "calibration": "mean_squared_error"}}}
+    prepared = prepared_net(scripted(), config=config)
+    rounded = jit_passes.round_weights(prepared, smooth_images(0, 8))
+    torch.jit.save(rounded, str(tmp_path / "rounded.pt"))
+    loaded = torch.jit.load(str(tmp_path / "rounded.pt"))
+    before, after = (codes_of(jit_passes.convert(model)) for model in (prepared, loaded))
+    for name, codes in after.items():
+        assert codes.dtype == torch.int8 and codes.min() >= -8 and codes.max() <= 7
+        assert torch.equal(codes, before[name]) is name.startswith("up")
+        if not name.startswith("up"):
+            assert (codes != before[name]).float().mean() < 0.7
+    assert codes_of(jit_passes.convert(rounded)).keys() == after.keys()
+    for name, codes in codes_of(jit_passes.convert(rounded)).items():
+        assert torch.equal(codes, after[name])
+
+
+def test_parts_that_fit_the_memory() -> None:
+    """One layer at a time gives what all at once give."""
+    prepared = prepared_net(scripted())
+    data = smooth_images(0, 8)
+    at_once = codes_of(jit_passes.convert(jit_passes.round_weights(prepared, data)))
+    apart = codes_of(jit_passes.convert(jit_passes.round_weights(prepared, iter(data), memory=1)))
+    assert all(torch.equal(codes, apart[name]) for name, codes in at_once.items())
+
+
+def test_few_data() -> None:
+    """Without a batch to hold back the report says that nothing was checked."""
+    rounded = jit_passes.round_weights(prepared_net(scripted()), smooth_images(0, 1))
+    remarks = [row.remark for row in jit_passes.coverage(jit_passes.convert(rounded))]
+    assert sum("no batch that was held back has checked" in remark for remark in remarks) == 4
+
+
+def test_codes_that_fit_chance_are_not_used() -> None:
+    """Three rows of noise say nothing about another one."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(64, 8)).eval())
+    rows = torch.randn(4, 1, 64, generator=torch.Generator().manual_seed(0))
+    prepared = jit_passes.prepare(model, target="reference", mode="weight_only", config=FOUR_BITS)
+    rounded = jit_passes.round_weights(prepared, list(rows), damping=1e-4)
+    (row,) = jit_passes.coverage(jit_passes.convert(rounded))
+    assert "more error on batches held back: it is not used" in row.remark
+    before, after = (codes_of(jit_passes.convert(m)) for m in (prepared, rounded))
+    assert torch.equal(before["0:linear"], after["0:linear"])
+
+
+@pytest.mark.parametrize("target", ["x86", "stock"])
+def test_in_one_call(target: str) -> None:
+    """The integers of the lowered model are the ones that were chosen, bias correction after."""
+    model = scripted()
+    config = FOUR_BITS if target == "x86" else None
+    int8 = jit_passes.quantize_script(
+        model, smooth_images(0, 8), target=target, mode="static", config=config,
+        weight_rounding="gptq", bias_correction="fast", progress=False,
+    )  # fmt: skip
+    known = jit_passes.provenance(int8)
+    assert known is not None
+    assert known["weight_rounding"] == "gptq" and known["bias_correction"] == "fast"
+    assert sqnr(model, int8) > (22 if target == "x86" else 30)
+
+
+def test_groups_and_weight_only() -> None:
+    """Scales of groups of 8 inputs; inputs stay in float."""
+    torch.manual_seed(0)
+    model = torch.jit.script(nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8)).eval())
+    mix = torch.randn(32, 32, generator=torch.Generator().manual_seed(1))
+    data = [torch.randn(64, 32, generator=torch.Generator().manual_seed(i)) @ mix for i in range(8)]
+    config = {"version": 1, "global": {"weight": {"bits": 4, "group_size": 8}}}
+    prepared = jit_passes.prepare(model, target="reference", mode="weight_only", config=config)
+    rounded = jit_passes.round_weights(prepared, data)
+    errors = []
+    with torch.no_grad():
+        for reference in (jit_passes.convert(prepared), jit_passes.convert(rounded)):
+            errors.append(float((model(data[0]) - reference(data[0])).square().sum()))
+    assert errors[1] < errors[0] / 2
+
+
+def test_bad_options() -> None:
+    model = scripted()
+    with pytest.raises(JitPassesError, match="how is one of"):
+        jit_passes.round_weights(prepared_net(model), smooth_images(0, 1), how="adaround")
+    with pytest.raises(JitPassesError, match=r"damping is in \(0, 1\], not 0"):
+        jit_passes.round_weights(prepared_net(model), smooth_images(0, 1), damping=0)
+    with pytest.raises(JitPassesError, match=r"call jit_passes\.prepare and calibrate first"):
+        jit_passes.round_weights(model, smooth_images(0, 1))
+    with pytest.raises(JitPassesError, match="needs calibration data"):
+        jit_passes.quantize_script(model, weight_rounding="gptq")

@@ -15,6 +15,7 @@ from .export import (
     export_c,
     export_calibration,
     export_onnx,
+    from_exported_program,
     to_exported_program,
 )
 from .export.strip import strip
@@ -126,6 +127,7 @@ __all__ = [
     "fill",
     "format_graph",
     "freeze_statistics",
+    "from_exported_program",
     "include_paths",
     "inspect",
     "invariants",

@@ -68,3 +68,14 @@ def timed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
             return function(*args, **kwargs)
 
     return run
+
+
+@contextmanager
+def silenced(name: str) -> Iterator[None]:
+    """Keep a logger of PyTorch from telling what becomes an error here, or matters to nobody."""
+    logger = logging.getLogger(name)
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = disabled

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,9 +39,9 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
-def exported(path: Path) -> None:
-    program = torch.export.export(Net().eval(), (images(2),))
-    torch.export.save(program, path)
+def half_a_program(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/archive_format", "pt2")
 
 
 # The contents of the file, and words of the message.
@@ -55,7 +56,7 @@ NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: torch.save({"x": 1}, path, _use_new_zipfile_serialization=False),
         "before torch 1.6",
     ),
-    "export": (exported, "torch.export"),
+    "export": (half_a_program, "torch.export that is damaged"),
     "cut_off": (lambda path: path.write_bytes(saved(path).read_bytes()[:900]), "cut off"),
 }
 

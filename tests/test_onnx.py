@@ -157,7 +157,7 @@ def test_groups_of_weights(tmp_path: Path) -> None:
     x = torch.randn(3, 32)
     export_onnx(model, tmp_path / "model.onnx", x)
     [node] = [n for n in onnx.load(tmp_path / "model.onnx").graph.node if "Dequ" in n.op_type]
-    assert {a.name: a.i for a in node.attribute} == {"axis": 1, "block_size": 16}
+    assert {a.name: a.i for a in node.attribute} == {"axis": 0, "block_size": 16}
     torch.testing.assert_close(run(session(tmp_path / "model.onnx"), x)[0], model(x))
 
 
@@ -218,14 +218,6 @@ class Bessel(nn.Module):
 def refusals() -> Iterator[Any]:
     small = Small()
     yield "opset", lambda: script(small), {"opset": 7}, "opset is a whole number from 18 to 23"
-    dynamic = {"target": "reference", "mode": "dynamic"}
-    linear = nn.Sequential(nn.Linear(8, 8))
-    yield (
-        "dynamic",
-        lambda: jit_passes.quantize_script(script(linear), **dynamic),
-        {},
-        "mode static",
-    )
     yield "operator", lambda: script(Bessel()), {}, "bessel_j0"
     stock = {"target": "stock", "mode": "static", "progress": False}
     yield (

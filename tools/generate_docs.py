@@ -97,9 +97,7 @@ def operators() -> str:
 
 def target(make: str) -> str:
     """A target's capability, as it prints itself."""
-    made = eval(
-        make, {"Stock": jit_passes.targets.Stock, "Reference": jit_passes.targets.Reference}
-    )
+    made = eval(make, dict(vars(jit_passes.targets)))
     return f"`print(jit_passes.targets.{make})`:\n\n{block(str(made))}"
 
 
@@ -195,6 +193,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "target_x86": lambda: target('Stock("x86", reduce_range=False)'),
     "target_qnnpack": lambda: target('Stock("qnnpack", reduce_range=False)'),
     "target_reference": lambda: target("Reference()"),
+    "target_onnxruntime": lambda: target("OnnxRuntime()"),
     "life_canonical": canonical,
     "life_prepared": life("prepared"),
     "life_reference": life("reference"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 import torch
 from torch.utils._pytree import tree_map
 
-from ..errors import count_of
+from ..errors import count_of, without_folders
 from ..export import (
     FORMATS,
     Encoding,
@@ -24,6 +25,9 @@ from ..export import (
 )
 from ..export.encoding import KINDS
 from ..files import write_whole
+from ..quantize import quantize_script
+from ..report import coverage
+from ..targets import Target
 from . import options
 from .files import check_output, load_model
 from .outcome import show
@@ -37,6 +41,7 @@ Examples:
   jit-passes export reference.pt --to aimet -o model.encodings
   jit-passes export model.pt --to pt2 --random 2x3x224x224 -o model.pt2
   jit-passes export reference.pt --to onnx --data calib.npz -o model.onnx
+  jit-passes export model.pt --to onnx --engine onnxruntime --data calib.npz -o int8.onnx
   jit-passes export fixed_point.pt --to c --data calib.npz -o folder
 """
 
@@ -45,6 +50,11 @@ Examples:
 @options.MODEL
 @click.option("--to", "--format", "form", type=click.Choice([*FORMATS, *MODELS]), required=True,
               help="The engine that will read it; pt2 is a program of torch.export.")  # fmt: skip
+@click.option("--engine", type=options.TargetType(),
+              help="Quantize MODEL first, as this engine computes: onnxruntime, openvino, "
+              "inductor, tensorrt, xnnpack or reference.")  # fmt: skip
+@options.CONFIG
+@options.MODE
 @click.option("--version", help="Version of the form, for those that have several.")
 @click.option("-o", "--output", type=options.FILE, required=True, help="The file.")
 @options.METHOD
@@ -52,47 +62,88 @@ Examples:
 @options.JSON
 @options.common
 def export(
-    model: Path, form: str, version: str | None, output: Path, method: str, as_json: bool,
-    no_progress: bool, **data: Any,
+    model: Path, form: str, engine: str | None, config: Path | None, mode: str | None,
+    version: str | None, output: Path, method: str, as_json: bool, no_progress: bool, **data: Any,
 ) -> None:  # fmt: skip
     """Write MODEL, or its scales, to a file that another engine reads.
 
     Of a MODEL that is calibrated, trained, or quantized for the target `reference`, scales with
     which an engine quantizes the float model. --to pt2 and --to onnx write the model itself, float
-    or for the target `reference`, and need a batch; the number of its samples is open where it has
-    two or more. --to c writes a model for the target `fixed_point` as a folder of C99, for one
-    sample, with the first samples as test vectors.
+    or quantized for an engine or for the target `reference`, and need a batch; the number of its
+    samples is open where it has two or more. --to c writes a model for the target `fixed_point` as
+    a folder of C99, for one sample, with the first samples as test vectors.
+
+    With --engine a float MODEL is quantized and written in one go.
     """
+    if engine is None and (config is not None or mode is not None):
+        raise click.UsageError("--config and --mode say how to quantize: give --engine too")
+    target = None if engine is None else _engine_of(engine)
+    _check_version(form, version)
     loaded = load_model(model)
     if form != "c":
-        check_output(output, [model])
-    if form in MODELS:
-        _export_model(loaded, output, form, version, method, data)
-        text = f"{output}: the model, for {MODELS[form]}"
-        show(text, {"output": str(output), "format": form}, as_json)
+        check_output(output, [path for path in (model, config, data["data"]) if path is not None])
+    batches = options.given_data(loaded, method, **data) if target or form in MODELS else None
+    if form in MODELS and batches is None:
+        raise click.UsageError(f"--to {form} records a call of the model: give --data or --random")
+    told = ""
+    result: dict[str, Any] = {"output": str(output), "format": form}
+    if target is not None:
+        options.warn_of_random(data["random"])
+        shown = False if no_progress else None
+        given: dict[str, Any] = {"config": config, "mode": mode, "method": method}
+        loaded = quantize_script(loaded, batches, target=target, progress=shown, **given)
+        rows = coverage(loaded, method)
+        told = without_folders(str(rows)).partition("\nto load its file")[0] + "\n"
+        result["operators"] = [asdict(row) for row in rows]
+    if batches is not None and form in MODELS:
+        _export_model(loaded, output, form, version, method, batches)
+        show(f"{told}{output}: the model, for {MODELS[form]}", result, as_json)
         return
-    chosen: dict[str, Any] = {} if version is None else {"version": version}
-    if version is not None and "version" not in inspect.signature(FORMATS[form].write).parameters:
+    text, counts = _export_scales(loaded, output, form, version)
+    show(told + text, result | counts, as_json)
+
+
+def _check_version(form: str, version: str | None) -> None:
+    if version is None:
+        return
+    if form in MODELS and (form != "onnx" or not version.isdigit()):
+        raise click.UsageError("--version: pt2 has one only, and onnx has opsets, 21 say")
+    if form in FORMATS and "version" not in inspect.signature(FORMATS[form].write).parameters:
         raise click.UsageError(f"--version: the form {form} has one only")
-    encodings = encodings_of(loaded)
+
+
+def _export_scales(
+    model: torch.jit.ScriptModule, output: Path, form: str, version: str | None
+) -> tuple[str, dict[str, int]]:
+    """Write scales; return what is told of it, and how many the file has."""
+    chosen: dict[str, Any] = {} if version is None else {"version": version}
+    encodings = encodings_of(model)
     export_calibration(encodings, output, form, **chosen)
     counts = _counts(FORMATS[form].held(encodings, **chosen))
     text = f"{output}: {_told(counts)}"
     left = {kind: count - counts[kind] for kind, count in _counts(encodings.encodings).items()}
     if any(left.values()):
         text += f"; not in it: {_told(left)}, since {FORMATS[form].others}"
-    show(text, {"output": str(output), "format": form, **counts}, as_json)
+    return text, counts
+
+
+def _engine_of(name: str) -> Target:
+    """Return the target of an engine that reads files.
+
+    Raises:
+        UsageError: the target of that name computes in this package, or in PyTorch.
+    """
+    target = options.target_of(name)
+    if not target.is_reference:
+        known = ", ".join(name for name, kind in Target.named().items() if kind.is_reference)
+        raise click.UsageError(f"--engine: '{target.name}' reads no files: one of {known}")
+    return target
 
 
 def _export_model(
     model: torch.jit.ScriptModule, output: Path, form: str, version: str | None, method: str,
-    data: dict[str, Any],
+    batches: Iterable[Any],
 ) -> None:  # fmt: skip
-    batches = options.given_data(model, method, **data)
-    if batches is None:
-        raise click.UsageError(f"--to {form} records a call of the model: give --data or --random")
-    if version is not None and (form != "onnx" or not version.isdigit()):
-        raise click.UsageError("--version: pt2 has one only, and onnx has opsets, 21 say")
     batch = next(iter(batches))
     names = [argument.name for argument in getattr(model, method).schema.arguments[1:]]
     if isinstance(batch, dict) and list(batch) == names[: len(batch)]:

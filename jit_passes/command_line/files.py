@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError, first_line
+from ..export import from_exported_program
 from ..files import check_writable, reason_of, write_whole
+from ..logs import silenced
 from .outcome import warning
 
 TO_SCRIPT = (
@@ -22,12 +24,14 @@ LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # how torch.save began befo
 
 
 def load_model(path: Path) -> torch.jit.ScriptModule:
-    """Return the TorchScript model of a file, on the CPU and in eval mode.
+    """Return the model of a file of TorchScript or of `torch.export`, on the CPU, in eval mode.
 
     Raises:
         JitPassesError: there is none; the message says what the file is instead.
     """
     check_readable(path)
+    if _is_program(path):
+        return _load_program(path)
     try:
         model: torch.jit.ScriptModule = torch.jit.load(  # type: ignore[no-untyped-call]
             str(path), map_location="cpu"
@@ -39,6 +43,27 @@ def load_model(path: Path) -> torch.jit.ScriptModule:
         warning(f"{path} was saved in training mode: it is taken in eval mode")
         model.eval()
     return model
+
+
+def _is_program(path: Path) -> bool:
+    """Say whether a file is of `torch.export.save`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = {name.rpartition("/")[2] for name in archive.namelist()}
+    except Exception:  # no archive, or a damaged one: loading says so
+        return False
+    return bool(names & {"archive_format", "serialized_exported_program.json"})
+
+
+def _load_program(path: Path) -> torch.jit.ScriptModule:
+    try:
+        # An open file, since PyTorch warns of paths without the suffix .pt2.
+        with path.open("rb") as file, silenced("torch.export"):
+            program = torch.export.load(file)
+    except Exception as error:
+        why = "a program of torch.export that is damaged, or of another version of torch"
+        raise JitPassesError(f"{path}: {why}") from error
+    return from_exported_program(program)
 
 
 def check_readable(path: Path) -> None:
@@ -74,8 +99,6 @@ def _explain(path: Path, error: Exception) -> str:
             names = {name.partition("/")[2] for name in archive.namelist()}
     except Exception as damaged:  # of several classes, where bytes of its directory are others
         return f"the file is damaged: {first_line(damaged)}"
-    if "archive_format" in names or "serialized_exported_program.json" in names:
-        return f"a program of torch.export, which is no TorchScript: {TO_SCRIPT}"
     if "data.pkl" in names and "constants.pkl" not in names:
         return (
             "a file of torch.save, with a state dict or an eager module in it: load it where the "

@@ -18,8 +18,8 @@ from .aimet import from_aimet, load_aimet, text_of, to_aimet
 from .c import export_c
 from .encoding import Encoding, Encodings, Layer
 from .nni import from_nni, load_nni, save_nni, to_nni
-from .onnx_file import export_onnx
-from .program import to_exported_program
+from .onnx import export_onnx
+from .program import from_exported_program, to_exported_program
 from .reading import encodings_of
 from .tensorrt import from_tensorrt, to_tensorrt
 
@@ -32,6 +32,7 @@ __all__ = [
     "export_calibration",
     "export_onnx",
     "from_aimet",
+    "from_exported_program",
     "from_nni",
     "from_tensorrt",
     "load_aimet",

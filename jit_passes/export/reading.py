@@ -15,7 +15,6 @@ from ..specification.slots import CORRELATION, Correlation, quantized_behind, sl
 from ..stages.convert import convert
 from ..stages.module import ModelStage, Report, by_position
 from ..stages.values import DEQUANTIZE, QUANTIZE, grid_operands
-from ..targets.reference import Reference
 from .encoding import Encoding, Encodings, Layer, bits_of, middle
 
 _BETWEEN = ("jit_passes::fake_quantize", *QUANTIZE, *DEQUANTIZE)
@@ -47,8 +46,7 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
     if report is not None and report.stage in _CONVERTED:
         model = convert(model)
         report = Report.read(model)
-    lowered = report is not None and report.stage is ModelStage.LOWERED
-    if report is None or (lowered and report.target["name"] != Reference.name):
+    if report is None or not report.is_reference:
         found = "one that was not quantized" if report is None else f"a {report.stage} one"
         stages = ", ".join((*_CONVERTED, ModelStage.REFERENCE))
         needed = (

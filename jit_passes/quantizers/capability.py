@@ -12,10 +12,9 @@ from ..graph.view import NodeView, ValueView
 from ..observers import MinMax, PairSums
 from ..specification.annotation import describe
 from ..specification.recurrent import RECURRENT, is_matrix, matrices_of
-from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
-from .support import ANY_SPEC, Check, OperatorSupport, Role, SpecSupport
+from ..specification.specification import QuantizationSpec
+from .support import ANY_SPEC, Check, OperatorSupport, Role, Spec, SpecSupport
 
-Spec = QuantizationSpec | FixedQParamsQuantizationSpec
 ACTIVATION = QuantizationSpec("uint8")
 DYNAMIC = QuantizationSpec("uint8", is_dynamic=True)
 WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
@@ -34,10 +33,14 @@ class Capability:
         weights: the specifications of weights, where an operator has none of its own.
         accumulators: the specifications of biases, which are added to a sum of products; None
             where it takes them in float.
+        float_biases: whether biases are left in float, since the backend makes integers of them
+            by itself.
         mixed: whether an operator may have some operands in float and others quantized, and
             results of its own specification where the table says that they share.
         moves: operators that only rearrange integers, each with a function that says why a node
             cannot be done, or None; None where it takes all of them. For regions only.
+        barriers: operators that only rearrange, but behind which the backend wants an operand
+            quantized anew.
         floats: operators that it computes in float within a region, each with a function that says
             why a node cannot be done, or None. Asked for regions only.
         in_regions: a function that says why an operator can be in no region, though the backend
@@ -59,8 +62,10 @@ class Capability:
     activations: SpecSupport = ANY_SPEC
     weights: SpecSupport = ANY_SPEC
     accumulators: SpecSupport | None = None
+    float_biases: bool = False
     mixed: bool = False
     moves: Mapping[str, Check | None] | None = None
+    barriers: frozenset[str] = frozenset()
     floats: Mapping[str, Check] = field(default_factory=dict)
     in_regions: Check | None = None
     begins: frozenset[str] = frozenset()
@@ -141,6 +146,8 @@ class Capability:
         can = self.specs(node, operand, alone)
         if can is not None and (why := can.refusal(spec)):
             return why
+        if operand is None and (why := self._clip_refusal(node, spec)):
+            return why
         pairs = operand == _WEIGHT and not alone and self.adds_pairs(node)
         if pairs and isinstance(spec, QuantizationSpec):
             found = spec.observer
@@ -150,6 +157,14 @@ class Capability:
                     "in int16: calibrate with pair_sums"
                 )
         return None
+
+    def _clip_refusal(self, clip: NodeView, spec: Spec) -> str | None:
+        """Say why a result of that specification does not clip as the clip that makes it does."""
+        maker = clip.main_operand.producer if clip.clip is not None else None
+        row = self.operators.get(maker.kind) if maker is not None else None
+        if row is None or row.clip_refusal is None or clip.kind not in row.clips:
+            return None
+        return row.clip_refusal(clip, spec)
 
     def move_refusal(self, node: NodeView) -> str | None:
         """Say why the backend cannot rearrange integers as a node does; None when it can."""

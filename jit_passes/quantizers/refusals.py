@@ -82,13 +82,16 @@ class Refusals:
 
     def result_refusal(self, node: NodeView, row: OperatorSupport) -> str | None:
         can, result = self.writer.policy.capability, self.writer.result(node)
+        if result is None and not row.gives_float and not self.writer.is_dynamic(node):
+            return "its result is to stay in float, and the target gives integers alone"
         if not isinstance(result, OwnSpec):
             return None
         if row.role is Role.SHARED and not can.mixed:
             return "its result has the parameters of its operand in the target"
         if row.fixed is result:
             return None
-        if why := can.refusal(node, None, result):
+        maker = self.writer.selection.result(node).producer  # a clip that is part of it, or itself
+        if why := can.refusal(maker or node, None, result):
             return f"its result is to be {why}"
         fixed = row.role is Role.FIXED and not can.mixed
         return "its result has fixed parameters in the target" if fixed else None

@@ -23,6 +23,8 @@ def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
     user = value.uses[0][0]
     if user.kind not in row.clips or user.block != node.block or not _is_absorbed(user):
         return value
+    if row.clip_refusal is not None and row.clip_refusal(user, None):
+        return value
     return user.output
 
 
@@ -37,21 +39,30 @@ def passes_on(node: NodeView) -> bool:
     return node.moves_data or (node.traits.dropout and not node.operand("train").is_constant)
 
 
-def origin_of(value: ValueView, results: Container[int]) -> ValueView:
-    """Return the value that this one rearranges; the way back ends at the given ids."""
+def origin_of(
+    value: ValueView, results: Container[int], barriers: Container[str] = ()
+) -> ValueView:
+    """Return the value that this one rearranges.
+
+    The way back ends at values with the given ids, and at operators of the given kinds.
+    """
     while (node := value.producer) is not None and not value.written:
         if value.id in results:
             break
         if node.kind == "prim::ListUnpack" and (maker := node.main_operand.producer) is not None:
             node = maker
-        if not passes_on(node) or node.main_operand.written:
+        if not passes_on(node) or node.kind in barriers or node.main_operand.written:
             break
         value = node.main_operand
     return value
 
 
-def readers_of(value: ValueView, reads: Callable[[NodeView, int], bool]) -> Iterator[Use | None]:
+def readers_of(
+    value: ValueView, reads: Callable[[NodeView, int], bool], barriers: Container[str] = ()
+) -> Iterator[Use | None]:
     """Yield the uses of a value and of its rearrangements, but not questions for its shape.
+
+    An operator of the kinds `barriers` is a use, though it only rearranges.
 
     None stands for the method's caller, and for whatever an operator writes to the value. `reads`
     says which uses count even where the operator only moves data.
@@ -64,7 +75,9 @@ def readers_of(value: ValueView, reads: Callable[[NodeView, int], bool]) -> Iter
         for user, operand in seen.uses:
             if reads(user, operand):
                 yield user, operand
-            elif user.kind in LISTS or (passes_on(user) and operand == 0):
+            elif user.kind in LISTS or (
+                passes_on(user) and operand == 0 and user.kind not in barriers
+            ):
                 pending += user.outputs
             elif not user.traits.asks_for_shape:
                 yield user, operand
@@ -144,7 +157,7 @@ class Selection:
     def origin(self, value: ValueView) -> ValueView:
         known = self.origins.get(value.id)
         if known is None:
-            known = origin_of(value, self.results)
+            known = origin_of(value, self.results, self.capability.barriers)
             self.origins[value.id] = known
         return known
 
@@ -297,7 +310,9 @@ class Selection:
 
     def readers(self, value: ValueView) -> list[Hashable]:
         """Return which sides read a value, through operators that only move data."""
-        return [self.side_of_use(use) for use in readers_of(value, self.reads)]
+        return [
+            self.side_of_use(use) for use in readers_of(value, self.reads, self.capability.barriers)
+        ]
 
     def reads(self, user: NodeView, operand: int) -> bool:
         """Whether an operator is selected and the operand is one that it reads the integers of."""
@@ -378,12 +393,14 @@ class Selection:
         """Let the backend add before it rounds: the weighted node's own result is not quantized.
 
         Of two such operands it is the later one: the other is there when that is computed. A
-        constant tensor is broadcast most of the time, which no backend does before it rounds.
+        constant tensor is broadcast most of the time, which no backend does before it rounds. A
+        function of one operand takes its result alike.
         """
         for index, row in self.selected.items():
             node = self.nodes[index]
             operands = [value for *_, value in self.operands(node)]
-            if index in self.inner or len(operands) < 2 or any(v.is_constant for v in operands):
+            numbers = len(operands) < len(row.operands)
+            if index in self.inner or numbers or any(v.is_constant for v in operands):
                 continue
             makers = [self.by_output.get(value.id) for value in node.inputs[:2]]
             found = [m.index for m in makers if m is not None and self.is_summed(m, node, row)]

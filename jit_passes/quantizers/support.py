@@ -141,6 +141,8 @@ ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES, roundings=ROUNDINGS, groups=True)
 ANY_DYNAMIC = SpecSupport(DIALECT_GRIDS, DYNAMIC_SCHEMES)
 
 Check = Callable[[NodeView], str | None]
+Spec = QuantizationSpec | FixedQParamsQuantizationSpec
+ClipCheck = Callable[[NodeView, Spec | None], str | None]
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,8 @@ class OperatorSupport:
         role: see `Role`.
         operands: the operands that must be quantized; for a list operand, all its elements.
         clips: the operators that become part of it when they follow: the result's range clips.
+        clip_refusal: says why a clip that follows does not become part of it, for a result of a
+            specification; and, without one, for a result of any. None for no such reason.
         ranks: numbers of dimensions of the result that the backend can do.
         check: says why a node cannot be quantized, or None when it can.
         weights: the specifications of its weight, where the backend can do less than for others.
@@ -166,8 +170,10 @@ class OperatorSupport:
             operator with weights makes or reads it.
         reads_parts: says which operators it takes the quantized operands of, in place of their
             result: a concatenation in front of it is not rounded.
-        sums: of an addition, the weighted operators whose results it takes before they are rounded,
-            one of its two operands: only the sum is quantized then, where nothing else reads it.
+        sums: the weighted operators whose results it takes before they are rounded: of an addition
+            one of its two operands, of a function its only one. Its own result alone is quantized
+            then, where nothing else reads that of the weighted operator.
+        gives_float: whether its result may stay in float while its operands are quantized.
         constants: whether it takes constant tensors among its operands, on grids of their own.
         modes: the modes that it has: "static", parameters of its input come from calibration;
             "dynamic", from the input itself as the model runs, and its result is float;
@@ -194,10 +200,12 @@ class OperatorSupport:
     begins: bool = False
     reads_parts: Callable[[NodeView], bool] | None = None
     sums: tuple[str, ...] = ()
+    gives_float: bool = True
     constants: bool = False
     modes: tuple[str, ...] = ("static",)
     dynamic: SpecSupport | None = None
     adds_batch_axis: bool = False
+    clip_refusal: ClipCheck | None = None
 
     def is_activation(self, position: int, value: ValueView) -> bool:
         """Say whether an operand must be quantized: numbers of a table need not."""

@@ -233,7 +233,8 @@ class AnnotationWriter:
         if not wanted or any(options != wanted[0] for options in wanted):
             return NOTHING
         spec = self.apply(wanted[0], node, value)
-        refused = spec is None or self.policy.capability.refusal(node, None, spec) is not None
+        maker = value.producer or node
+        refused = spec is None or self.policy.capability.refusal(maker, None, spec) is not None
         return NOTHING if refused else wanted[0]
 
     def wanted_by(self, reader: NodeView) -> TensorOptions:
@@ -265,6 +266,8 @@ class AnnotationWriter:
             return None
         if options and options.given() != {"dtype": "int32"}:  # the accumulator's, as by default
             return options.apply(BIAS, 0, f"bias of '{node.name}'")
+        if self.policy.capability.float_biases:
+            return None
         if isinstance(weight, QuantizationSpec) and weight.group_size is not None:
             return None  # no accumulator has the scales of groups
         if (

@@ -16,6 +16,7 @@ from ..errors import JitPassesError, first_line
 from ..graph.traits import NOTHING, TRAITS
 from ..graph.view import GraphView
 from ..passes.subject import check_script
+from ..targets.target import Target
 from .values import QuantizedValue
 
 REPORT = "jit_passes_report"
@@ -125,6 +126,17 @@ class Report:
     plan: str = ""
     values: Sequence[QuantizedValue] = ()
     made: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the module is a reference model: not lowered, or for a target that leaves it one.
+
+        Raises:
+            JitPassesError: it was lowered for a target that this process does not have.
+        """
+        if self.stage is ModelStage.LOWERED:
+            return Target.from_record(self.target).is_reference
+        return self.stage is ModelStage.REFERENCE
 
     def located(self, module: Any) -> Report:
         """Return the record with where the places and the operators are in the module's graph.

@@ -8,6 +8,7 @@ from typing import Any
 from .. import _C
 from ..errors import JitPassesError
 from ..registered import UnknownError
+from .engines import XNNPACK, Engine, Inductor, OnnxRuntime, OpenVINO, TensorRT
 from .fixed_point import FixedPoint
 from .partition import CompileRegions, Partition, Region, RegionValue
 from .quantizers import PowerOfTwoQuantizer, QnnpackQuantizer, TargetQuantizer, X86Quantizer
@@ -18,8 +19,13 @@ from .x86 import X86
 
 __all__ = [
     "X86",
+    "XNNPACK",
     "CompileRegions",
+    "Engine",
     "FixedPoint",
+    "Inductor",
+    "OnnxRuntime",
+    "OpenVINO",
     "Partition",
     "PowerOfTwoQuantizer",
     "QnnpackQuantizer",
@@ -29,6 +35,7 @@ __all__ = [
     "Stock",
     "Target",
     "TargetQuantizer",
+    "TensorRT",
     "X86Quantizer",
     "make_target",
     "resolve_target",

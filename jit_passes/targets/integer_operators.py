@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..graph.view import GraphView, NodeView, ValueView
-from ..quantizers.capability import Capability, Spec
+from ..quantizers.capability import Capability
 from ..quantizers.disjoint import DisjointSets
 from ..quantizers.selection import LISTS, Use, clipped_output, readers_of
-from ..quantizers.support import OperatorSupport, Role
+from ..quantizers.support import OperatorSupport, Role, Spec
 from ..specification.grid import DTYPES
 from ..specification.specification import QuantizationSpec
 from .reference_nodes import (

@@ -118,6 +118,7 @@ class Reference(Target):
     """
 
     name: ClassVar[str] = "reference"
+    is_reference: ClassVar[bool] = True
     lookup_tables: bool = True
 
     @property

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from ..graph.view import Deferred, GraphView, NodeView, ValueView
-from ..quantizers.capability import Spec
 from ..quantizers.selection import origin_of
+from ..quantizers.support import Spec
 from ..specification.grid import DTYPES
 from ..specification.parameters import QParams
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec

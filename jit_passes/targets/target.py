@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from ..graph.view import NodeView
 from ..passes.pipeline import Pipeline
 from ..quantizers.backend import BackendQuantizer
-from ..quantizers.capability import Capability, Spec
+from ..quantizers.capability import Capability
+from ..quantizers.support import Spec
 from ..registered import Registered
 
 
@@ -21,7 +22,13 @@ class Target(Registered, ABC, noun="target"):
 
     Subclasses are frozen dataclasses whose fields are their options. Defining one registers it,
     under its `name`: see `Registered`.
+
+    Attributes:
+        is_reference: whether a lowered model is the reference model still, for files and programs
+            that engines of others read.
     """
+
+    is_reference: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -6,7 +6,32 @@ from typing import Any
 
 import torch
 
-__all__ = ["to_exported_program"]
+__all__ = ["from_exported_program", "to_exported_program"]
+
+
+def from_exported_program(program: torch.export.ExportedProgram) -> torch.jit.ScriptModule:
+    """Return a program of `torch.export` as a ScriptModule, which all functions here take.
+
+    It computes what the program computes, on tensors of any size that its operators take: the
+    program's own bounds of sizes are not checked. Parameters share their memory with the program's
+    and have its paths; operators are in the modules that they come from, so that rules of
+    configurations and names in reports are those of the model that was exported. Arguments are
+    called and nested as they were.
+
+    `torch.cond` becomes a branch. Operators of `quantized_decomposed` stay as they are.
+
+    Args:
+        program: the result of `torch.export.export` or `torch.export.load`. Layers are recognized
+            best ahead of `run_decompositions`, which takes linears and attention apart.
+
+    Raises:
+        JitPassesError: it is no such program; an operator is none of PyTorch's dispatcher, as
+            `while_loop` is none; or TorchScript has no type for an argument or a result, as for
+            dicts by numbers.
+    """
+    from .read import read_program
+
+    return read_program(program)
 
 
 def to_exported_program(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from ...errors import JitPassesError, first_line, shortened
 from ...graph.view import GraphView, NodeView
+from ...logs import silenced
 from ...passes.subject import wrap
 from ...stages.arguments import advice
 from ...stages.batches import batches
@@ -24,11 +23,12 @@ from .names import described, name_nodes
 from .running import STRUCTURE, NodeError, Running
 
 _GRADIENTS = "__torch__.torch.autograd.grad_mode."  # contexts that do nothing in a program
+_TRACING = "torch._subclasses.fake_tensor"  # it logs what becomes an error here
 _NEXT = {
     ModelStage.PREPARED: "calibrate it, and pass the result of jit_passes.convert",
     ModelStage.QAT: "pass the result of jit_passes.convert",
     ModelStage.LOWERED: "pass the model that was lowered, the result of jit_passes.convert, or "
-    "quantize with target='reference'",
+    "quantize for the engine, with target='onnxruntime', or with target='reference'",
 }
 
 
@@ -43,7 +43,7 @@ def write_program(
     running = Running(block, forms, script.schema.arguments[1:], dict(_state(module, block)))
     args, kwargs = next(batches([example_inputs], None, what="example_inputs"))
     try:
-        with torch.no_grad(), preserve_node_meta(), _quiet():
+        with torch.no_grad(), preserve_node_meta(), silenced(_TRACING):
             program = torch.export.export(
                 running.eval(), args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
             )
@@ -58,17 +58,6 @@ def write_program(
     return program
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep PyTorch from logging what becomes an error here."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    disabled, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = disabled
-
-
 def _canonical(model: Any, method: str) -> tuple[Any, Mapping[int, Limits]]:
     """Return the C++ module whose graph is exported, and the codes of quantized values in it.
 
@@ -80,8 +69,7 @@ def _canonical(model: Any, method: str) -> tuple[Any, Mapping[int, Limits]]:
     if report is None:
         check_module(model, method)
         return normalize(model._c, method).module, {}
-    whole = report.stage is ModelStage.LOWERED and report.target.get("name") == "reference"
-    if report.stage is not ModelStage.REFERENCE and not whole:
+    if not report.is_reference:
         why = f"the model is a {report.stage} one, whose operators no program has"
         raise JitPassesError(f"{why}: {_NEXT[report.stage]}")
     return part._c, _limits(part, report)

@@ -6,7 +6,7 @@ import torch
 
 from ...graph.view import NodeView
 from ...observers import MinMax
-from ...quantizers.capability import Spec
+from ...quantizers.support import Spec
 from ...specification.qparams import affine_qparams
 from ...specification.specification import QuantizationSpec
 

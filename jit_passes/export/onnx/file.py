@@ -1,38 +1,35 @@
 """Files of ONNX with QuantizeLinear and DequantizeLinear.
 
 `torch.onnx` translates the program of `to_exported_program`; the operators that quantize are
-translated here, since it has none of them.
-
-    quantize_per_tensor      QuantizeLinear, and Clip where not all codes of the type are used
-    dequantize_per_tensor    DequantizeLinear
-    dequantize_per_channel   DequantizeLinear(axis)
-    ..._channel_group        DequantizeLinear(axis, block_size)
+translated in `operators.py`, since it has none of them.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten
 
-from .._version import __version__
-from ..errors import ArgumentError, JitPassesError, first_line
-from ..files import check_writable, write_whole
-from ..stages.module import Report, part_of
-from .program import to_exported_program
-from .program.decomposed import decomposed
+from ..._version import __version__
+from ...errors import ArgumentError, JitPassesError, first_line
+from ...files import check_writable, write_whole
+from ...logs import silenced
+from ...stages.module import Report, part_of
+from ..program import to_exported_program
+from .dynamic import check_chosen
+from .fold import fold_weights
+from .operators import translations
+from .pools import spell_out_pools
 
 FIRST, LAST = 18, 23  # opsets
-SIXTEEN = 21  # the first one with codes of 16 bits
 LARGE = 2**31 - 2**20  # bytes: a file of protobuf ends below 2 GiB
-Named = Mapping[str, torch.Tensor]
+# It tells which operators of torchvision it leaves out.
+_REGISTRATION = "torch.onnx._internal.exporter._registration"
 
 
 def export_onnx(
@@ -45,7 +42,7 @@ def export_onnx(
     output_names: Sequence[str] | None = None,
     method: str = "forward",
 ) -> None:
-    """Write a float model, or a static reference model with its quantization, as an ONNX file.
+    """Write a float model, or a reference model with its quantization, as an ONNX file.
 
     Inputs have the names of the method's arguments, values those that reports and encodings have,
     and initializers the paths of parameters. An open size is called as its `Dim`.
@@ -61,7 +58,8 @@ def export_onnx(
 
     Raises:
         JitPassesError: onnx or onnxscript is not installed; `to_exported_program` refuses the
-            model; ONNX has no form for an operator; or the opset is unknown.
+            model; ONNX has no form for an operator, or for scales that the model chooses as it
+            runs; or the opset is unknown.
         JitPassesError: the file cannot be written; this is an OSError too.
     """
     if opset not in range(FIRST, LAST + 1):
@@ -70,16 +68,20 @@ def export_onnx(
     onnx = _imported("onnx")
     _imported("onnxscript")
     program = to_exported_program(model, example_inputs, dynamic_shapes, method=method)
-    _check_static(program)
+    check_chosen(program)
+    spell_out_pools(program)
     try:
-        with _quiet():
+        with silenced(_REGISTRATION):
             written: Any = torch.onnx.export(
                 program,
                 opset_version=opset,
                 output_names=output_names,
-                custom_translation_table=_translations(program, opset),
+                custom_translation_table=translations(program, opset),
                 verbose=False,
+                optimize=False,
             )
+            fold_weights(written.model)
+            written.optimize()
     except Exception as error:
         raise JitPassesError(f"the model is not exported to ONNX: {_reason(error)}") from error
     written.rename_axes(_axes(program, dynamic_shapes))
@@ -104,122 +106,11 @@ def _imported(name: str) -> Any:
         ) from error
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep `torch.onnx` from telling which operators of torchvision it leaves out."""
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
-    disabled, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = disabled
-
-
-def _check_static(program: torch.export.ExportedProgram) -> None:
-    """Check that no scale is chosen as the model runs.
-
-    Raises:
-        JitPassesError: one is.
-    """
-    for node in program.graph.nodes:
-        if "choose_qparams" in str(node.target):
-            name = node.meta.get("custom", {}).get("name", node.name)
-            raise JitPassesError(
-                f"the scale of '{name}' is chosen as the model runs, which files of ONNX do not "
-                "have yet: quantize in the mode static"
-            )
-
-
 def _reason(error: BaseException) -> str:
     """Return what `torch.onnx` says at the bottom: its own message is a page."""
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error).strip().partition("\n")[0]
-
-
-def _translations(
-    program: torch.export.ExportedProgram, opset: int
-) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return the functions that translate the operators of `quantized_decomposed`."""
-    scripts = importlib.import_module("onnxscript")
-    op = getattr(scripts, f"opset{opset}")
-    state = {**program.state_dict, **program.constants}
-    paths = program.graph_signature.inputs_to_buffers
-    of = {input: state[path] for input, path in paths.items() if path in state}
-
-    def typed(zero_points: Any, dtype: int) -> Any:
-        return op.Cast(op.Constant(value_int=zero_points), to=dtype)
-
-    def channels(zero_points: Any, dtype: int) -> Any:
-        """Return zero points in the type of the codes; None if they are 0, as ONNX takes them."""
-        known = None if zero_points is None else of.get(zero_points.name)
-        if zero_points is None or (known is not None and not known.any()):
-            return None
-        return op.Cast(zero_points, to=dtype)
-
-    def quantize(
-        input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int
-    ) -> Any:
-        kind = _type(dtype, quant_min, quant_max, opset)
-        codes = op.QuantizeLinear(input, op.Constant(value_float=scale), typed(zero_point, kind))
-        if (quant_min, quant_max) == _ends(kind):
-            return codes
-        return op.Clip(codes, typed(quant_min, kind), typed(quant_max, kind))
-
-    def dequantize(
-        input: Any, scale: float, zero_point: int, quant_min: int, quant_max: int, dtype: int,
-        out_dtype: int | None = None,
-    ) -> Any:  # fmt: skip
-        kind = dtype if input.name in of else _type(dtype, quant_min, quant_max, opset)
-        return op.DequantizeLinear(input, op.Constant(value_float=scale), typed(zero_point, kind))
-
-    def dequantize_channels(
-        input: Any, scales: Any, zero_points: Any, axis: int, quant_min: int, quant_max: int,
-        dtype: int, out_dtype: int | None = None,
-    ) -> Any:  # fmt: skip
-        return op.DequantizeLinear(input, scales, channels(zero_points, dtype), axis=axis)
-
-    def dequantize_groups(
-        input: Any, scales: Any, zero_points: Any, quant_min: int, quant_max: int, dtype: int,
-        group_size: int, output_dtype: int | None = None,
-    ) -> Any:  # fmt: skip
-        zeros = channels(zero_points, dtype)
-        return op.DequantizeLinear(input, scales, zeros, axis=1, block_size=group_size)
-
-    names = decomposed()
-    return {
-        names.quantize_per_tensor.default: quantize,
-        names.dequantize_per_tensor.default: dequantize,
-        names.dequantize_per_channel.default: dequantize_channels,
-        names.dequantize_per_channel_group.default: dequantize_groups,
-    }
-
-
-def _type(dtype: int, quant_min: int, quant_max: int, opset: int) -> int:
-    """Return ONNX's number of the type of computed codes; those of 16 bits are int32 here.
-
-    Raises:
-        JitPassesError: ONNX quantizes to none such, or not in this opset.
-    """
-    ir = importlib.import_module("onnx_ir")
-    if dtype in (ir.DataType.UINT8, ir.DataType.INT8):
-        return dtype
-    for kind in (ir.DataType.UINT16, ir.DataType.INT16):
-        low, high = _ends(kind)
-        if low <= quant_min and quant_max <= high:
-            if opset < SIXTEEN:
-                raise JitPassesError(f"codes of 16 bits need opset {SIXTEEN} or later, not {opset}")
-            return int(kind)
-    raise JitPassesError(
-        f"ONNX has no codes from {quant_min} to {quant_max}: quantize values to 16 bits at most"
-    )
-
-
-def _ends(kind: int) -> tuple[int, int]:
-    """Return the smallest and the largest number of a type, by ONNX's number of it."""
-    ir = importlib.import_module("onnx_ir")
-    limits = torch.iinfo(getattr(torch, str(ir.DataType(kind).numpy())))
-    return limits.min, limits.max
 
 
 def _axes(program: torch.export.ExportedProgram, dynamic_shapes: Any) -> dict[str, str]:
@@ -260,6 +151,7 @@ def _name(written: Any, fixed: Sequence[str]) -> None:
         if "custom" in node.meta and "name" in node.meta["custom"]
     }
     suffixes = {"QuantizeLinear": ":quantized", "DequantizeLinear": ":dequantized"}
+    suffixes["DynamicQuantizeLinear"] = ":quantized"
     graph = written.model.graph
     taken = {value.name for value in (*graph.inputs, *graph.initializers.values())} | set(fixed)
     for node in graph.all_nodes():

@@ -1,0 +1,7 @@
+"""Files of ONNX."""
+
+from __future__ import annotations
+
+from .file import export_onnx
+
+__all__ = ["export_onnx"]

@@ -1,0 +1,28 @@
+"""Nodes of programs, and of the ONNX graph that is being written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def nodes_of(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
+    """Yield the nodes of a program, those of branches too; a caller may change them."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            yield from list(module.graph.nodes)
+
+
+def state_of(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
+    """Return the constant tensors of a program by the names of the inputs that stand for them."""
+    state = {**program.state_dict, **program.constants}
+    paths = program.graph_signature.inputs_to_buffers
+    return {input: state[path] for input, path in paths.items() if path in state}
+
+
+def made_by(value: Any, kind: str) -> Any:
+    """Return the node of ONNX that makes a value, if it is of that kind; None otherwise."""
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == kind else None

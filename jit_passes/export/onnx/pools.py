@@ -1,0 +1,71 @@
+"""Average pools in the forms that `torch.onnx` translates rightly, and engines put on integers.
+
+`torch.onnx` 2.13 writes a global average as ReduceMean, which ONNX Runtime computes in float, and
+leaves out the divisor of a pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .graph import nodes_of
+
+_ATEN = torch.ops.aten
+_ADAPTIVE = {getattr(_ATEN, f"adaptive_avg_pool{n}d").default: n for n in (1, 2, 3)}
+_AVERAGES = {getattr(_ATEN, f"avg_pool{n}d").default: n for n in (2, 3)}
+
+
+def spell_out_pools(program: torch.export.ExportedProgram) -> None:
+    """Write average pools with operators that `torch.onnx` translates rightly, in place.
+
+    Adaptive ones that give one value become means, and a divisor a factor: `torch.onnx` 2.13 leaves
+    it out.
+    """
+    for node in nodes_of(program):
+        size: Any = node.args[1] if node.target in _ADAPTIVE else ()
+        if {*size} == {1}:
+            node.args = (node.args[0], list(range(-_ADAPTIVE[node.target], 0)), True)
+            node.target = _ATEN.mean.dim
+        elif node.target in _AVERAGES and _divisor(node) is not None:
+            _multiply(node)
+
+
+def _divisor(average: torch.fx.Node) -> int | None:
+    named = average.kwargs.get("divisor_override")
+    return average.args[6] if len(average.args) > 6 else named  # type: ignore[return-value]
+
+
+def _multiply(average: torch.fx.Node) -> None:
+    """Write an average by a divisor as that by the size of the window, times size by divisor."""
+    window: Any = average.args[1]
+    dims = _AVERAGES[average.target]
+    factor = math.prod(window if len(window) == dims else [*window] * dims) / _divisor(average)
+    operand, _, *options = average.args
+    stride, padding, ceil = (*options, *((), 0, False)[len(options) :])[:3]
+    with average.graph.inserting_after(average):
+        product = average.graph.call_function(_ATEN.mul.Tensor, (average, factor))
+    average.replace_all_uses_with(product, delete_user_cb=lambda user: user is not product)
+    product.meta, average.meta = average.meta, {"val": average.meta["val"]}
+    average.args, average.kwargs = (operand, window, stride, padding, ceil, True), {}
+
+
+def pool_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return the translations of means; `op` is the module of an opset."""
+
+    def mean(input: Any, dim: Any = None, keepdim: bool = False, dtype: int | None = None) -> Any:
+        rank = len(input.shape)
+        if dtype is not None:
+            input = op.Cast(input, to=dtype)
+        if not dim or rank == 0:
+            return op.ReduceMean(input, keepdims=keepdim)
+        axes = op.Constant(value_ints=list(dim))
+        if rank < 3 or {axis % rank for axis in dim} != set(range(2, rank)):
+            return op.ReduceMean(input, axes, keepdims=keepdim)
+        average = op.GlobalAveragePool(input)
+        return average if keepdim else op.Squeeze(average, axes)
+
+    return {_ATEN.mean.dim: mean}

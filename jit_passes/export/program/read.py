@@ -1,0 +1,98 @@
+"""From a program of `torch.export` to a ScriptModule."""
+
+from __future__ import annotations
+
+import ast
+import math
+import typing
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+from torch._sources import SourceContext
+from torch.jit.frontend import build_def
+
+from ...errors import JitPassesError, first_line
+from .decomposed import decomposed
+from .source import Method, Source
+
+_context: Any = SourceContext  # PyTorch has no types for these two
+_build_def: Any = build_def
+# What the source of a program may name.
+_NAMES: dict[str, Any] = {"torch": torch, "math": math, **vars(typing)}
+
+
+def read_program(program: Any) -> torch.jit.ScriptModule:
+    """Return the ScriptModule: see `from_exported_program`."""
+    if not isinstance(program, torch.export.ExportedProgram):
+        raise JitPassesError(
+            f"a torch.export.ExportedProgram is needed, not a {type(program).__name__}: pass the "
+            "result of torch.export.export or torch.export.load"
+        )
+    decomposed()  # defines operators that the source may call
+    source = Source.of(program)
+    scripted: torch.jit.ScriptModule = torch.jit.script(_modules(source)).eval()
+    # The model calls methods of its parts, and `forward` comes last.
+    for path in sorted(source.methods, reverse=True):
+        part = attrgetter(path)(scripted) if path else scripted
+        for method in source.methods[path]:
+            _define(part, method)
+    return scripted
+
+
+def _define(part: Any, method: Method) -> None:
+    """Compile a method of a scripted module, with the line of source that it comes from.
+
+    `ScriptModule.define` would give all of them lines of a file "<string>".
+    """
+    text = str(method)
+    [tree] = ast.parse(text).body
+    before = max(method.line - 1, 0)  # `def` stands a line above what computes
+    context = _context(text, method.path or None, before, 0, True, method.name)
+    try:
+        parsed = _build_def(context, tree, None, method.name, "RecursiveScriptModule")
+        part._concrete_type._create_methods_and_properties([], [], [parsed], [_NAMES.get], [{}])
+    except RuntimeError as error:
+        why = first_line(error).strip()
+        raise JitPassesError(f"the program is not TorchScript: {why}") from error
+
+
+def _modules(source: Source) -> nn.Module:
+    """Return the modules of a program with their parameters, and without any method."""
+    root = _part("Program")
+    for path in source.methods:
+        _owner(root, path, source)
+    for node in source.program.graph.nodes:
+        if node.op != "get_attr":
+            continue
+        path, _, name = str(node.target).rpartition(".")
+        value = attrgetter(str(node.target))(source.program)
+        owner = _owner(root, path, source)
+        if isinstance(value, nn.Parameter):
+            owner.register_parameter(name, value)
+        elif isinstance(value, torch.Tensor):
+            owner.register_buffer(name, value)
+        elif not isinstance(value, torch.fx.GraphModule):
+            raise JitPassesError(
+                f"the program's constant '{node.target}' is a {type(value).__name__}, and models "
+                "here have tensors alone"
+            )
+    return root.eval()
+
+
+def _owner(root: nn.Module, path: str, source: Source) -> nn.Module:
+    """Return the module at a path, which is made where it is not there yet."""
+    owner, so_far = root, ""
+    for name in path.split(".") if path else ():
+        so_far = f"{so_far}.{name}" if so_far else name
+        if not hasattr(owner, name):
+            owner.add_module(name, _part(source.classes.get(so_far, "Module")))
+        owner = getattr(owner, name)
+    return owner
+
+
+def _part(name: str) -> nn.Module:
+    """Return an empty module of a class of its own: TorchScript shares methods within a class."""
+    kind: type[nn.Module] = type(name, (nn.Module,), {"__module__": __name__})
+    return kind()

@@ -1,0 +1,12 @@
+"""Engines of others as targets: what each computes on integers, as data, one file each."""
+
+from __future__ import annotations
+
+from .engine import Engine
+from .inductor import Inductor
+from .onnxruntime import OnnxRuntime
+from .openvino import OpenVINO
+from .tensorrt import TensorRT
+from .xnnpack import XNNPACK
+
+__all__ = ["XNNPACK", "Engine", "Inductor", "OnnxRuntime", "OpenVINO", "TensorRT"]

@@ -1,0 +1,24 @@
+"""The base of targets whose kernels are those of another engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...passes.pipeline import CLEAN_UP, Pipeline
+from ..target import Target
+
+
+@dataclass(frozen=True)
+class Engine(Target):
+    """An engine that reads quantize and dequantize, and fuses them with what lies between.
+
+    Its capability says where it looks for them. The lowered model is the reference model, with
+    functions as they are: an engine does not know lookup tables. `export_onnx` and
+    `to_exported_program` hand it over.
+    """
+
+    is_reference: ClassVar[bool] = True
+
+    def lowering(self) -> Pipeline:
+        return Pipeline(f"lower_{self.name}", CLEAN_UP, ensures=("valid_grids",))

@@ -1,0 +1,53 @@
+"""OpenVINO's kernels on CPUs, by files of ONNX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...quantizers.capability import Capability
+from ...quantizers.support import OperatorSupport, Role
+from . import table
+from .engine import Engine
+
+FUNCTIONS = ("hardswish", "silu", "gelu", "sigmoid", "tanh", "leaky_relu", "elu")
+CAPABILITY = Capability(
+    table.table_of(
+        (
+            *table.convolutions(1, 2, 3),
+            table.linear(modes=("static", "weight_only"), weights_alone=table.WEIGHTS_ALONE),
+            table.addition(sums=table.CONVOLUTIONS),
+            *(
+                OperatorSupport(f"aten::{kind}", Role.OWN, sums=table.CONVOLUTIONS,
+                                check=table.options_reason)
+                for kind in FUNCTIONS
+            ),
+            OperatorSupport("aten::cat", Role.OWN, clips=("aten::relu",)),
+            *table.pools("max", Role.SHARED, 1, 2, 3, check=table.options_reason),
+            *table.pools("avg", Role.OWN, 2, 3, check=table.average_reason),
+            *table.pools("adaptive_avg", Role.OWN, 2, check=table.global_average_reason),
+            OperatorSupport("aten::mean", Role.OWN, ranks=(2, 4), check=table.image_mean_reason),
+        )
+    ),
+    table.UINT8_OR_INT8,
+    table.INT8_WEIGHTS,
+    float_biases=True,
+    barriers=frozenset({"aten::repeat"}),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OpenVINO(Engine):
+    """OpenVINO on CPUs: a convolution adds and clips before it rounds, so none between them.
+
+    Activations are uint8, affine, or int8; weights int8, symmetric; biases float32. Products of
+    two activations and softmax are in float.
+
+    Source: https://docs.openvino.ai, "Low precision transformations".
+    """
+
+    name: ClassVar[str] = "openvino"
+
+    @property
+    def capability(self) -> Capability:
+        return CAPABILITY

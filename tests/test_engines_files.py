@@ -1,0 +1,171 @@
+"""Engines of ONNX files compute on integers what the capabilities of their targets promise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes import export_onnx
+from jit_passes.stages.module import Report
+from tests.engines import Between, Network, apart, data, promised, quantized
+
+onnx = pytest.importorskip("onnx")
+runtime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+# Operators of ONNX by what coverage counts, on integers and in float.
+INTEGERS = {"QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat", "MatMulInteger"}
+FLOATS = {"Conv", "FusedConv", "Gemm", "MatMul", "FusedMatMul", "FusedGemm"}
+
+
+def fused(model: Any, x: Tensor, folder: Path) -> tuple[Counter[str], Tensor]:
+    """Return the operators of ONNX Runtime's optimized graph, and its result."""
+    path, optimized = folder / "model.onnx", folder / "optimized.onnx"
+    export_onnx(model, path, x)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    options.optimized_model_filepath = str(optimized)
+    session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    [result] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    return Counter(node.op_type for node in onnx.load(optimized).graph.node), torch.tensor(result)
+
+
+def test_onnx_runtime_keeps_what_coverage_promises(tmp_path: Path) -> None:
+    batches = data(4, 3, 16, 16)
+    model = quantized(Network(), batches, "onnxruntime")
+    kinds, found = fused(model, batches[0], tmp_path)
+    assert sum(kinds[kind] for kind in INTEGERS) == promised(model) == 11
+    assert not any(kinds[kind] for kind in FLOATS)
+    others = ("QLinearAdd", "QLinearConcat", "QLinearSoftmax", "QLinearGlobalAveragePool")
+    assert all(kinds[kind] == 1 for kind in others)
+    assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
+@pytest.mark.parametrize(
+    ("function", "scheme"), [(nn.ReLU(), "symmetric"), (nn.ReLU6(), "power_of_two")]
+)
+def test_onnx_runtime_leaves_in_float_what_coverage_says(
+    function: nn.Module, scheme: str, tmp_path: Path
+) -> None:
+    """A clip beyond which there are codes keeps the convolution from being fused."""
+    batches = data(2, 4, 8, 8)
+    rule = {"module": "first", "output": {"scheme": scheme}}
+    config = {"version": 1, "rules": [rule]}
+    with pytest.warns(jit_passes.JitPassesWarning, match="at which its"):
+        model = quantized(Between(function), batches, "onnxruntime", config=config)
+    kinds, found = fused(model, batches[0], tmp_path)
+    floats = sum(kinds[kind] for kind in FLOATS)
+    assert (promised(model), kinds["QLinearConv"], floats) == (1, 1, 1)
+    assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
+class Gate(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(x)
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.mean((2, 3), keepdim=True)
+
+
+class Rearranged(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.pixel_shuffle(torch.cat([x, x, x, x], 1), 2).repeat(1, 1, 2, 1)
+        return nn.functional.pad(y[:, :1].expand(-1, 4, -1, -1), [-1, 1, 0, -1])
+
+
+FUNCTIONS = {
+    "relu": (nn.ReLU(), {}),
+    "relu6": (nn.ReLU6(), {}),
+    "hardtanh": (nn.Hardtanh(-1.0, 1.0), {"Clip": 1}),
+    "sigmoid": (nn.Sigmoid(), {"QLinearSigmoid": 1}),
+    "leaky_relu": (nn.LeakyReLU(0.1), {"QLinearLeakyRelu": 1}),
+    "gate": (Gate(), {"QLinearSigmoid": 1, "QLinearMul": 1}),
+    "mean": (Mean(), {"QLinearGlobalAveragePool": 1, "QLinearMul": 1}),
+    "softmax": (nn.Softmax(1), {"QLinearSoftmax": 1}),
+    "average": (nn.AvgPool2d(2), {"QLinearAveragePool": 1}),
+    "average of a part": (nn.AvgPool2d(2, divisor_override=3), {}),
+    "gelu": (nn.GELU(), {}),
+    "rearranged": (Rearranged(), {}),
+    "transposed": (nn.ConvTranspose2d(4, 4, 2), {"ConvTranspose": 1}),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_operators_of_onnx_runtime(name: str, tmp_path: Path) -> None:
+    function, expected = FUNCTIONS[name]
+    batches = data(2, 4, 8, 8)
+    model = quantized(Between(function), batches, "onnxruntime")
+    kinds, found = fused(model, batches[0], tmp_path)
+    assert kinds["QLinearConv"] == promised(model) == 2 and not kinds["Conv"], kinds
+    assert {kind: kinds[kind] for kind in expected} == expected, kinds
+    assert found.std() > 0 and apart(found, model, batches[0]) < 2.01
+
+
+def executed(model: Any, x: Tensor, path: Path) -> tuple[list[tuple[str, str]], Tensor]:
+    """Return types and precisions of the layers that OpenVINO runs, and the result."""
+    openvino = pytest.importorskip("openvino")
+    export_onnx(model, path, x)
+    options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    compiled = openvino.Core().compile_model(str(path), "CPU", options)
+    layers = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
+    [result] = compiled([x.numpy()]).values()
+    names = ("layerType", "runtimePrecision")
+    kinds = [tuple(layer[name].astype(str) for name in names) for layer in layers]
+    return kinds, torch.tensor(result)
+
+
+def test_openvino_keeps_what_coverage_promises(tmp_path: Path) -> None:
+    batches = data(4, 3, 16, 16)
+    model = quantized(Network(), batches, "openvino")
+    layers, found = executed(model, batches[0], tmp_path / "model.onnx")
+    own = [precision for kind, precision in layers if kind in ("Convolution", "FullyConnected")]
+    assert len(own) == promised(model) == 9 and {*own} <= {"u8", "i8"}
+    assert [row.kind for row in Report.read(model).operators if row.dtype == "float"] == [
+        "matmul"
+    ] * 2
+    assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
+@pytest.mark.parametrize(
+    "function", [nn.Hardswish(), nn.SiLU(), nn.GELU()], ids=lambda f: f._get_name()
+)
+def test_openvino_computes_functions_within_a_convolution(
+    function: nn.Module, tmp_path: Path
+) -> None:
+    batches = data(2, 4, 8, 8)
+    model = quantized(Between(function), batches, "openvino")
+    layers, found = executed(model, batches[0], tmp_path / "model.onnx")
+    functions = {kind for kind, _ in layers} - {"Const", "Input", "Output", "Reorder", "Reshape"}
+    assert functions == {"Convolution", "Subgraph"}  # which quantizes and dequantizes
+    assert len(jit_passes.encodings_of(model).activations) == 3
+    assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
+def test_openvino_computes_behind_what_only_rearranges(tmp_path: Path) -> None:
+    class Repeated(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.repeat(1, 1, 2, 1)
+
+    batches = data(2, 4, 8, 8)
+    model = quantized(Between(Repeated()), batches, "openvino")
+    layers, _ = executed(model, batches[0], tmp_path / "model.onnx")
+    assert [kind for kind in layers if kind[0] == "Convolution"] == [("Convolution", "u8")] * 2
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_openvino_decodes_weights_as_it_multiplies(bits: int, tmp_path: Path) -> None:
+    rule = {"op": "linear", "weight": {"bits": bits, "group_size": 16}}
+    config = {"version": 1, "rules": [rule]}
+    [x] = data(4, 64, count=1)
+    model = quantized(nn.Linear(64, 32), [x], "openvino", mode="weight_only", config=config)
+    layers, found = executed(model, x, tmp_path / "model.onnx")
+    assert [precision for kind, precision in layers if kind == "FullyConnected"] == [f"i{bits}"]
+    torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)

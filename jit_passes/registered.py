@@ -43,8 +43,12 @@ class Registered:
     registered: ClassVar[dict[str, Any]]
     noun: ClassVar[str]
 
-    def __init_subclass__(cls, noun: str | None = None, **options: Any) -> None:
+    def __init_subclass__(
+        cls, noun: str | None = None, abstract: bool = False, **options: Any
+    ) -> None:
         super().__init_subclass__(**options)
+        if abstract:  # the base of others, which nobody asks for by name
+            return
         if noun is not None:
             cls.registered, cls.noun = {}, noun
             return

@@ -10,8 +10,6 @@ All of this is looked at once a batch has failed: a batch that runs costs nothin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -20,7 +18,7 @@ import torch
 from .. import _C
 from ..errors import JitPassesError, without_folders
 from ..passes.subject import wrap
-from ..targets import Target, targets
+from ..targets import Target
 from .annotate import formed
 from .arguments import Advice, advice
 from .batches import cloned
@@ -36,6 +34,7 @@ _FRAME = re.compile(
 )
 _PICK = ". If batches hold more than the model takes, pick it: input_fn=lambda batch: ..."
 _REPORT = "please report it as an error in jit_passes, with the model's code"
+_OTHERS = ("stock", "reference")  # targets without forms of their own
 _OF_TORCH = re.compile(r"(^|[/\\])torch[/\\]")
 
 
@@ -141,9 +140,9 @@ def broken_when_prepared(
     backend = Target.from_record(report.target) if report.target else None
     form, _ = formed(canonical, report.method, backend, report.made)
     if backend is not None and not _runs(form, report.method, args, kwargs):
-        names = list(_targets_without_forms())
+        others = [name for name in _OTHERS if name != backend.name]
         instead, command = (
-            f"Until it is mended, pass {' or '.join(form.format(name) for name in names)}. "
+            f"Until it is mended, pass {' or '.join(form.format(name) for name in others)}. "
             for form in ("target='{}'", "--target {}")
         )
         cause = f"The form of operators for the target '{backend.name}' fails"
@@ -174,13 +173,6 @@ def last_line(error: BaseException) -> str:
     found = [line for line in lines if line.startswith(("RuntimeError: ", "builtins."))]
     line = (found or lines or [type(error).__name__])[-1 if found else 0]
     return line.removeprefix("RuntimeError: ").rstrip(".")
-
-
-def _targets_without_forms() -> Iterator[str]:
-    for target in dict.fromkeys(targets.values()):
-        with suppress(JitPassesError):  # one that cannot be had here
-            if target.__module__.startswith("jit_passes.") and not target().capability.forms:
-                yield target.name
 
 
 def _runs(module: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from ..target import Target
 
 
 @dataclass(frozen=True)
-class Engine(Target):
+class Engine(Target, abstract=True):
     """An engine that reads quantize and dequantize, and fuses them with what lies between.
 
     Its capability says where it looks for them. The lowered model is the reference model, with

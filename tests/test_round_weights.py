@@ -57,6 +57,19 @@ def test_dead_inputs_keep_the_nearest_codes() -> None:
     assert torch.equal(gptq(weight, torch.zeros(1, 4, 4), grid), grid.codes(weight))
 
 
+def test_sums_of_low_precision() -> None:
+    """Eigenvalues below 0 by rounding: codes are no worse than the nearest ones."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 40, 3, generator=generator) @ torch.randn(1, 3, 12, generator=generator)
+    gram = (1e4 * x.transpose(1, 2) @ x).bfloat16().float()
+    weight = torch.randn(1, 5, 12, generator=generator, dtype=torch.float64)
+    grid = Grid(torch.full_like(weight, 0.3), torch.zeros_like(weight), -7, 7)
+    assert float(torch.linalg.eigvalsh(gram).min()) < 0
+    found = [grid.numbers(codes) for codes in (gptq(weight, gram, grid, 1e-9), grid.codes(weight))]
+    errors = [float(((weight - n) @ x.double().transpose(1, 2)).square().sum()) for n in found]
+    assert errors[0] < errors[1]
+
+
 LAYERS: list[tuple[nn.Module, tuple[int, ...]]] = [
     (nn.Linear(6, 5), (3, 4, 6)),
     (nn.Conv1d(4, 6, 3, stride=2, padding=1), (2, 4, 9)),

@@ -59,7 +59,7 @@ def gptq(weight: Tensor, gram: Tensor, grid: Grid, damping: float = 0.01) -> Ten
 
     Args:
         weight: [groups, outputs, inputs].
-        gram: X X^T of the inputs X, [groups, inputs, inputs].
+        gram: X X^T of the inputs X, [groups, inputs, inputs]; finite.
         grid: of the weight.
         damping: part of the mean energy that is added to each input's.
 
@@ -72,16 +72,23 @@ def gptq(weight: Tensor, gram: Tensor, grid: Grid, damping: float = 0.01) -> Ten
     sorted_gram = gram.gather(1, rows).gather(2, order.unsqueeze(1).expand_as(gram)).double()
     mean = energy.mean(1, keepdim=True)
     added = torch.where(mean > 0, damping * mean, 1.0).expand_as(energy)
-    feedback = _feedback(sorted_gram + torch.diag_embed(added))
+    feedback = _feedback(sorted_gram, torch.diag_embed(added))
     codes = _rounded(_columns(weight.double(), order), feedback, grid.at(order))
     back = order.argsort(1)
     return _columns(codes, back).to(weight.dtype)
 
 
-def _feedback(gram: Tensor) -> Tensor:
-    """Return R_ij / R_jj of gram = R R^T, R upper triangular."""
-    factor: Tensor = torch.linalg.cholesky(gram.flip(1, 2)).flip(1, 2)
-    return factor / factor.diagonal(dim1=1, dim2=2).unsqueeze(1)
+def _feedback(gram: Tensor, damping: Tensor) -> Tensor:
+    """Return R_ij / R_jj of gram + damping = R R^T, R upper triangular.
+
+    A sum in float32 may have eigenvalues below 0 by more than the damping: then it grows.
+    """
+    factor, failed = torch.linalg.cholesky_ex((gram + damping).flip(1, 2))
+    while failed.any():
+        damping = 10 * damping
+        factor, failed = torch.linalg.cholesky_ex((gram + damping).flip(1, 2))
+    upper: Tensor = factor.flip(1, 2)
+    return upper / upper.diagonal(dim1=1, dim2=2).unsqueeze(1)
 
 
 def _rounded(weight: Tensor, feedback: Tensor, grid: Grid) -> Tensor:

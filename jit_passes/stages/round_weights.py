@@ -152,7 +152,9 @@ def round_weights(
     for part in _parts(sites, memory):
         grams = _grams(part, prepared, report.method, given(held=False))
         for name in list(grams):
-            part[name].choose(grams.pop(name), DAMPINGS if damping is None else (damping,))
+            gram = grams.pop(name)
+            if gram.isfinite().all():
+                part[name].choose(gram, DAMPINGS if damping is None else (damping,))
     chosen = {name: site for name, site in sites.items() if site.found}
     for site, inputs in _inputs(chosen, prepared, report.method, given(held=True)):
         site.check(inputs)

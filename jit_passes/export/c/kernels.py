@@ -274,6 +274,14 @@ static void NAME(const loops *l, int32_t begin_x, const X *x, int32_t begin_y, Y
     }
 }
 """,
+    "fill": """\
+static void NAME(int32_t count, Y fill, Y *y)
+{
+    for (int32_t i = 0; i < count; ++i) {
+        y[i] = fill;
+    }
+}
+""",
     "gather": """\
 static void NAME(int32_t count, const X *x, const int32_t *places, Y fill, Y *y)
 {

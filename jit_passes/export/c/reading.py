@@ -276,17 +276,30 @@ class Reader:
         x = self.buffers[move.main_operand.id]
         y = self.new(node)
         places, fill = self._places(node, move, x)
-        begin = int(places.flatten()[0]) if places.numel() else 0
+        if not self._strided(node, x, y, places, fill):
+            array = self.constant(node, "places", "int32_t", places)
+            self.call(node, "gather", [str(y.count), x, array, str(fill or 0), y], [x], y)
+
+    def _strided(
+        self, node: NodeView, x: Buffer, y: Buffer, places: torch.Tensor, fill: int | None
+    ) -> bool:
+        """Add a copy with steps along the axes, inside of a border; say whether it is one."""
+        box = _box_of(places)
+        inner = places[tuple(slice(low, high) for low, high in box)]
+        begin = int(inner.flatten()[0]) if inner.numel() else 0
         steps = [
-            int(places.select(axis, 1).flatten()[0]) - begin if size > 1 else 0
-            for axis, size in enumerate(places.shape)
+            int(inner.select(axis, 1).flatten()[0]) - begin if size > 1 else 0
+            for axis, size in enumerate(inner.shape)
         ]
-        even = from_strides(begin, steps, places.shape)
-        if fill is None and len(y.shape) <= AXES and torch.equal(even, places):
-            self._copy(node, x, y, (begin, steps), (0, strides_of(y.shape)), y.shape)
-            return
-        array = self.constant(node, "places", "int32_t", places)
-        self.call(node, "gather", [str(y.count), x, array, str(fill or 0), y], [x], y)
+        even = torch.equal(from_strides(begin, steps, inner.shape), inner)
+        if not even or len(y.shape) > AXES:
+            return False
+        if inner.shape != places.shape:
+            self.call(node, "fill", [str(y.count), str(fill or 0), y], [], y)
+        memory = strides_of(y.shape)
+        first = sum(low * step for (low, _), step in zip(box, memory, strict=True))
+        self._copy(node, x, y, (begin, steps), (first, memory), tuple(inner.shape))
+        return True
 
     def _places(self, node: NodeView, move: NodeView, x: Buffer) -> tuple[torch.Tensor, int | None]:
         """Return where in the operand each code of the result is, and what stands at -1."""
@@ -301,6 +314,14 @@ class Reader:
         if move is not node:
             found = found[self.value(node.inputs[1])]
         return found, fill
+
+
+def _box_of(places: torch.Tensor) -> list[tuple[int, int]]:
+    """Return for each axis where places that are not -1 begin and end."""
+    inside = (places >= 0).nonzero()
+    if not len(inside):
+        return [(0, 0)] * places.dim()
+    return [(int(axis.min()), int(axis.max()) + 1) for axis in inside.T]
 
 
 def _parts(outputs: Sequence[ValueView]) -> list[ValueView]:

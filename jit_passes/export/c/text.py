@@ -185,7 +185,7 @@ def _named(buffers: Sequence[Buffer], taken: Iterable[str]) -> dict[Buffer, str]
 def _function(call: Call, accumulator_bits: int) -> str:
     types = {"SUM": "int64_t" if accumulator_bits > 32 else "int32_t", "NAME": call.function}
     types |= call.types
-    types.setdefault("X2", types["X"])
+    types.setdefault("X2", types.get("X", ""))
     pattern = re.compile(rf"\b({'|'.join(types)})\b")
     return pattern.sub(lambda found: types[found.group()], KERNELS[call.kernel])
 

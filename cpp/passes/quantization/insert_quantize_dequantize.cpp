@@ -24,6 +24,8 @@
 // round.
 //
 // All later uses of %y see %d. Edges and the observers' buffers are removed.
+#include <unordered_set>
+
 #include "graph/dialect.h"
 #include "graph/graph.h"
 #include "graph/places.h"
@@ -92,7 +94,8 @@ Value* quantizeDequantize(Node* before, Value* value, const Parameters& paramete
 
 // With the operands that were there for it: its buffers, name and specification.
 void destroyObserver(Node* observer) {
-  const std::vector<Value*> operands(observer->inputs().begin() + 1, observer->inputs().end());
+  // One constant may be several operands.
+  const std::unordered_set<Value*> operands(observer->inputs().begin() + 1, observer->inputs().end());
   observer->destroy();
   for (Value* operand : operands) {
     const bool observers_own = isConstant(operand) || operand->node()->kind() == prim::GetAttr;

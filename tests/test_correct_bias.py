@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes import GraphView, JitPassesError
+from jit_passes import GraphView, JitPassesError, JitPassesWarning
 from jit_passes.command_line import main as command
 from jit_passes.stages.batch_norms import batch_norms
 from jit_passes.stages.recording import Recorder, copy_of
@@ -286,3 +286,54 @@ def test_deep_models_gain() -> None:
         wanted = model(x)
         errors = [float((wanted - other(x)).square().mean()) for other in (before, after)]
     assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+def test_layers_behind_which_nothing_is_quantized(mode: str) -> None:
+    """Corrections are inserted behind the last operator of a block, too."""
+    torch.manual_seed(0)
+    model = torch.jit.script(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).eval())
+    batches = [torch.randn(40, 16, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    config = {"version": 1, "global": {"weight": {"bits": 3}}}
+    prepared = jit_passes.prepare(model, target="reference", mode=mode, config=config)
+    before = jit_passes.convert(prepared)
+    after = jit_passes.convert(jit_passes.correct_bias(prepared, batches))
+    x = torch.cat(batches)
+    with torch.no_grad():
+        errors = [(other(x) - model(x)).mean(0).abs().max() for other in (before, after)]
+    assert errors[1] < errors[0] / 20
+
+
+class Accumulating(nn.Module):
+    """Its results change what it reads later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("held", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.linear(x + self.held))
+        self.held.mul_(0.5).add_(y.mean(0))
+        return y
+
+
+def test_a_correction_that_does_harm_is_left_out() -> None:
+    torch.manual_seed(1)
+    model = torch.jit.script(Accumulating().eval())
+    batches = [torch.randn(16, 8) for _ in range(8)]
+    prepared = jit_passes.prepare(model, target="reference", mode="static")
+    prepared = jit_passes.calibrate(prepared, batches)
+    with pytest.warns(JitPassesWarning, match="does not suit the model"):
+        corrected = jit_passes.correct_bias(prepared, batches)
+    before, after = jit_passes.convert(prepared), jit_passes.convert(corrected)
+    with torch.no_grad():
+        assert torch.equal(before(batches[0]), after(batches[0]))
+
+
+@pytest.mark.parametrize("how", ["fast", "sequential"])
+def test_data_with_a_nan(how: str) -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval())
+    batches = [torch.ones(2, 4), torch.full((2, 4), torch.nan)]
+    with pytest.raises(JitPassesError, match="batch 1 of the data holds a NaN"):
+        jit_passes.quantize_script(model, batches, mode="dynamic", bias_correction=how)

@@ -258,5 +258,12 @@ def test_bad_options() -> None:
         jit_passes.round_weights(prepared_net(model), smooth_images(0, 1), damping=0)
     with pytest.raises(JitPassesError, match=r"call jit_passes\.prepare and calibrate first"):
         jit_passes.round_weights(model, smooth_images(0, 1))
+    with pytest.raises(JitPassesError, match="the model was not calibrated"):
+        jit_passes.round_weights(
+            jit_passes.prepare(model, target="reference", mode="static"), smooth_images(0, 1)
+        )
+    bad = [*smooth_images(0, 4), torch.full((1, 3, 16, 16), torch.nan)]
+    with pytest.raises(JitPassesError, match="holds a NaN or an infinity"):
+        jit_passes.round_weights(prepared_net(model), bad)
     with pytest.raises(JitPassesError, match="needs calibration data"):
         jit_passes.quantize_script(model, weight_rounding="gptq")

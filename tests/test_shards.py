@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes import JitPassesError, Profile
+from jit_passes import JitPassesError, JitPassesWarning, Profile
 from jit_passes.profile import profile
 
 ROOT = Path(__file__).parent.parent
@@ -183,6 +183,12 @@ def test_a_profile_of_shards_quantizes() -> None:
     other = jit_passes.quantize_script(script, batches, **options)
     with torch.no_grad():
         assert all(torch.equal(one(x), other(x)) for x in batches)
+
+
+def test_a_profile_of_some_shards_warns() -> None:
+    part = profile(model(), [samples()], shard=(2, 3))
+    with pytest.warns(JitPassesWarning, match="lacks the shards 1/3, 3/3 of the data"):
+        jit_passes.quantize_script(model(), profile=part, target="reference", mode="static")
 
 
 if __name__ == "__main__":

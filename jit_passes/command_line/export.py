@@ -13,7 +13,7 @@ import click
 import torch
 from torch.utils._pytree import tree_map
 
-from ..errors import count_of, without_folders
+from ..errors import JitPassesError, count_of, shortened, without_folders
 from ..export import (
     FORMATS,
     Encoding,
@@ -33,6 +33,7 @@ from .files import check_output, load_model
 from .outcome import show
 
 MODELS = {"pt2": "torch.export.load", "onnx": "ONNX Runtime", "c": "C99"}  # and who reads them
+READ = {"onnx": ("onnxruntime", "openvino", "tensorrt"), "pt2": ("inductor", "xnnpack")}
 VECTORS = 8  # samples that a program in C is tested with, at most
 EPILOG = """\b
 Examples:
@@ -79,6 +80,10 @@ def export(
         raise click.UsageError("--config and --mode say how to quantize: give --engine too")
     target = None if engine is None else _engine_of(engine)
     _check_version(form, version)
+    others = {name for kind, names in READ.items() if kind != form for name in names}
+    if target is not None and target.name in others:
+        kinds = " or ".join(kind for kind, names in READ.items() if target.name in names)
+        raise click.UsageError(f"--engine {target.name} reads files of --to {kinds}")
     loaded = load_model(model)
     if form != "c":
         check_output(output, [path for path in (model, config, data["data"]) if path is not None])
@@ -93,11 +98,15 @@ def export(
         given: dict[str, Any] = {"config": config, "mode": mode, "method": method}
         loaded = quantize_script(loaded, batches, target=target, progress=shown, **given)
         rows = coverage(loaded, method)
+        if all(row.dtype == "float" for row in rows):
+            reasons = shortened(list(dict.fromkeys(row.reason for row in rows)), 2)
+            raise JitPassesError(f"nothing would be on integers in {target.name}: {reasons}")
         told = without_folders(str(rows)).partition("\nto load its file")[0] + "\n"
         result["operators"] = [asdict(row) for row in rows]
     if batches is not None and form in MODELS:
         _export_model(loaded, output, form, version, method, batches)
-        show(f"{told}{output}: the model, for {MODELS[form]}", result, as_json)
+        reader = MODELS[form] if target is None or form == "pt2" else target.name
+        show(f"{told}{output}: the model, for {reader}", result, as_json)
         return
     text, counts = _export_scales(loaded, output, form, version)
     show(told + text, result | counts, as_json)

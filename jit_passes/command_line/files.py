@@ -12,6 +12,7 @@ import torch
 
 from ..errors import JitPassesError, first_line
 from ..export import from_exported_program
+from ..export.program.decomposed import decomposed
 from ..files import check_writable, reason_of, write_whole
 from ..logs import silenced
 from .outcome import warning
@@ -56,6 +57,7 @@ def _is_program(path: Path) -> bool:
 
 
 def _load_program(path: Path) -> torch.jit.ScriptModule:
+    decomposed()  # a program that is quantized has these operators
     try:
         # An open file, since PyTorch warns of paths without the suffix .pt2.
         with path.open("rb") as file, silenced("torch.export"):

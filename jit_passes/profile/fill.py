@@ -55,8 +55,8 @@ def fill(
             no profile has, or more bins. The model is as it was.
 
     Warns:
-        JitPassesWarning: the profile is of other weights; with `partial`, values that it does not
-            have.
+        JitPassesWarning: the profile is of other weights, or lacks shards of the data; with
+            `partial`, values that it does not have.
     """
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     record = profile if isinstance(profile, Profile) else Profile.load(profile)
@@ -72,6 +72,9 @@ def fill(
     # Observers that only note whether a value was computed may share the buffers of others.
     observers.sort(key=lambda observer: observer.op == REACH)
     _check_graph(sites, record, observers, partial)
+    if record.missing:
+        left = f"{shortened(record.missing)} of the data"
+        warn(f"the profile lacks the shards {left}: merge the profiles of all, `jit-passes merge`")
     buffers = _Buffers()
     for observer in observers:
         _fill(observer, record, buffers)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..errors import ArgumentError, JitPassesError, not_among
+from ..errors import ArgumentError, JitPassesError, not_among, warn
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView, ValueView
 from ..passes.pipeline import Pipeline
@@ -22,7 +22,7 @@ from .batches import InputFn, batches, progress_bar
 from .convert import converted
 from .faults import note_origin, origin_of
 from .module import ModelStage, Report, stage_of
-from .recording import Recorder, copy_of, following
+from .recording import Recorder, check_finite, copy_of, following, tensors_of
 from .scaling import Layer, is_layer
 from .seen import read_places, rewritten
 from .smooth import Arguments
@@ -117,8 +117,12 @@ def correct_bias(
         The prepared model with other biases. Layers without a bias stay as they are.
 
     Raises:
-        JitPassesError: the model was not prepared or not calibrated; data are missing; an option is
-            unknown.
+        JitPassesError: the model was not prepared or not calibrated; data are missing, or hold a
+            NaN; an option is unknown.
+
+    Warns:
+        JitPassesWarning: "sequential" makes the error of the model's results larger: then biases
+            stay as they are.
     """
     how = how or ("statistics" if data is None else "sequential")
     if how not in HOWS:
@@ -207,8 +211,10 @@ def _recorded(
 ) -> Iterator[dict[int, list[Tensor]]]:
     """Yield by node what a copy computes, batch by batch."""
     recorder = Recorder(copy_of(module, method), method, list(dict.fromkeys(indices)))
-    for arguments in data:
-        yield recorder.run(arguments)[1]
+    for number, arguments in enumerate(data):
+        values = recorder.run(arguments)[1]
+        check_finite((t for tensors in values.values() for t in tensors), number)
+        yield values
 
 
 @dataclass
@@ -271,7 +277,23 @@ def _by_results(
         if len(near) == len(left):
             break
         correcting.settle(near)
+    made = _reference(_with_biases(prepared, report, sites, found, ""), report)
+    if _error(prepared, made, method, data) > _error(prepared, reference, method, data):
+        why = "its results have more error with it, and biases stay as they are"
+        warn(f"sequential bias correction does not suit the model: {why}; how='fast' may")
+        return {}
     return found
+
+
+def _error(model: Any, other: Any, method: str, data: Arguments) -> float:
+    """Return the squared error of another model's results."""
+    both = [Recorder(copy_of(each, method), method, []) for each in (model, other)]
+    error = 0.0
+    for arguments in data:
+        wanted, found = (tensors_of(recorder.run(arguments)[0]) for recorder in both)
+        for (_, one), (_, two) in zip(wanted, found, strict=True):
+            error += float((one.double() - two.double()).square().sum())
+    return error
 
 
 def _is_near(mean: Tensor, wanted: Tensor, step: Tensor) -> bool:
@@ -298,24 +320,25 @@ class _Correcting:
         self, reference: torch.jit.ScriptModule, method: str, sites: Mapping[str, _Site],
         wanted: Mapping[str, Tensor],
     ) -> None:  # fmt: skip
+        self._reference, self._method = reference, method
         self._sites, self._wanted = sites, wanted
         self._settled: dict[str, Tensor] = {}
         self._states = {name: _Running.of(mean) for name, mean in wanted.items()}
-        module = copy_of(reference, method)
-        module = Pipeline("take_back", (self._edit,)).run(module, method).module
-        self._names = {
-            node.index: node.name
-            for node in GraphView.of(module, method).nodes
-            if node.name in sites and node.kind == sites[node.name].reference.kind
-        }
-        self._recorder = Recorder(module, method, list(self._names))
 
     def run(self, data: Arguments) -> dict[str, Tensor]:
-        """Return the mean error of each layer over all data."""
+        """Return the mean error of each layer over all data; the model's own state begins anew."""
+        module = copy_of(self._reference, self._method)
+        module = Pipeline("take_back", (self._edit,)).run(module, self._method).module
+        names = {
+            node.index: node.name
+            for node in GraphView.of(module, self._method).nodes
+            if node.name in self._sites and node.kind == self._sites[node.name].reference.kind
+        }
+        recorder = Recorder(module, self._method, list(names))
         found: dict[str, _Mean] = {}
         for arguments in data:
-            for index, tensors in self._recorder.run(arguments)[1].items():
-                name = self._names[index]
+            for index, tensors in recorder.run(arguments)[1].items():
+                name = names[index]
                 for tensor in tensors:
                     rows = tensor.movedim(self._sites[name].axis, 0).flatten(1).double()
                     zeros = torch.zeros(len(rows), dtype=torch.float64)
@@ -334,11 +357,11 @@ class _Correcting:
             self._states[name].begin(self._settled[name], inf)
 
     def _edit(self, graph: GraphEditor) -> None:
-        for node in [node for node in graph.nodes if node.name in self._sites]:
-            name = node.name
-            _insert_correction(
-                graph, node, self._sites[name], self._wanted[name], self._states[name]
-            )
+        nodes = graph.nodes  # without those that are inserted
+        for node in [node for node in nodes if node.name in self._sites]:
+            site, mean = self._sites[node.name], self._wanted[node.name]
+            before, state = following(nodes, node), self._states[node.name]
+            _insert_correction(graph, node, before, site, mean, state)
 
 
 @dataclass(frozen=True)
@@ -363,10 +386,10 @@ class _Running:
 
 
 def _insert_correction(
-    graph: GraphEditor, node: NodeView, site: _Site, mean: Tensor, state: _Running
-) -> None:
+    graph: GraphEditor, node: NodeView, before: NodeView | None, site: _Site, mean: Tensor,
+    state: _Running,
+) -> None:  # fmt: skip
     """Let a layer take back its mean error, in whole steps of its bias."""
-    before = following(graph.nodes, node)
 
     def insert(kind: str, *operands: Any) -> ValueView:
         return graph.insert(kind, operands, before=before, like=node).output

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from .. import _C
+from ..errors import JitPassesError
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
 from ..passes.pipeline import Pipeline
@@ -101,6 +102,15 @@ class Recorder:
                     ).output
                 queue = graph.attribute(_kept(index), before=before)
                 graph.insert("aten::append", [queue, value], before=before, like=node)
+
+
+def check_finite(values: Iterable[torch.Tensor], number: int) -> None:
+    """Raise an error for a batch of which a layer reads or gives a NaN or an infinity."""
+    if not all(bool(value.isfinite().all()) for value in values):
+        raise JitPassesError(
+            f"batch {number} of the data holds a NaN or an infinity, or gives a layer one: leave "
+            "it out"
+        )
 
 
 def copy_of(model: torch.jit.ScriptModule, method: str) -> Any:

@@ -24,16 +24,16 @@ from .gptq import Grid, gptq
 from .module import ModelStage, Report, stage_of
 from .parameters import choose_parameters
 from .patches import has_patches, patches
-from .recording import Recorder, copy_of
+from .recording import Recorder, check_finite, copy_of
 from .scaling import Layer
-from .seen import QuantizedPlace, read_places, refusals, rewritten
-from .smooth import Arguments
+from .seen import QuantizedPlace, check_seen, read_places, refusals, rewritten
 from .values import readers_of, source_of
 
 ROUNDINGS = ("gptq",)
 DAMPINGS = (0.1, 0.01, 1.0)
 MEMORY = 2**30
 _HELD_BACK = 4  # every fourth batch
+Numbered = Iterable[tuple[int, tuple[tuple[Any, ...], dict[str, Any]]]]
 
 
 @dataclass
@@ -144,10 +144,10 @@ def round_weights(
         data = list(data)  # gone through several times
     walk = progress_bar("round", progress)
 
-    def given(held: bool) -> Arguments:
+    def given(held: bool) -> Numbered:
         for number, arguments in enumerate(batches(data, input_fn, walk)):
             if (number % _HELD_BACK == _HELD_BACK - 1) is held:
-                yield arguments
+                yield number, arguments
 
     for part in _parts(sites, memory):
         grams = _grams(part, prepared, report.method, given(held=False))
@@ -164,6 +164,7 @@ def round_weights(
 def _sites(prepared: torch.jit.ScriptModule, report: Report) -> dict[str, _Site]:
     """Return the layers whose weights can have other codes, in program order."""
     places = read_places(prepared, report)[1]
+    check_seen(places, report)
     chosen = choose_parameters(places, refusals(places)).at
     weights = {known.place.owner: known for known in places if _can_be_chosen(known)}
     found = {}
@@ -215,7 +216,7 @@ def _parts(sites: Mapping[str, _Site], memory: int) -> Iterator[dict[str, _Site]
 
 
 def _inputs(
-    sites: Mapping[str, _Site], prepared: torch.jit.ScriptModule, method: str, data: Arguments
+    sites: Mapping[str, _Site], prepared: torch.jit.ScriptModule, method: str, data: Numbered
 ) -> Iterator[tuple[_Site, Tensor]]:
     """Yield the inputs of layers in the float model, batch by batch."""
     layers = {site.node.index for site in sites.values()}
@@ -233,19 +234,21 @@ def _inputs(
             assert maker is not None
             watched[maker.index] = node.name
     recorder = Recorder(module, method, list(watched))
-    for arguments in data:
-        for index, tensors in recorder.run(arguments)[1].items():
+    for number, arguments in data:
+        values = recorder.run(arguments)[1]
+        check_finite((t for tensors in values.values() for t in tensors), number)
+        for index, tensors in values.items():
             for tensor in tensors:
                 yield sites[watched[index]], tensor
 
 
 def _grams(
-    sites: Mapping[str, _Site], prepared: torch.jit.ScriptModule, method: str, data: Arguments
+    sites: Mapping[str, _Site], prepared: torch.jit.ScriptModule, method: str, data: Numbered
 ) -> dict[str, Tensor]:
     """Return the sums of products of layers' inputs."""
     grams: dict[str, Tensor] = {}
     for site, inputs in _inputs(sites, prepared, method, data):
-        if not inputs.numel() or not inputs.isfinite().all():
+        if not inputs.numel():
             continue
         for rows in site.patches(inputs):
             products = rows.transpose(1, 2) @ rows

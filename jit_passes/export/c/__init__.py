@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def export_c(
     Args:
         model: lowered for the target `fixed_point`; it is not touched.
         folder: of the files; it is made.
-        example_inputs: a tensor, or a tuple of tensors. It is the first test vector.
+        example_inputs: a tensor, or tensors in a tuple or dict. It is the first test vector.
         vectors: further ones, of the same sizes. Three are added: inputs with the lowest codes,
             with the highest, and with random ones.
         name: of the function and the files.
@@ -53,12 +53,12 @@ def export_c(
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         raise ArgumentError(f"name is a name in C, not {name!r}")
-    first = _tensors(example_inputs)
+    first = _tensors(example_inputs, model, method)
     program, given, results = read_program(model, first, method)
     arena = plan_arena(program)
     examples = [[*given, *results]]
     for inputs in (*vectors, *_edges(program, GraphView.of(model, method), first)):
-        tensors = _tensors(inputs)
+        tensors = _tensors(inputs, model, method)
         if [x.shape for x in tensors] != [x.shape for x in first]:
             raise JitPassesError(
                 f"a test vector has the sizes {[list(x.shape) for x in tensors]}, and the example "
@@ -74,11 +74,18 @@ def export_c(
         write_whole(path / file, content)
 
 
-def _tensors(inputs: Any) -> tuple[torch.Tensor, ...]:
+def _tensors(inputs: Any, model: Any, method: str) -> tuple[torch.Tensor, ...]:
+    """Return inputs in the order of the method's arguments."""
+    if isinstance(inputs, Mapping):
+        names = [argument.name for argument in getattr(model, method).schema.arguments[1:]]
+        if set(inputs) != set(names):
+            raise ArgumentError(f"the method takes {names}, and the example has {list(inputs)}")
+        inputs = tuple(inputs[name] for name in names)
     found = inputs if isinstance(inputs, tuple | list) else (inputs,)
     for value in found:
         if not isinstance(value, torch.Tensor):
-            raise ArgumentError(f"an example is a tensor or a tuple of tensors, not {value!r}")
+            kind = type(value).__name__
+            raise ArgumentError(f"an example is tensors, in a tuple or dict; one is of type {kind}")
     return tuple(found)
 
 

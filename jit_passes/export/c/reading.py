@@ -9,6 +9,7 @@ import torch
 
 from ...errors import JitPassesError, count_of
 from ...graph.view import GraphView, NodeView, ValueView
+from ...stages.faults import misfit
 from ...stages.module import ModelStage, Report, by_position, stage_of
 from ...targets import FixedPoint, Target
 from ..program.forms import form_of
@@ -41,7 +42,12 @@ def read_program(
     Raises:
         JitPassesError: the model is another one, or it computes something in float.
     """
-    report = stage_of(model, ModelStage.LOWERED, "call jit_passes.lower(reference) first")
+    report = stage_of(
+        model,
+        ModelStage.LOWERED,
+        "call jit_passes.quantize_script(model, data, target='fixed_point') first",
+        command="quantize it with --target fixed_point first",
+    )
     target = Target.from_record(report.target)
     if not isinstance(target, FixedPoint):
         why = f"the model is lowered for {target.name!r}, and C is written of 'fixed_point'"
@@ -50,6 +56,13 @@ def read_program(
             command=f"{why}: quantize with --target fixed_point",
         )
     reader = Reader(GraphView.of(model, method), report, target)
+    reader.check(inputs)
+    function = getattr(model, method)
+    try:
+        with torch.no_grad():
+            function(*inputs)
+    except Exception as error:
+        raise misfit(function, tuple(inputs), {}, "an example", error) from error
     return reader.read(inputs)
 
 
@@ -67,15 +80,18 @@ class Reader:
         places = by_position(graph, report.places)
         self.values = {i: known[place] for i, place in places.items() if place in known}
 
-    def read(
-        self, inputs: Sequence[torch.Tensor]
-    ) -> tuple[Program, list[torch.Tensor], list[torch.Tensor]]:
+    def check(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Raise an error for another number of inputs than the model has."""
         if len(inputs) != len(self.graph.inputs):
             takes = count_of(len(self.graph.inputs), "input")
             raise JitPassesError(
                 f"the model takes {takes}, and the example has {len(inputs)}: give a tuple of as "
                 "many tensors"
             )
+
+    def read(
+        self, inputs: Sequence[torch.Tensor]
+    ) -> tuple[Program, list[torch.Tensor], list[torch.Tensor]]:
         self.results = dict(zip((v.id for v in self.graph.inputs), inputs, strict=True))
         for node in self.graph.nodes:
             if node.block == 0 and node.kind not in ("prim::Constant", "prim::GetAttr"):

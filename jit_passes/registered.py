@@ -80,7 +80,7 @@ class Registered:
         kind = cls.registered.get(name) if isinstance(name, str) else None
         if kind is None:
             known = [known for known in cls.registered if ":" not in known]
-            raise UnknownError(f"no {cls.noun} {name!r}: {nearest(str(name), known, 10)}")
+            raise UnknownError(f"no {cls.noun} {name!r}: {nearest(str(name), known, 20)}")
         declared = {field.name: field for field in fields(kind) if field.init}
         for option, value in options.items():
             if option not in declared:

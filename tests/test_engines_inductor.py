@@ -33,6 +33,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def tracing_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first torch.compile of a process wraps functions of torch.jit that other tests compare."""
+    for name in ("trace", "trace_module", "_get_trace_graph"):
+        monkeypatch.setattr(torch.jit, name, getattr(torch.jit, name))
+
+
 def compiled(model: torch.jit.ScriptModule, x: Tensor) -> tuple[Tensor, Any]:
     """Return the result of a compiled program, and how many operators Inductor has lowered."""
     from torch._dynamo.utils import counters

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def tracing_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first torch.compile of a process wraps functions of torch.jit that other tests compare."""
+    """Undo what the first torch.compile of a process does: it wraps functions of torch.jit."""
     for name in ("trace", "trace_module", "_get_trace_graph"):
         monkeypatch.setattr(torch.jit, name, getattr(torch.jit, name))
 

@@ -1,4 +1,4 @@
-"""What capabilities of engines have in common: grids, rows, and checks of nodes."""
+"""Common parts of the capabilities of engines: grids, rows, and checks of nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of the dialect between floats and integers, as operators of ATen.
+"""Quantize and dequantize at the borders between floats and integers, as operators of ATen.
 
     quantize      clamp(round(x * (1 / scale)) + zero_point, quant_min, quant_max)
     dequantize    (q - zero_point) * scale, in float32

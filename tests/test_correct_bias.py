@@ -329,6 +329,37 @@ def test_a_correction_that_does_harm_is_left_out() -> None:
     before, after = jit_passes.convert(prepared), jit_passes.convert(corrected)
     with torch.no_grad():
         assert torch.equal(before(batches[0]), after(batches[0]))
+    known = jit_passes.provenance(after)
+    assert known is not None and "bias_correction" not in known
+
+
+class Detected(nn.Module):
+    """The size of its first result depends on the numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.last(torch.relu(self.first(x)))
+        return y[y > 0], y
+
+
+def test_results_whose_sizes_depend_on_numbers() -> None:
+    torch.manual_seed(0)
+    model = torch.jit.script(Detected().eval())
+    batches = [torch.randn(64, 8) for _ in range(4)]
+    config = {"version": 1, "global": {"weight": {"bits": 3}}}
+    prepared = jit_passes.prepare(model, target="reference", mode="static", config=config)
+    prepared = jit_passes.calibrate(prepared, batches)
+    before = jit_passes.convert(prepared)
+    with torch.no_grad():
+        assert any(model(x)[0].shape != before(x)[0].shape for x in batches)
+    after = jit_passes.convert(jit_passes.correct_bias(prepared, batches))
+    x = torch.cat(batches)
+    with torch.no_grad():
+        errors = [(m(x)[1] - model(x)[1]).mean(0).abs().max() for m in (before, after)]
+    assert errors[1] < errors[0]
 
 
 @pytest.mark.parametrize("how", ["fast", "sequential"])

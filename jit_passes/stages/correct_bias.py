@@ -146,7 +146,7 @@ def correct_bias(
         given = list(batches(data, input_fn, progress_bar("correct", progress)))
         by = _by_weights if how == "fast" else _by_results
         shifts = by(sites, prepared, reference, report, given, rounds)
-    made = _with_biases(prepared, report, sites, shifts, how)
+    made = _with_biases(prepared, report, sites, shifts, how if shifts else "")
     if model is not None:
         note_origin(made, model)
     return made
@@ -286,13 +286,14 @@ def _by_results(
 
 
 def _error(model: Any, other: Any, method: str, data: Arguments) -> float:
-    """Return the squared error of another model's results."""
+    """Return the squared error of another model's results, where both have equal sizes."""
     both = [Recorder(copy_of(each, method), method, []) for each in (model, other)]
     error = 0.0
     for arguments in data:
         wanted, found = (tensors_of(recorder.run(arguments)[0]) for recorder in both)
-        for (_, one), (_, two) in zip(wanted, found, strict=True):
-            error += float((one.double() - two.double()).square().sum())
+        for (_, one), (_, two) in zip(wanted, found, strict=False):  # as many as were detected
+            if one.shape == two.shape:
+                error += float((one.double() - two.double()).square().sum())
     return error
 
 

@@ -80,7 +80,8 @@ def equalize(
     Weights are gone through layer by layer, until nothing changes. Convolutions of all kinds and
     linears count; relu, leaky relu, pads with zeros, pools, resizing, means over pixels, products
     with gates, sums and concatenations may lie in between. Operands of a sum have equal factors. A
-    limit such as that of relu6 becomes a relu where the data never reach it; else its channels stay.
+    limit such as that of relu6 becomes a relu where the data never reach it; else its channels
+    stay.
 
     `absorb` also moves what a channel never falls below, behind a relu, into the biases of what
     reads it, so that its range begins at 0. For layers without padding:

@@ -33,13 +33,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def tracing_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undo what the first torch.compile of a process does: it wraps functions of torch.jit."""
-    for name in ("trace", "trace_module", "_get_trace_graph"):
-        monkeypatch.setattr(torch.jit, name, getattr(torch.jit, name))
-
-
 def compiled(model: torch.jit.ScriptModule, x: Tensor) -> tuple[Tensor, Any]:
     """Return the result of a compiled program, and how many operators Inductor has lowered."""
     from torch._dynamo.utils import counters

@@ -36,7 +36,8 @@ def is_restored() -> bool:
 def nothing_is_left() -> Iterator[None]:
     """Every test leaves PyTorch and the registry as they were.
 
-    PyTorch's functions are read anew for each test: the first torch.compile of a process wraps some of them for good.
+    PyTorch's functions are read anew for each test: the first torch.compile of a process wraps some
+    of them for good.
     """
     names = set(jit_passes.passes)
     ORIGINALS[:] = [getattr(owner, name) for owner, name in PLACES]

@@ -14,6 +14,7 @@ from torch.export import Dim
 import jit_passes
 from jit_passes import JitPassesError, export_onnx
 from tests.engines import quantized
+from tests.processor import needs_vnni
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -52,6 +53,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+@needs_vnni
 def test_dynamic_operators_are_on_integers(tmp_path: Path) -> None:
     """A sum of products of codes is exact, so results differ by the rounding of float32."""
     x, path = draw(2, 3, 8, 8), tmp_path / "model.onnx"
@@ -66,6 +68,7 @@ def test_dynamic_operators_are_on_integers(tmp_path: Path) -> None:
     assert {"first.weight", "a.weight", "b.weight_scale"} <= names
 
 
+@needs_vnni
 def test_one_image_and_one_row(tmp_path: Path) -> None:
     x, path = draw(3, 8, 8), tmp_path / "model.onnx"
     model = quantized(Network(), [x], "onnxruntime", mode="dynamic")
@@ -80,6 +83,7 @@ def test_one_image_and_one_row(tmp_path: Path) -> None:
     torch.testing.assert_close(found, linear(draw(16)), rtol=1e-5, atol=1e-6)
 
 
+@needs_vnni
 @pytest.mark.parametrize("channelwise", [True, False])
 def test_weights_that_are_not_around_zero(channelwise: bool, tmp_path: Path) -> None:
     """A convolution with zero points stays in float, and its result is right."""
@@ -149,6 +153,7 @@ def test_weights_alone_with_a_scale_for_each_channel(tmp_path: Path) -> None:
     torch.testing.assert_close(compute(path, x)[1], model(x), rtol=1e-5, atol=1e-5)
 
 
+@needs_vnni
 def test_modes_are_mixed(tmp_path: Path) -> None:
     """The convolution is static, and the linears are dynamic."""
 

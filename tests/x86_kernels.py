@@ -20,6 +20,7 @@ PAGE = mmap.PAGESIZE
 Codes = NDArray[np.uint8]
 
 _library = ctypes.CDLL(_C.__file__)
+_library.jit_passes_x86_has_form.restype = ctypes.c_bool  # of an int, C++ sets one byte
 _libc = ctypes.CDLL(None)
 
 
@@ -33,7 +34,7 @@ class Form(IntEnum):
     AMX_INT8 = 4
 
     def is_here(self) -> bool:
-        return bool(_library.jit_passes_x86_has_form(ctypes.c_int32(self)))
+        return _library.jit_passes_x86_has_form(ctypes.c_int32(self))
 
 
 FORMS = [form for form in Form if form.is_here()]

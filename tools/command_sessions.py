@@ -20,12 +20,12 @@ from torch import nn
 from jit_passes.command_line import main
 
 # The same text on every processor: without VNNI activations have 7 bits by default.
-STOCK = "stock:engine=x86,reduce_range=false"
+TARGET = "x86"
 # In this order, in one folder, as a person would type them.
 SESSIONS = {
-    "command_inspect": [f"jit-passes inspect model.pt --target {STOCK}"],
+    "command_inspect": [f"jit-passes inspect model.pt --target {TARGET}"],
     "command_quantize": [
-        f"jit-passes quantize model.pt --data calib.npz --target {STOCK} -o int8.pt"
+        f"jit-passes quantize model.pt --data calib.npz --target {TARGET} -o int8.pt"
     ],
     "command_compare": [
         "jit-passes quantize model.pt --data calib.npz --config low.yaml --target reference "
@@ -48,7 +48,7 @@ SESSIONS = {
     "command_configured": [
         "cat layers.yaml",
         "jit-passes quantize model.pt --data calib.npz --config layers.yaml \\\n"
-        f"  --target {STOCK} -o int8.pt",
+        f"  --target {TARGET} -o int8.pt",
         "jit-passes inspect int8.pt",
     ],
     "command_profile": [

@@ -1,6 +1,7 @@
 // Plans of int8 regions.
 #include "conversions.h"
 
+#include "x86/kernels/grouped.h"
 #include "x86/building/builder.h"
 #include "x86/building/refusals.h"
 #include "x86/kernels/kernels.h"
@@ -43,6 +44,7 @@ void bindPlans(py::module_& m) {
   m.def("planned_kinds", &plannedKinds);
   m.def("plan_refusals", &x86::planRefusals, py::arg("module"), py::arg("method"), py::arg("codes") = false);
   m.def("most_axes", [] { return x86::kMostAxes; });
+  m.def("group_multiple", [] { return x86::GroupedShape::kInputs; });
   m.def("has_x86_kernels", [] { return x86::bestForm() >= x86::Form::AvxVnni; });
   m.def("x86_levels", &x86Levels);
   m.def("x86_level", [] { return x86::nameOf(x86::bestForm()); });

@@ -49,7 +49,8 @@ class Capability:
         forms: passes that give operators the forms that it has, after all targets' passes.
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
             operators that have this mode; None where there are none.
-        dynamic_regions: whether regions take dynamic operators, with float operators between them.
+        dynamic_regions: whether regions take dynamic operators, and those of which the weight alone
+            is quantized, with float operators between them.
         sums: a function that says why the sums of products of an operator with weights overflow,
             given the specifications of its weight and its input; None where they never do.
         integers_only: whether all that it can compute is to be quantized. Other backends leave in
@@ -92,18 +93,18 @@ class Capability:
     def takes_weight_alone(self, node: NodeView) -> bool:
         """Say whether an operator's weight can be quantized while its input stays in float."""
         row = self.operators.get(node.kind)
-        return row is not None and (self.mixed or row.weights_alone is not None)
+        return row is not None and (self.mixed or "weight_only" in row.mode_weights)
 
     def specs(
-        self, node: NodeView, operand: int | None = None, alone: bool = False
+        self, node: NodeView, operand: int | None = None, mode: str = "static"
     ) -> SpecSupport | None:
-        """Return the specifications that an operator's operand, or its result, can have.
+        """Return the specifications that an operator's operand, or its result, can have in a mode.
 
-        None where it is taken in float. `alone` asks for a weight while the input stays in float.
+        None where it is taken in float.
         """
         row = self.operators.get(node.kind)
-        if row is not None and alone and row.weights_alone is not None:
-            return row.weights_alone
+        if row is not None and operand not in (None, _BIAS) and mode in row.mode_weights:
+            return row.mode_weights[mode]
         if node.kind in RECURRENT and operand is not None and is_matrix(node, operand):
             return self.weights
         if operand not in (_WEIGHT, _BIAS) or not self.is_weighted(node):
@@ -142,13 +143,12 @@ class Capability:
             if self.dynamic is None or not reads or row is None or "dynamic" not in row.modes:
                 return "chosen as the model runs, and the target has no dynamic form of it"
             return (row.dynamic or self.dynamic).refusal(spec)
-        alone = mode == "weight_only"
-        can = self.specs(node, operand, alone)
+        can = self.specs(node, operand, mode)
         if can is not None and (why := can.refusal(spec)):
             return why
         if operand is None and (why := self._clip_refusal(node, spec)):
             return why
-        pairs = operand == _WEIGHT and not alone and self.adds_pairs(node)
+        pairs = operand == _WEIGHT and mode != "weight_only" and self.adds_pairs(node)
         if pairs and isinstance(spec, QuantizationSpec):
             found = spec.observer
             if not isinstance(found, PairSums):

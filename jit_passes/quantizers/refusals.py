@@ -107,7 +107,9 @@ class Refusals:
             if floats:  # a result that no rule asks for is no reason to call it quantized
                 return refused("weight", ALL_FLOAT)
             return None if can.mixed else refused("weight", "its weight is to stay in float")
-        mode = "static" if self.writer.quantized_values(node) else "weight_only"
+        quantized = self.writer.quantized_values(node)
+        dynamic = self.writer.is_dynamic(node)
+        mode = "dynamic" if dynamic else "static" if quantized else "weight_only"
         if why := can.refusal(node, 1, weight, mode):
             return refused("weight", f"its weight is to be {why}")
         if why := no_groups_of(weight, node.operand("weight")):

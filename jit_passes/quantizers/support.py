@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ..graph.view import NodeView, ValueView, is_number
@@ -42,7 +42,8 @@ class SpecSupport:
         qschemes: the schemes.
         whole: whether the codes must be all of that grid: kernels saturate at its ends.
         roundings: how it rounds.
-        groups: whether a channel may have a scale for each group of its inputs.
+        groups: a channel may have a scale for each group of its inputs, whose size is a multiple of
+            this number; 0 where it has one scale.
         range_forms: whose formulas choose parameters, where that is part of its kernels; the
             first is the default of dynamic inputs.
         why: why it has no other codes, and what to do, for messages.
@@ -52,7 +53,7 @@ class SpecSupport:
     qschemes: tuple[str, ...]
     whole: bool = False
     roundings: tuple[str, ...] = ("half_even",)
-    groups: bool = False
+    groups: int = 0
     range_forms: tuple[str, ...] = RANGE_FORMS
     why: str = ""
 
@@ -112,12 +113,20 @@ class SpecSupport:
             return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
         if isinstance(spec, QuantizationSpec) and spec.rounding not in self.roundings:
             return f"rounded {spec.rounding}, and the target has {', '.join(self.roundings)}"
-        if isinstance(spec, QuantizationSpec) and spec.group_size is not None and not self.groups:
-            return f"in groups of {spec.group_size}, and the target has one scale for each channel"
+        if isinstance(spec, QuantizationSpec) and (why := self._no_groups(spec.group_size)):
+            return why
         if isinstance(spec, QuantizationSpec) and spec.range_form not in self.range_forms:
             forms = ", ".join(self.range_forms)
             return f"of the range form {spec.range_form}, and the target has {forms}"
         return None
+
+    def _no_groups(self, size: int | None) -> str | None:
+        if size is None or (self.groups and size % self.groups == 0):
+            return None
+        own = f"groups of {self.groups}, or a multiple" if self.groups else (
+            "one scale for each channel"
+        )  # fmt: skip
+        return f"in groups of {size}, and the target has {own}"
 
 
 def _schemes(spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> set[str]:
@@ -136,7 +145,7 @@ def per_tensor(spec: QuantizationSpec) -> QuantizationSpec:
 PER_TENSOR = tuple(scheme for scheme in SCHEMES if scheme.startswith("per_tensor"))
 DIALECT_GRIDS = {name: check_grid(name, None, None)[1:] for name in DTYPES}
 # The reference model computes everything.
-ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES, roundings=ROUNDINGS, groups=True)
+ANY_SPEC = SpecSupport(DIALECT_GRIDS, SCHEMES, roundings=ROUNDINGS, groups=1)
 
 ANY_DYNAMIC = SpecSupport(DIALECT_GRIDS, DYNAMIC_SCHEMES)
 
@@ -159,8 +168,8 @@ class OperatorSupport:
         ranks: numbers of dimensions of the result that the backend can do.
         check: says why a node cannot be quantized, or None when it can.
         weights: the specifications of its weight, where the backend can do less than for others.
-        weights_alone: the specifications of its weight while its input stays in float; None where
-            the backend needs both quantized.
+        mode_weights: by mode, the specifications of its weight where the mode has others. Without
+            "weight_only" the backend needs the input quantized too.
         adds_pairs: says whether its kernel for a node adds pairs of products in int16.
         fixed: the parameters, for Role.FIXED.
         elementwise: whether the target computes it by a table when it depends on one tensor only:
@@ -177,7 +186,7 @@ class OperatorSupport:
         constants: whether it takes constant tensors among its operands, on grids of their own.
         modes: the modes that it has: "static", parameters of its input come from calibration;
             "dynamic", from the input itself as the model runs, and its result is float;
-            "weight_only", see `weights_alone`.
+            "weight_only", its input stays in float.
         dynamic: the specifications of its input in the mode dynamic, where the backend can do less
             than for others.
         adds_batch_axis: of a convolution, whether its kernel takes batches alone: `convert` adds an
@@ -192,7 +201,7 @@ class OperatorSupport:
     ranks: tuple[int, int] = (1, 8)
     check: Check | None = None
     weights: SpecSupport | None = None
-    weights_alone: SpecSupport | None = None
+    mode_weights: Mapping[str, SpecSupport] = field(default_factory=dict)
     adds_pairs: Callable[[NodeView], bool] | None = None
     fixed: FixedQParamsQuantizationSpec | None = None
     elementwise: bool = False

@@ -314,7 +314,8 @@ def check_places(places: Sequence[Quantization], target: Target) -> None:
             continue
         for node, operand in place.uses or ((place.node, None),):
             alone = operand is not None and seen.is_alone(node, operand)
-            mode = "weight_only" if alone else "static"
+            dynamic = operand is not None and seen.is_dynamic(node)
+            mode = "weight_only" if alone else "dynamic" if dynamic else "static"
             if why := target.refusal(*convolution_use(node, operand), place.spec, mode):
                 raise JitPassesError(
                     f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare "

@@ -2,7 +2,8 @@
 
 `quantized::linear_dynamic` takes and gives floats. It chooses scale and zero point of its input as
 `jit_passes::choose_qparams` does in the range form fbgemm, for 8 bits, or 7 with its argument
-`reduce_range`, and adds the bias in float.
+`reduce_range`, and adds the bias in float. Weights in groups of inputs stay codes, and are decoded
+for each product.
 """
 
 from __future__ import annotations
@@ -11,23 +12,31 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import torch
+
 from ..passes.rule import Match, RewriteRule
 from ..passes.steps import RuleSet
 from .stock_rules import CODES, WEIGHTS
 
+QUINT8 = 13  # as graphs have the dtype
 _CODES = {False: (0, 255), True: (0, 127)}  # by reduce_range
 
 
-def _kernel_chooses(reduce_range: bool) -> Any:
-    """Return the check of whether the kernel chooses the parameters that the graph does."""
+def _kernel_chooses(reduce_range: bool, in_groups: bool = False) -> Any:
+    """Return the check of whether the kernel chooses the parameters that the graph does.
+
+    Its weight has a scale for each channel, or for each group of inputs.
+    """
 
     def check(match: Match) -> bool | str:
         known = match.constants
         codes = (known["low"], known["high"])
         chosen = (known["scheme"], known["form"], known["dtype"])
-        if codes == _CODES[reduce_range] and chosen == ("per_tensor_affine", "fbgemm", 0):
-            return True
-        return "the kernel chooses other parameters"
+        if codes != _CODES[reduce_range] or chosen != ("per_tensor_affine", "fbgemm", 0):
+            return "the kernel chooses other parameters"
+        scales = known["w_scale"]
+        grouped = isinstance(scales, torch.Tensor) and scales.dim() > 1
+        return "the kernel has no groups of weights" if grouped != in_groups else True
 
     return check
 
@@ -53,6 +62,25 @@ def _linear(per_channel: bool, reduce_range: bool, relu: bool) -> Any:
         f"aten::squeeze({kernel}(aten::unsqueeze(%x, 0), {packed}, {reduce_range}), 0)",
         _kernel_chooses(reduce_range),
     ).compile()
+
+
+def _in_groups(reduce_range: bool) -> Any:
+    """Round the input as it is quantized: PyTorch has no kernel for weights in groups."""
+    weight = CODES["_per_channel"]
+    return RewriteRule(
+        f"linear_groups_dynamic{'_7_bits' * reduce_range}",
+        f"{quantized_as_it_runs('%x')}aten::linear(%x_d, {weight}, %bias)",
+        f"%scale : float, %zero : int = aten::_choose_qparams_per_tensor(%x, {reduce_range})\n"
+        f"%codes = aten::quantize_per_tensor(%x, %scale, %zero, {QUINT8})\n"
+        f"aten::linear(aten::dequantize(%codes), {weight}, %bias)",
+        _kernel_chooses(reduce_range, in_groups=True),
+    ).compile()
+
+
+@cache
+def round_inputs() -> RuleSet:
+    """Return the step for layers with weights in groups: inputs are rounded, products in float."""
+    return RuleSet("round_inputs", tuple(map(_in_groups, (False, True))))
 
 
 @cache

@@ -46,7 +46,7 @@ class UnitFinder:
         self.found = IntegerOperators(begins=self.capability.begins)
         self.refused: dict[str, str] = {}
         self._candidates: dict[int, OperatorSupport | None] = {}  # None: it only rearranges
-        self._dynamic: list[NodeView] = []
+        self._float_layers: list[NodeView] = []  # dynamic, or with the weight alone on integers
         self._floats: list[NodeView] = []
         self._results: dict[int, ValueView] = {}
         self._clips: dict[int, NodeView] = {}  # an operator, by its clip's index
@@ -85,6 +85,7 @@ class UnitFinder:
         given = [*node.outputs, *(v for u in _unpacked(node) for v in u.outputs)]
         choice = choice_of(node.main_operand) if node.inputs else None
         chosen = choice.inputs[:1] if choice else []
+        mode = "dynamic" if choice else "weight_only" if self._is_alone(node, row) else "static"
         if any(value.written for value in (*node.inputs, *given, *chosen)):
             return "it reads or gives a value that is written in place"
         if row is None and node.moves_data:
@@ -92,16 +93,16 @@ class UnitFinder:
             if reason is None and quantizer_of(node.main_operand) is None:
                 reason = _float(node.main_operand)
         else:
-            reason = self.target.refusal(node, mode="dynamic" if choice else "static")
+            reason = self.target.refusal(node, mode=mode)
             if reason is None:
                 assert row is not None
-                reason = self._refusal_of_operands(node, row)
+                reason = self._refusal_of_operands(node, row, mode)
             if reason is None and self.capability.in_regions is not None:
                 reason = self.capability.in_regions(node)
         if reason is not None:
             return str(reason).replace("the target", f"the target '{self.target.name}'", 1)
-        if choice:
-            self._dynamic.append(node)
+        if mode != "static":
+            self._float_layers.append(node)
             return None
         self._candidates[node.index] = row
         if row is not None:
@@ -111,9 +112,19 @@ class UnitFinder:
                 self._clips[value.producer.index] = node
         return None
 
-    def _refusal_of_operands(self, node: NodeView, row: OperatorSupport) -> str | None:
-        if row.role is Role.WEIGHTED and (why := self._refusal_of_weight(node)):
+    def _is_alone(self, node: NodeView, row: OperatorSupport | None) -> bool:
+        """Say whether a layer's weight is quantized while its input is in float."""
+        if row is None or row.role is not Role.WEIGHTED or not self.capability.dynamic_regions:
+            return False
+        weight = node.inputs[_WEIGHT].producer
+        coded = weight is not None and weight.kind in (DEQUANTIZE, PER_CHANNEL)
+        return coded and "weight_only" in row.modes and quantizer_of(node.main_operand) is None
+
+    def _refusal_of_operands(self, node: NodeView, row: OperatorSupport, mode: str) -> str | None:
+        if row.role is Role.WEIGHTED and (why := self._refusal_of_weight(node, mode)):
             return why
+        if mode == "weight_only":
+            return None
         if self.capability.dynamic_regions and (choice := choice_of(node.main_operand)):
             return self._refusal_of_choice(node, choice)
         floats = 0
@@ -153,11 +164,11 @@ class UnitFinder:
         dtype = next(n for n, known in DTYPES.items() if known == maker.main_operand.constant.dtype)
         return None if dtype in self.capability.activations.grids else f"its constant is {dtype}"
 
-    def _refusal_of_weight(self, node: NodeView) -> str | None:
+    def _refusal_of_weight(self, node: NodeView, mode: str) -> str | None:
         maker = node.inputs[_WEIGHT].producer
         if maker is None or maker.kind not in (DEQUANTIZE, PER_CHANNEL):
             return "its weight is in float"
-        support = self.capability.specs(node, _WEIGHT)
+        support = self.capability.specs(node, _WEIGHT, mode)
         why = None if support is None else _first(support.refusal, specs_of_weight(maker))
         return f"its weight is {why}" if why else None
 
@@ -281,7 +292,7 @@ class UnitFinder:
         units: dict[int, list[NodeView]] = {}
         for index in sorted(sets):
             units.setdefault(sets.root(index), []).append(nodes[index])
-        self.found.units = [*units.values(), *([node] for node in self._dynamic)]
+        self.found.units = [*units.values(), *([node] for node in self._float_layers)]
         integers = len(self.found.units)
         self.found.units += [[node] for node in self._floats]
         self.found.floats = set(range(integers, len(self.found.units)))

@@ -17,7 +17,7 @@ from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..passes.steps import PassCall, RuleSet
 from ..quantizers.capability import Capability
 from .cell_rules import expand_cells
-from .dynamic_rules import fuse_dynamic
+from .dynamic_rules import fuse_dynamic, round_inputs
 from .nan_rules import isolate_nan
 from .stock_rules import SUMS, rules
 from .stock_support import capability_of
@@ -105,6 +105,7 @@ class Stock(Target):
                 expand_cells(),
                 PassCall("clamp_codes", contiguous=engine == "qnnpack"),
                 *fuse_dynamic(),
+                round_inputs(),
                 *((isolate_nan(),) if self.isolate_nan else ()),
                 RuleSet("fuse_quantized", rules(engine)),
                 "fuse_cat",

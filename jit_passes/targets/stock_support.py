@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -106,7 +105,7 @@ SHIFTED_WEIGHTS = SpecSupport(
     {"int8": (-127, 126)}, ("per_tensor_symmetric", "per_tensor_power_of_two")
 )
 # Decoded, or looked up, by operators of ATen that know all of these.
-WEIGHTS_ALONE = SpecSupport({"int8": (-128, 127), "uint8": (0, 255)}, SCHEMES, groups=True)
+WEIGHTS_ALONE = SpecSupport({"int8": (-128, 127), "uint8": (0, 255)}, SCHEMES, groups=1)
 
 
 def no_projection(node: NodeView) -> str | None:
@@ -133,8 +132,10 @@ def _plain_layer(node: NodeView) -> str | None:
 
 def lookups() -> tuple[OperatorSupport, ...]:
     """Return the rows of embeddings."""
-    alone: dict[str, Any] = {"weights_alone": WEIGHTS_ALONE, "modes": ("weight_only",)}
-    return tuple(OperatorSupport(kind, Role.LOOKUP, (), **alone) for kind in LOOKUPS)
+    row = OperatorSupport(
+        "", Role.LOOKUP, (), mode_weights={"weight_only": WEIGHTS_ALONE}, modes=("weight_only",)
+    )
+    return tuple(replace(row, kind=kind) for kind in LOOKUPS)
 
 
 def recurrent() -> tuple[OperatorSupport, ...]:
@@ -159,7 +160,7 @@ _ROWS = (
         clips=CLIPS,
         ranks=(2, 8),
         check=_linear,
-        weights_alone=WEIGHTS_ALONE,
+        mode_weights={"weight_only": WEIGHTS_ALONE, "dynamic": replace(WEIGHTS, groups=1)},
         modes=("static", "dynamic", "weight_only"),
     ),
     *lookups(),

@@ -46,6 +46,10 @@ WEIGHTS = SpecSupport(
         for scheme in ("symmetric", "power_of_two")
     ),
 )
+_LINEAR_WEIGHTS = {
+    "weight_only": WEIGHTS_ALONE,
+    "dynamic": replace(WEIGHTS, grids={"int8": (-128, 127)}, groups=_C.group_multiple()),
+}
 FIXED = {
     "aten::sigmoid": FixedQParamsQuantizationSpec(1 / 256, 0),
     "aten::hardsigmoid": FixedQParamsQuantizationSpec(1 / 256, 0),
@@ -119,7 +123,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=RANKS,
-                        check=_in_plan, weights_alone=WEIGHTS_ALONE,
+                        check=_in_plan, mode_weights=_LINEAR_WEIGHTS,
                         modes=("static", "dynamic", "weight_only")),
         *lookups(),
         *(

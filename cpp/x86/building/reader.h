@@ -66,6 +66,8 @@ class RegionReader {
   std::optional<std::pair<at::Tensor, Grid>> constant(const Value* value) const;
 
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
+  // Whether weights have sizes alone.
+  bool isSized() const { return sized_; }
 
  private:
   KnownValues known_;

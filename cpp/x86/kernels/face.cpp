@@ -9,6 +9,7 @@
 #include "crowd.h"
 #include "dynamic.h"
 #include "floats.h"
+#include "grouped.h"
 
 #define JIT_PASSES_FACE extern "C" __attribute__((visibility("default")))
 
@@ -301,6 +302,30 @@ JIT_PASSES_FACE void jit_passes_x86_float_product(
   inParts(product.items(*out), part, [&](int64_t begin, int64_t end) {
     product.run(*a, *b, packed, *out, begin, end);
   });
+}
+
+JIT_PASSES_FACE int64_t jit_passes_x86_grouped_bytes(const GroupedShape* shape) { return shape->bytes(); }
+
+JIT_PASSES_FACE void jit_passes_x86_pack_grouped(
+    const GroupedShape* shape, const int8_t* codes, const float* scales, const float* bias, uint8_t* packed) {
+  packGrouped(*shape, codes, scales, bias, packed);
+}
+
+JIT_PASSES_FACE void jit_passes_x86_grouped_codes(
+    const GroupedShape* shape, const uint8_t* packed, const uint8_t* codes, const RowGrid* grids,
+    bool per_row, const Image* residual, const Image* out, int32_t form, int64_t part) {
+  const GroupedLinear linear{*shape, packed, {}, residual, formOf(form)};
+  inParts(linear.items(), part, [&](int64_t begin, int64_t end) {
+    linear.run(codes, grids, per_row, *out, begin, end);
+  });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_grouped_floats(
+    const GroupedShape* shape, const uint8_t* packed, const Image* in, int64_t function, const Image* out,
+    int32_t form, int64_t part) {
+  const FloatFunction own{static_cast<FloatFunction::Which>(function), 0, 0, formOf(form)};
+  const GroupedLinear linear{*shape, packed, own, nullptr, formOf(form)};
+  inParts(linear.items(), part, [&](int64_t begin, int64_t end) { linear.run(*in, *out, begin, end); });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_multiply_floats(

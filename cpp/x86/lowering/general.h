@@ -16,9 +16,9 @@ void lowerRows(Lowering& state, size_t index);
 void lowerInPlace(Lowering& state, size_t index);
 void lowerAsTheyAre(Lowering& state, size_t index);
 
-// Layers that quantize their input as the plan runs, with a function and a sum that alone read the result, if the other
-// operand is there already.
-void lowerDynamic(Lowering& state, size_t index);
+// Layers that give float32, and may quantize their input as the plan runs, with a function and a sum that alone read the
+// result, if the other operand is there already.
+void lowerFloatLayer(Lowering& state, size_t index);
 // Matrix products read their operands where they are, and write where a transposition wants the result.
 void lowerProduct(Lowering& state, size_t index);
 

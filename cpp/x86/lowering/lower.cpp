@@ -112,6 +112,15 @@ void Lowering::emit(Does does, size_t index, std::vector<size_t> inputs, int64_t
        .grid = memory(output).grid});
 }
 
+namespace {
+
+// Whether a step may have a function of its result, which is float32.
+bool takesFunction(Does does, Kind kind) {
+  return does == Does::ToFloats || does == Does::Product || (does == Does::Compute && isLinear(kind));
+}
+
+} // namespace
+
 int64_t Lowering::emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
   emit(does, index, std::move(inputs), axis);
   const int64_t value = program.operators[index].output;
@@ -123,7 +132,7 @@ int64_t Lowering::emitWithTable(Does does, size_t index, std::vector<size_t> inp
   Step& step = result.steps.back();
   if (reader.kind == Kind::Table) {
     step.table = reader.tensors[0].const_data_ptr<uint8_t>();
-  } else if (reader.kind == Kind::Function && (does == Does::ToFloats || does == Does::Product)) {
+  } else if (reader.kind == Kind::Function && takesFunction(does, program.operators[index].kind)) {
     step.function = functionOf(reader);
   } else {
     return value;

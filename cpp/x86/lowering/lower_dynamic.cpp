@@ -1,4 +1,4 @@
-// Operators that quantize their input as the plan runs.
+// Layers that give float32, most of which quantize their input as the plan runs.
 #include "general.h"
 
 namespace jit_passes::x86 {
@@ -39,12 +39,14 @@ std::vector<size_t> quantizedInput(Lowering& state, size_t index) {
 
 } // namespace
 
-void lowerDynamic(Lowering& state, size_t index) {
+void lowerFloatLayer(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   const int64_t axis = *channelAxis(op, state.sizes[op.output].size());
-  const int64_t value = state.emitWithTable(Does::ToFloats, index, quantizedInput(state, index), axis);
+  const Does does = declarationOf(op.kind).step;
+  const auto inputs = isDynamic(op.kind) ? quantizedInput(state, index) : state.wantAll(op);
+  const int64_t value = state.emitWithTable(does, index, inputs, axis);
   Step& step = state.result.steps.back();
-  step.packed = state.weights.packed(state.program, op, true);
+  step.packed = does == Does::ToFloats ? state.weights.packed(state.program, op, true) : nullptr;
   const auto& uses = state.uses[value];
   if (uses.size() != 1 || uses[0] == SIZE_MAX || state.program.operators[uses[0]].kind != Kind::Add) {
     return;

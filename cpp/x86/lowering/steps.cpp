@@ -11,7 +11,8 @@ FloatFunction functionOf(const Operator& op) {
 }
 
 std::optional<size_t> addendOf(const Step& step, const Operator& op) {
-  const size_t own = dynamicAttribute(op, DynamicAttributes::PerRow) ? 1 : 2;
+  const bool has_extents = isDynamic(op.kind) && !dynamicAttribute(op, DynamicAttributes::PerRow);
+  const size_t own = has_extents ? 2 : 1;
   return step.inputs.size() > own ? std::optional(step.inputs[own]) : std::nullopt;
 }
 

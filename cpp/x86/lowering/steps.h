@@ -56,7 +56,7 @@ struct Step {
   std::vector<std::vector<Rearranged>> views = {};
 };
 
-// The input that a dynamic operator adds to its result, if it does: the last one.
+// The input that a layer in float32 adds to its result, if it does: the last one.
 std::optional<size_t> addendOf(const Step& step, const Operator& op);
 
 // Of an operator that is a function.

@@ -182,7 +182,8 @@ const RegisterOperator dynamic_convolution_operator{
      .check = checkDynamicConvolution,
      .infer = sizesOfConvolution,
      .channels = axisInFront,
-     .lower = lowerDynamic}};
+     .lower = lowerFloatLayer,
+     .step = Does::ToFloats}};
 // Its transposed form.
 const RegisterOperator dynamic_transposed_operator{
     {.name = "transposed_convolution_dynamic",
@@ -194,7 +195,8 @@ const RegisterOperator dynamic_transposed_operator{
      .check = checkDynamicConvolution,
      .infer = sizesOfTransposed,
      .channels = axisInFront,
-     .lower = lowerDynamic}};
+     .lower = lowerFloatLayer,
+     .step = Does::ToFloats}};
 
 } // namespace
 } // namespace jit_passes::x86

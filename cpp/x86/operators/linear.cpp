@@ -1,4 +1,5 @@
 // Linear layers, and products of matrices that the model computes.
+#include "grouped_linear.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
 #include "x86/lowering/general.h"
@@ -57,6 +58,9 @@ Sizes sizesOfProduct(const Operands& operands) {
 int64_t leastAxesOfProduct(const Operator& /*op*/, int64_t /*first*/, int64_t /*most*/) { return 0; }
 
 Planned linear(const RegionReader& reader, Node* node) {
+  if (auto grouped = groupedLinear(reader, node)) {
+    return std::move(*grouped);
+  }
   auto tensors = weighted(reader, node);
   refuseUnless(tensors[kWeight].dim() == 2, "its weight is no matrix");
   return withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, tensors}, {node->input(0)}});
@@ -95,7 +99,8 @@ const RegisterOperator dynamic_linear_operator{
      .check = checkDynamicLinear,
      .infer = sizesOfLinear,
      .channels = lastAxisOf,
-     .lower = lowerDynamic}};
+     .lower = lowerFloatLayer,
+     .step = Does::ToFloats}};
 // Attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @.
 const RegisterOperator product_operator{
     {.name = "matrix_product",

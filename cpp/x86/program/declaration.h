@@ -159,6 +159,8 @@ inline const Kind Kind::Recurrent("recurrent");
 inline const Kind Kind::Permute("permute");
 inline const Kind Kind::Fill("fill");
 inline const Kind Kind::DynamicLinear("linear_dynamic");
+inline const Kind Kind::GroupedLinear("linear_grouped");
+inline const Kind Kind::DynamicGroupedLinear("linear_grouped_dynamic");
 inline const Kind Kind::DynamicConvolution("convolution_dynamic");
 inline const Kind Kind::DynamicTransposedConvolution("transposed_convolution_dynamic");
 inline const Kind Kind::TransposedConvolution("transposed_convolution");

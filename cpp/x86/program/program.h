@@ -58,8 +58,8 @@ class Kind {
 
   static const Kind Affine, Input, Linear, Constant, Table, Power, Pad, Convolution, Transpose, Quantize,
       Concat, Add, Unflatten, Shuffle, Recurrent, Permute, Fill, DynamicLinear, DynamicConvolution,
-      DynamicTransposedConvolution, TransposedConvolution, Slice, Roll, Multiply, MatrixProduct, Function,
-      Flatten;
+      DynamicTransposedConvolution, GroupedLinear, DynamicGroupedLinear, TransposedConvolution, Slice, Roll,
+      Multiply, MatrixProduct, Function, Flatten;
 
  private:
   const Declaration* declaration_;
@@ -98,6 +98,12 @@ struct PoolAttributes {
 // RangeForm (dynamic.h).
 struct DynamicAttributes {
   enum : size_t { PerRow, Form, Count };
+};
+
+// A linear layer whose weights have few bits, and a scale for each group of inputs: see GroupedShape (grouped.h), of which
+// these are the fields.
+struct GroupedAttributes {
+  enum : size_t { Inputs, Outputs, Group, Bits, Count };
 };
 
 // A layer of a recurrent net, whose state is quantized in each step; recurrent.h has the equations. Of `directions`, 1 or
@@ -162,7 +168,7 @@ struct Operator {
   std::vector<int64_t> inputs;
   int64_t output;
   std::vector<int64_t> attributes;
-  // With weights: int8 [out, in / groups, depth, height, width] or [out, in]; float64 [out], the scales; float32 [out],
+  // Of layers with groups: uint8, as they are packed. With other weights: int8 [out, in / groups, depth, height, width] or [out, in]; float64 [out], the scales; float32 [out],
   // the bias; float64 [2], the factors of a sum. Of the table: uint8 [256]. Of the factors: float64 [count]. Of a
   // constant: uint8 or float32, of its shape. Of a power: float64 [2].
   std::vector<at::Tensor> tensors;

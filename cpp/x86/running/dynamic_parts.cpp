@@ -81,24 +81,15 @@ std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vect
     const int64_t lines = linear ? pixels : linesOf(pixelDims(codes.sizes, codes.axis));
     return {
         weights.kernel(number).items(x.image, to.image, added ? &added->image : nullptr),
-        [=, grids = codes.offset, packed = step.packed](const Call& call, int64_t begin, int64_t end) {
+        [=, packed = step.packed, grids = GridsOfCodes{per_row, codes.offset, grid, samples, lines, pixels}](
+            const Call& call, int64_t begin, int64_t end) {
           const Image other = added ? added->in(call) : Image{};
           SumsToFloats own = how;
-          RowGrid one;
-          std::vector<RowGrid> each;
-          if (per_row) {
-            own.grids = reinterpret_cast<const RowGrid*>(call.arena() + grids);
-          } else {
-            const Extent all = extentOf(grid.extents(call));
-            one = gridOf(all, grid.form);
-            own.grids = &one;
-            if (!all.finite) {
-              each = grid.ofPixels(call, one, samples, lines, pixels);
-              own.grids = each.data(), own.per_row = true;
-            }
-          }
           own.residual = added ? &other : nullptr;
-          packed->kernel(number).run(x.in(call), to.in(call), own, begin, end);
+          grids.with(call, [&](const RowGrid* of, bool each) {
+            own.grids = of, own.per_row = each;
+            packed->kernel(number).run(x.in(call), to.in(call), own, begin, end);
+          });
         }};
   };
   if (!isTransposed(op.kind)) {

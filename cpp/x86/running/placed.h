@@ -46,6 +46,28 @@ struct DynamicGrid {
       const Call& call, const RowGrid& grid, int64_t samples, int64_t lines, int64_t pixels) const;
 };
 
+// The grids of codes in the arena: in front of rows that have one each, or found by extents.
+struct GridsOfCodes {
+  bool per_row;
+  int64_t rows; // where their grids begin
+  DynamicGrid all;
+  int64_t samples, lines, pixels;
+
+  // Calls `use(grids, whether each pixel has one)`.
+  template <typename Use>
+  void with(const Call& call, const Use& use) const {
+    if (per_row) {
+      return use(reinterpret_cast<const RowGrid*>(call.arena() + rows), true);
+    }
+    const Extent extent = extentOf(all.extents(call));
+    const RowGrid one = gridOf(extent, all.form);
+    if (extent.finite) {
+      return use(&one, false);
+    }
+    use(all.ofPixels(call, one, samples, lines, pixels).data(), true);
+  }
+};
+
 // Rows of a matrix, along the last axis, which has the channels.
 Placed rowsOf(const Memory& memory);
 

@@ -56,9 +56,12 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
                  : isConvolution(op.kind)           ? convolutionName(op)
                                                     : nameOf(op.kind);
   phase.kernel += hasSum(op) ? " + add" : "";
-  phase.kernel += step.does == Does::ToFloats && addendOf(step, op) ? " + add" : "";
+  const bool grouped = step.does == Does::Compute && isLinear(op.kind);
+  phase.kernel += (step.does == Does::ToFloats || grouped) && addendOf(step, op) ? " + add" : "";
   if (step.does == Does::Convolve || step.does == Does::ConvolveTransposed || step.does == Does::ToFloats) {
     phase.products = productsOf(op, lowered.memory[step.inputs[0]], lowered.memory[step.output]);
+  } else if (grouped) {
+    phase.products = countOf(phase.sizes) * op.attributes[GroupedAttributes::Inputs];
   } else if (step.does == Does::Recur) {
     phase.products = countOf(phase.sizes) / phase.sizes.back() * op.tensors[kWeight].numel();
   } else if (step.does == Does::Product) {

@@ -51,7 +51,7 @@ CAPABILITY = Capability(
         (
             *table.convolutions(1, 2, 3, modes=("static", "dynamic"), **_CLIPPED, **_INTEGERS),
             table.linear(modes=("static", "dynamic", "weight_only"),
-                         weights_alone=table.WEIGHTS_ALONE, **_CLIPPED),
+                         mode_weights={"weight_only": table.WEIGHTS_ALONE}, **_CLIPPED),
             *table.products(),
             table.addition(**_CLIPPED, **_INTEGERS),
             OperatorSupport("aten::mul", Role.OWN, (0, 1), table.CLIPS,

@@ -15,7 +15,10 @@ CAPABILITY = Capability(
     table.table_of(
         (
             *table.convolutions(1, 2, 3),
-            table.linear(modes=("static", "weight_only"), weights_alone=table.WEIGHTS_ALONE),
+            table.linear(
+                modes=("static", "weight_only"),
+                mode_weights={"weight_only": table.WEIGHTS_ALONE},
+            ),
             table.addition(sums=table.CONVOLUTIONS),
             *(
                 OperatorSupport(f"aten::{kind}", Role.OWN, sums=table.CONVOLUTIONS,

@@ -23,7 +23,7 @@ UINT8 = SpecSupport({"uint8": (0, 255)}, AFFINE, whole=True)
 UINT8_OR_INT8 = replace(UINT8, grids={"uint8": (0, 255), "int8": (-128, 127)})
 INT8_WEIGHTS = SpecSupport({"int8": (-127, 127)}, OF_CHANNELS_OR_ONE)
 # Beside float inputs. With a scale for each 16, 32, ... inputs, engines decode as they multiply.
-WEIGHTS_ALONE = replace(INT8_WEIGHTS, grids={"int8": (-128, 127)}, groups=True)
+WEIGHTS_ALONE = replace(INT8_WEIGHTS, grids={"int8": (-128, 127)}, groups=1)
 # Scales of inputs that are chosen as the model runs, by the formulas of PyTorch's observers.
 UINT8_AS_IT_RUNS, INT8_AS_IT_RUNS = (
     SpecSupport(grid, ("per_tensor_affine",), whole=True, range_forms=("pytorch",))

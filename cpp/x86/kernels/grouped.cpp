@@ -1,0 +1,193 @@
+// Linear layers with a scale for each group of inputs: packing, the plain form, and what becomes of the sums.
+#include "grouped.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "grouped_tile.h"
+#include "ops/vectorize.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+constexpr int64_t kOutputs = GroupedShape::kOutputs, kInputs = GroupedShape::kInputs;
+
+// Where the code of an input of a step is: the byte, and by how many bits its half begins later.
+struct Place {
+  int64_t byte, shift;
+};
+
+Place placeOf(int64_t input, int64_t output, int64_t bits) {
+  const int64_t run = 8 * 4 / bits; // inputs that lie in four bytes
+  return {(input / run * kOutputs + output) * 4 + input % 4, input % run >= 4 ? 4 : 0};
+}
+
+int8_t codeAt(const uint8_t* step, const Place& place, int64_t bits) {
+  const auto byte = static_cast<int8_t>(step[place.byte] << (bits == 4 ? 4 - place.shift : 0));
+  return static_cast<int8_t>(bits == 4 ? byte >> 4 : byte);
+}
+
+void putCode(uint8_t* step, const Place& place, int64_t bits, int8_t code) {
+  const auto kept = static_cast<uint8_t>(bits == 4 ? code & 15 : code);
+  step[place.byte] |= static_cast<uint8_t>(kept << place.shift);
+}
+
+// The codes of an input of a step, for 16 outputs.
+void codesAt(const uint8_t* step, int64_t input, int64_t bits, int32_t* codes) {
+  for (int64_t c = 0; c < kOutputs; ++c) {
+    codes[c] = codeAt(step, placeOf(input, c, bits), bits);
+  }
+}
+
+void codesTilePlain(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  for (int64_t r = 0; r < rows.count; ++r, a += kOutputs) {
+    std::fill_n(a, kOutputs, 0.0F);
+    const uint8_t* at = block + kGroupedHeader;
+    for (int64_t first = 0; first < shape.inputs; first += shape.group) {
+      const auto* scales = reinterpret_cast<const float*>(at);
+      at += kOutputs * sizeof(float);
+      int32_t sums[kOutputs] = {};
+      for (int64_t i = 0; i < shape.group; ++i) {
+        int32_t codes[kOutputs];
+        codesAt(at + i / kInputs * shape.stepBytes(), i % kInputs, shape.bits, codes);
+        for (int64_t c = 0; c < kOutputs; ++c) {
+          sums[c] += rows.row[r][first + i] * codes[c];
+        }
+      }
+      at += shape.steps() * shape.stepBytes();
+      for (int64_t c = 0; c < kOutputs; ++c) {
+        a[c] = __builtin_fmaf(static_cast<float>(sums[c]), scales[c], a[c]);
+      }
+    }
+  }
+}
+
+void floatsTilePlain(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+  for (int64_t r = 0; r < rows.count; ++r, a += kOutputs) {
+    std::fill_n(a, kOutputs, 0.0F);
+    const uint8_t* at = block + kGroupedHeader;
+    for (int64_t first = 0; first < shape.inputs; first += shape.group) {
+      const auto* scales = reinterpret_cast<const float*>(at);
+      at += kOutputs * sizeof(float);
+      float parts[4][kOutputs] = {};
+      for (int64_t i = 0; i < shape.group; ++i) {
+        int32_t codes[kOutputs];
+        codesAt(at + i / kInputs * shape.stepBytes(), i % kInputs, shape.bits, codes);
+        float* part = parts[i % kInputs / 8];
+        for (int64_t c = 0; c < kOutputs; ++c) {
+          part[c] = __builtin_fmaf(static_cast<float>(codes[c]), rows.row[r][first + i], part[c]);
+        }
+      }
+      at += shape.steps() * shape.stepBytes();
+      for (int64_t c = 0; c < kOutputs; ++c) {
+        const float sum = (parts[0][c] + parts[1][c]) + (parts[2][c] + parts[3][c]);
+        a[c] = __builtin_fmaf(sum, scales[c], a[c]);
+      }
+    }
+  }
+}
+
+JIT_PASSES_VECTORIZED void onGrid(
+    const float* a, const RowGrid& grid, const float* totals, const float* bias, float* y) {
+  const auto zero_point = static_cast<float>(-grid.zero_point);
+  for (int64_t c = 0; c < kOutputs; ++c) {
+    y[c] = __builtin_fmaf(__builtin_fmaf(zero_point, totals[c], a[c]), grid.scale, bias[c]);
+  }
+}
+
+JIT_PASSES_VECTORIZED void withBias(const float* a, const float* bias, float* y) {
+  for (int64_t c = 0; c < kOutputs; ++c) {
+    y[c] = a[c] + bias[c];
+  }
+}
+
+float* floatsAt(const Image& image, int64_t row) {
+  return reinterpret_cast<float*>(image.rowAt(row / image.width) + row % image.width * image.pixel);
+}
+
+// `rowAt(row)`: where a row begins. `finish(row, a, header, y)`: the results of 16 sums.
+template <typename T, typename RowAt, typename Finish>
+void runBlocks(
+    const GroupedLinear& linear, GroupedTile<T> tile, const RowAt& rowAt, const Finish& finish,
+    const Image& out, int64_t begin, int64_t end) {
+  const int64_t rows = out.rows() * out.width;
+  for (int64_t item = begin; item < end; ++item) {
+    const uint8_t* block = linear.packed + item * linear.shape.blockBytes();
+    const int64_t first = item * kOutputs, count = std::min(kOutputs, linear.shape.outputs - first);
+    for (int64_t row = 0; row < rows; row += kGroupedRows) {
+      GroupedRows<T> some{{}, std::min(kGroupedRows, rows - row)};
+      for (int64_t r = 0; r < some.count; ++r) {
+        some.row[r] = rowAt(row + r);
+      }
+      alignas(64) float a[kGroupedRows * kOutputs];
+      tile(linear.shape, block, some, a);
+      for (int64_t r = 0; r < some.count; ++r) {
+        float y[kOutputs];
+        finish(row + r, a + r * kOutputs, reinterpret_cast<const float*>(block), y);
+        linear.function.run(y, y, count);
+        if (linear.residual) {
+          const float* other = floatsAt(*linear.residual, row + r) + first;
+          std::transform(y, y + count, other, y, std::plus());
+        }
+        std::copy_n(y, count, floatsAt(out, row + r) + first);
+      }
+    }
+  }
+}
+
+} // namespace
+
+void packGrouped(
+    const GroupedShape& shape, const int8_t* codes, const float* scales, const float* bias, uint8_t* packed) {
+  std::memset(packed, 0, shape.bytes());
+  const int64_t groups = shape.groups();
+  for (int64_t output = 0; output < shape.outputs; ++output) {
+    uint8_t* block = packed + output / kOutputs * shape.blockBytes();
+    const int64_t c = output % kOutputs;
+    auto* header = reinterpret_cast<float*>(block);
+    double total = 0;
+    for (int64_t g = 0; g < groups; ++g) {
+      uint8_t* at = block + kGroupedHeader + g * shape.groupBytes();
+      const float scale = scales[output * groups + g];
+      reinterpret_cast<float*>(at)[c] = scale;
+      at += kOutputs * sizeof(float);
+      int64_t sum = 0;
+      for (int64_t i = 0; i < shape.group; ++i) {
+        const int8_t code = codes[output * shape.inputs + g * shape.group + i];
+        putCode(at + i / kInputs * shape.stepBytes(), placeOf(i % kInputs, c, shape.bits), shape.bits, code);
+        sum += code;
+      }
+      total += static_cast<double>(scale) * static_cast<double>(sum);
+    }
+    header[c] = static_cast<float>(total), header[kOutputs + c] = bias[output];
+  }
+}
+
+void GroupedLinear::run(
+    const uint8_t* codes, const RowGrid* grids, bool per_row, const Image& out, int64_t begin,
+    int64_t end) const {
+  const GroupedTile<uint8_t> tile = form >= Form::Avx512 ? groupedCodesVnni
+                                    : form >= Form::Avx2 ? groupedCodesAvx2
+                                                         : codesTilePlain;
+  runBlocks(
+      *this, tile, [&](int64_t row) { return codes + row * shape.inputs; },
+      [&](int64_t row, const float* a, const float* header, float* y) {
+        onGrid(a, grids[per_row ? row : 0], header, header + kOutputs, y);
+      },
+      out, begin, end);
+}
+
+void GroupedLinear::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const GroupedTile<float> tile = form >= Form::Avx512 ? groupedFloatsVnni
+                                  : form >= Form::Avx2 ? groupedFloatsAvx2
+                                                       : floatsTilePlain;
+  runBlocks(
+      *this, tile, [&](int64_t row) { return floatsAt(in, row); },
+      [&](int64_t, const float* a, const float* header, float* y) { withBias(a, header + kOutputs, y); }, out,
+      begin, end);
+}
+
+} // namespace jit_passes::x86

@@ -1,0 +1,312 @@
+// Linear layers with a scale for each group of inputs, for registers of 256 bits: eight outputs in each.
+#include <cstring>
+
+#include "avx2.h"
+#include "grouped_tile.h"
+
+#ifdef JIT_PASSES_HAS_AVX2
+
+namespace jit_passes::x86 {
+namespace {
+
+JIT_PASSES_AVX2_INLINE __m256i broadcastQuad(const uint8_t* codes) {
+  int32_t quad;
+  std::memcpy(&quad, codes, sizeof(quad));
+  return _mm256_set1_epi32(quad);
+}
+
+// The halves of bytes, each as int8.
+struct Halves256 {
+  JIT_PASSES_AVX2 Halves256()
+      : mask(_mm256_set1_epi8(15)),
+        codes(_mm256_broadcastsi128_si256(
+            _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1))) {}
+
+  JIT_PASSES_AVX2_INLINE __m256i lower(__m256i bytes) const { return _mm256_and_si256(bytes, mask); }
+  JIT_PASSES_AVX2_INLINE __m256i upper(__m256i bytes) const { return lower(_mm256_srli_epi16(bytes, 4)); }
+  JIT_PASSES_AVX2_INLINE __m256i asCodes(__m256i halves) const { return _mm256_shuffle_epi8(codes, halves); }
+
+  __m256i mask, codes;
+};
+
+// The sums of products of a step. int16 holds those of codes with halves of bytes: two products of 255 and -8, eight
+// times; of 255 and 15, four times.
+template <int kRows, int kBits>
+struct CodesStep256;
+
+template <int kRows>
+struct CodesStep256<kRows, 4> {
+  Halves256 halves;
+
+  JIT_PASSES_AVX2_INLINE void add(
+      const uint8_t* step, const GroupedRows<uint8_t>& rows, int64_t first, __m256i (&sums)[kRows][2]) const {
+    __m256i pairs[kRows][2] = {};
+#pragma GCC unroll 4
+    for (int octet = 0; octet < 4; ++octet) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        const __m256i bytes = load256(step + 64 * octet + 32 * h);
+        const __m256i lower = halves.asCodes(halves.lower(bytes));
+        const __m256i upper = halves.asCodes(halves.upper(bytes));
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const uint8_t* x = rows.row[r] + first + 8 * octet;
+          const __m256i products = _mm256_add_epi16(
+              _mm256_maddubs_epi16(broadcastQuad(x), lower),
+              _mm256_maddubs_epi16(broadcastQuad(x + 4), upper));
+          pairs[r][h] = _mm256_add_epi16(pairs[r][h], products);
+        }
+      }
+    }
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        sums[r][h] = _mm256_add_epi32(sums[r][h], _mm256_madd_epi16(pairs[r][h], ones));
+      }
+    }
+  }
+};
+
+template <int kRows>
+struct CodesStep256<kRows, 8> {
+  Halves256 halves;
+
+  JIT_PASSES_AVX2_INLINE void add(
+      const uint8_t* step, const GroupedRows<uint8_t>& rows, int64_t first, __m256i (&sums)[kRows][2]) const {
+    const __m256i ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
+    for (int half = 0; half < 2; ++half, step += 256, first += 16) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        __m256i lower[kRows] = {}, upper[kRows] = {};
+#pragma GCC unroll 4
+        for (int quad = 0; quad < 4; ++quad) {
+          const __m256i bytes = load256(step + 64 * quad + 32 * h);
+          const __m256i low = halves.lower(bytes), high = halves.asCodes(halves.upper(bytes));
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            const __m256i x = broadcastQuad(rows.row[r] + first + 4 * quad);
+            lower[r] = _mm256_add_epi16(lower[r], _mm256_maddubs_epi16(x, low));
+            upper[r] = _mm256_add_epi16(upper[r], _mm256_maddubs_epi16(x, high));
+          }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const __m256i both =
+              _mm256_add_epi32(_mm256_madd_epi16(lower[r], ones), _mm256_madd_epi16(upper[r], sixteens));
+          sums[r][h] = _mm256_add_epi32(sums[r][h], both);
+        }
+      }
+    }
+  }
+};
+
+template <int kRows, int kBits>
+JIT_PASSES_AVX2 void codesTile256(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  const CodesStep256<kRows, kBits> step;
+  __m256 all[kRows][2] = {};
+  const uint8_t* at = block + kGroupedHeader;
+  int64_t first = 0;
+  for (int64_t group = shape.groups(); group > 0; --group) {
+    const auto* scales = reinterpret_cast<const float*>(at);
+    at += 64;
+    __m256i sums[kRows][2] = {};
+    for (int64_t left = shape.steps(); left > 0; --left, at += 64 * kBits, first += 32) {
+      step.add(at, rows, first, sums);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        all[r][h] =
+            _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][h]), _mm256_loadu_ps(scales + 8 * h), all[r][h]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    _mm256_storeu_ps(a + 16 * r, all[r][0]);
+    _mm256_storeu_ps(a + 16 * r + 8, all[r][1]);
+  }
+}
+
+// The codes of an input of an octet, for eight outputs that begin at `half` of a step.
+template <int kBits>
+JIT_PASSES_AVX2_INLINE __m256 weightsOf(const uint8_t* half, int octet, int input) {
+  const int run = kBits == 4 ? octet : 2 * octet + input / 4;
+  const int begin = 8 * (input % 4) + (kBits == 4 ? input / 4 * 4 : 0);
+  const __m256i top = _mm256_slli_epi32(load256(half + 64 * run), 32 - kBits - begin);
+  return _mm256_cvtepi32_ps(_mm256_srai_epi32(top, 32 - kBits));
+}
+
+template <int kRows, int kBits>
+JIT_PASSES_AVX2 void floatsTile256(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+  __m256 all[kRows][2] = {};
+  const uint8_t* at = block + kGroupedHeader;
+  StepOfFloats<kRows> x;
+  for (int64_t first = 0; first < shape.inputs; first += shape.group, at += shape.groupBytes()) {
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      __m256 parts[kRows][4] = {};
+      const uint8_t* half = at + 64 + 32 * h;
+      for (int64_t own = 0; own < shape.group; own += 32, half += 64 * kBits) {
+        x.at(rows, first + own, shape.group - own);
+#pragma GCC unroll 8
+        for (int input = 0; input < 8; ++input) {
+#pragma GCC unroll 4
+          for (int octet = 0; octet < 4; ++octet) {
+            const __m256 weights = weightsOf<kBits>(half, octet, input);
+#pragma GCC unroll 2
+            for (int r = 0; r < kRows; ++r) {
+              const __m256 number = _mm256_broadcast_ss(x.row[r] + 8 * octet + input);
+              parts[r][octet] = _mm256_fmadd_ps(weights, number, parts[r][octet]);
+            }
+          }
+        }
+      }
+      const __m256 scales = _mm256_loadu_ps(reinterpret_cast<const float*>(at) + 8 * h);
+      for (int r = 0; r < kRows; ++r) {
+        const __m256 sum =
+            _mm256_add_ps(_mm256_add_ps(parts[r][0], parts[r][1]), _mm256_add_ps(parts[r][2], parts[r][3]));
+        all[r][h] = _mm256_fmadd_ps(sum, scales, all[r][h]);
+      }
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    _mm256_storeu_ps(a + 16 * r, all[r][0]);
+    _mm256_storeu_ps(a + 16 * r + 8, all[r][1]);
+  }
+}
+
+// The weights of a step in float32, [32 inputs][16 outputs].
+template <int kBits>
+JIT_PASSES_AVX2_INLINE void decodeStep(const uint8_t* step, float* weights) {
+#pragma GCC unroll 4
+  for (int octet = 0; octet < 4; ++octet) {
+#pragma GCC unroll 8
+    for (int input = 0; input < 8; ++input, weights += 16) {
+      _mm256_store_ps(weights, weightsOf<kBits>(step, octet, input));
+      _mm256_store_ps(weights + 8, weightsOf<kBits>(step + 32, octet, input));
+    }
+  }
+}
+
+// Adds the products of a step to the parts of each row, [rows][4 octets][16 outputs], which begin with `first`.
+template <int kRows>
+JIT_PASSES_AVX2 void addDecoded(const float* weights, const float* const* x, bool first, float* parts) {
+  const float* row[kRows];
+  std::copy_n(x, kRows, row);
+  for (int octet = 0; octet < 4; ++octet, parts += 16) {
+    __m256 sums[kRows][2] = {};
+    if (!first) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        sums[r][0] = _mm256_load_ps(parts + 64 * r), sums[r][1] = _mm256_load_ps(parts + 64 * r + 8);
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i, weights += 16) {
+      const __m256 lower = _mm256_load_ps(weights), upper = _mm256_load_ps(weights + 8);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const __m256 number = _mm256_broadcast_ss(row[r] + 8 * octet + i);
+        sums[r][0] = _mm256_fmadd_ps(lower, number, sums[r][0]);
+        sums[r][1] = _mm256_fmadd_ps(upper, number, sums[r][1]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      _mm256_store_ps(parts + 64 * r, sums[r][0]), _mm256_store_ps(parts + 64 * r + 8, sums[r][1]);
+    }
+  }
+}
+
+// Many rows take the weights of a step in float32 one after the other.
+template <int kBits>
+JIT_PASSES_AVX2 void decodedTile256(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+  alignas(32) float weights[32 * 16], parts[kGroupedRows * 64];
+  StepOfFloats<kGroupedRows> x;
+  std::memset(a, 0, rows.count * 16 * sizeof(float));
+  const uint8_t* at = block + kGroupedHeader;
+  for (int64_t first = 0; first < shape.inputs; first += shape.group, at += shape.groupBytes()) {
+    for (int64_t own = 0; own < shape.group; own += 32) {
+      decodeStep<kBits>(at + 64 + own / 32 * shape.stepBytes(), weights);
+      x.at(rows, first + own, shape.group - own);
+      int64_t r = 0;
+      for (; r + 4 <= rows.count; r += 4) {
+        addDecoded<4>(weights, x.row + r, own == 0, parts + 64 * r);
+      }
+      for (; r < rows.count; ++r) {
+        addDecoded<1>(weights, x.row + r, own == 0, parts + 64 * r);
+      }
+    }
+    for (int64_t r = 0; r < rows.count; ++r) {
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        const float* part = parts + 64 * r + 8 * h;
+        const __m256 sum = _mm256_add_ps(
+            _mm256_add_ps(_mm256_load_ps(part), _mm256_load_ps(part + 16)),
+            _mm256_add_ps(_mm256_load_ps(part + 32), _mm256_load_ps(part + 48)));
+        float* all = a + 16 * r + 8 * h;
+        const __m256 scales = _mm256_loadu_ps(reinterpret_cast<const float*>(at) + 8 * h);
+        _mm256_storeu_ps(all, _mm256_fmadd_ps(sum, scales, _mm256_loadu_ps(all)));
+      }
+    }
+  }
+}
+
+template <int kRows>
+void codesTileOf(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  shape.bits == 4 ? codesTile256<kRows, 4>(shape, block, rows, a)
+                  : codesTile256<kRows, 8>(shape, block, rows, a);
+}
+
+template <int kRows>
+void floatsTileOf(const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+  shape.bits == 4 ? floatsTile256<kRows, 4>(shape, block, rows, a)
+                  : floatsTile256<kRows, 8>(shape, block, rows, a);
+}
+
+} // namespace
+
+void groupedCodesAvx2(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  for (int64_t r = 0; r < rows.count; r += 4, a += 64) {
+    const auto some = rows.from(r, 4);
+    const auto tile = some.count == 4   ? codesTileOf<4>
+                      : some.count == 3 ? codesTileOf<3>
+                      : some.count == 2 ? codesTileOf<2>
+                                        : codesTileOf<1>;
+    tile(shape, block, some, a);
+  }
+}
+
+void groupedFloatsAvx2(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+  constexpr int64_t kFewToDecode = 5;
+  if (rows.count >= kFewToDecode) {
+    const auto decoded = shape.bits == 4 ? decodedTile256<4> : decodedTile256<8>;
+    return decoded(shape, block, rows, a);
+  }
+  for (int64_t r = 0; r < rows.count; r += 2, a += 32) { // more would need more registers than there are
+    const auto some = rows.from(r, 2);
+    some.count == 2 ? floatsTileOf<2>(shape, block, some, a) : floatsTileOf<1>(shape, block, some, a);
+  }
+}
+
+} // namespace jit_passes::x86
+
+#else
+
+namespace jit_passes::x86 {
+
+void groupedCodesAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*) {}
+void groupedFloatsAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*) {}
+
+} // namespace jit_passes::x86
+
+#endif

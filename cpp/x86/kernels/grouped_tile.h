@@ -1,0 +1,54 @@
+// Some rows times a block of 16 outputs: what each form of grouped.h has of its own.
+#pragma once
+
+#include <algorithm>
+
+#include "grouped.h"
+
+namespace jit_passes::x86 {
+
+constexpr int64_t kGroupedRows = 16; // of a tile, at most
+constexpr int64_t kGroupedHeader = 2 * GroupedShape::kOutputs * int64_t(sizeof(float));
+
+template <typename T>
+struct GroupedRows {
+  const T* row[kGroupedRows];
+  int64_t count;
+
+  // At most so many of them, from a row on.
+  GroupedRows from(int64_t first, int64_t most) const {
+    GroupedRows some{{}, std::min(most, count - first)};
+    std::copy_n(row + first, some.count, some.row);
+    return some;
+  }
+};
+
+// Writes the sums `a` of each row, [rows][16].
+template <typename T>
+using GroupedTile =
+    void (*)(const GroupedShape& shape, const uint8_t* block, const GroupedRows<T>& rows, float* a);
+
+void groupedCodesAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
+void groupedFloatsAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
+void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
+void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
+
+// The inputs of a step, of which the last of a row may have fewer than 32: the others are 0, and nothing behind the row
+// is read.
+template <int kRows>
+struct StepOfFloats {
+  const float* row[kRows];
+  float filled[kRows][GroupedShape::kInputs];
+
+  void at(const GroupedRows<float>& rows, int64_t first, int64_t count) {
+    for (int r = 0; r < rows.count; ++r) {
+      row[r] = rows.row[r] + first;
+      if (count < GroupedShape::kInputs) {
+        std::fill(std::copy_n(row[r], count, filled[r]), filled[r] + GroupedShape::kInputs, 0.0F);
+        row[r] = filled[r];
+      }
+    }
+  }
+};
+
+} // namespace jit_passes::x86

@@ -1,0 +1,175 @@
+// Linear layers with a scale for each group of inputs, for AVX-512: 16 outputs in a register.
+#include <cstring>
+
+#include "grouped_tile.h"
+#include "vnni.h"
+
+#ifdef JIT_PASSES_HAS_VNNI
+
+namespace jit_passes::x86 {
+namespace {
+
+JIT_PASSES_VNNI_INLINE __m512i quadOf(const uint8_t* codes) {
+  int32_t quad;
+  std::memcpy(&quad, codes, sizeof(quad));
+  return _mm512_set1_epi32(quad);
+}
+
+// Sums of products of a step, in two parts, which instructions add to in turn.
+template <int kRows, int kBits>
+JIT_PASSES_VNNI_INLINE void addCodes(
+    const uint8_t* step, const GroupedRows<uint8_t>& rows, int64_t first, __m512i (&sums)[kRows][2]) {
+  if constexpr (kBits == 4) {
+    const __m512i mask = _mm512_set1_epi8(15);
+    const __m512i codes =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
+#pragma GCC unroll 4
+    for (int octet = 0; octet < 4; ++octet) {
+      const __m512i bytes = _mm512_loadu_si512(step + 64 * octet);
+      const __m512i lower = _mm512_shuffle_epi8(codes, _mm512_and_si512(bytes, mask));
+      const __m512i upper = _mm512_shuffle_epi8(codes, _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask));
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const uint8_t* x = rows.row[r] + first + 8 * octet;
+        sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], quadOf(x), lower);
+        sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], quadOf(x + 4), upper);
+      }
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int quad = 0; quad < 8; ++quad) {
+      const __m512i codes = _mm512_loadu_si512(step + 64 * quad);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        sums[r][quad % 2] =
+            _mm512_dpbusd_epi32(sums[r][quad % 2], quadOf(rows.row[r] + first + 4 * quad), codes);
+      }
+    }
+  }
+}
+
+template <int kRows, int kBits>
+JIT_PASSES_VNNI void codesTile512(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  __m512 all[kRows] = {};
+  const uint8_t* at = block + kGroupedHeader;
+  int64_t first = 0;
+  for (int64_t group = shape.groups(); group > 0; --group) {
+    const __m512 scales = _mm512_loadu_ps(at);
+    at += 64;
+    __m512i sums[kRows][2] = {};
+    for (int64_t left = shape.steps(); left > 0; --left, at += 64 * kBits, first += 32) {
+      addCodes<kRows, kBits>(at, rows, first, sums);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      all[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(sums[r][0], sums[r][1])), scales, all[r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    _mm512_storeu_ps(a + 16 * r, all[r]);
+  }
+}
+
+// The codes of an input of an octet, for 16 outputs.
+template <int kBits>
+JIT_PASSES_VNNI_INLINE __m512 weightsOf512(const uint8_t* step, int octet, int input) {
+  if constexpr (kBits == 4) { // only the lowest four bits of an index count
+    const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    const __m512i bytes = _mm512_loadu_si512(step + 64 * octet);
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 8 * (input % 4) + input / 4 * 4), codes);
+  } else {
+    const __m512i bytes = _mm512_loadu_si512(step + 64 * (2 * octet + input / 4));
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bytes, 24 - 8 * (input % 4)), 24));
+  }
+}
+
+template <int kRows, int kBits>
+JIT_PASSES_VNNI void floatsTile512(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+  __m512 all[kRows] = {};
+  const uint8_t* at = block + kGroupedHeader;
+  StepOfFloats<kRows> x;
+  for (int64_t first = 0; first < shape.inputs; first += shape.group, at += shape.groupBytes()) {
+    __m512 parts[kRows][4] = {};
+    const uint8_t* step = at + 64;
+    for (int64_t own = 0; own < shape.group; own += 32, step += 64 * kBits) {
+      x.at(rows, first + own, shape.group - own);
+#pragma GCC unroll 8
+      for (int input = 0; input < 8; ++input) {
+#pragma GCC unroll 4
+        for (int octet = 0; octet < 4; ++octet) {
+          const __m512 weights = weightsOf512<kBits>(step, octet, input);
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r) {
+            const __m512 number = _mm512_set1_ps(x.row[r][8 * octet + input]);
+            parts[r][octet] = _mm512_fmadd_ps(weights, number, parts[r][octet]);
+          }
+        }
+      }
+    }
+    const __m512 scales = _mm512_loadu_ps(at);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 sum =
+          _mm512_add_ps(_mm512_add_ps(parts[r][0], parts[r][1]), _mm512_add_ps(parts[r][2], parts[r][3]));
+      all[r] = _mm512_fmadd_ps(sum, scales, all[r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    _mm512_storeu_ps(a + 16 * r, all[r]);
+  }
+}
+
+template <int kRows>
+void codesTile512Of(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  shape.bits == 4 ? codesTile512<kRows, 4>(shape, block, rows, a)
+                  : codesTile512<kRows, 8>(shape, block, rows, a);
+}
+
+template <int kRows>
+void floatsTile512Of(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+  shape.bits == 4 ? floatsTile512<kRows, 4>(shape, block, rows, a)
+                  : floatsTile512<kRows, 8>(shape, block, rows, a);
+}
+
+} // namespace
+
+void groupedCodesVnni(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  for (int64_t r = 0; r < rows.count; r += 4, a += 64) {
+    const auto some = rows.from(r, 4);
+    const auto tile = some.count == 4   ? codesTile512Of<4>
+                      : some.count == 3 ? codesTile512Of<3>
+                      : some.count == 2 ? codesTile512Of<2>
+                                        : codesTile512Of<1>;
+    tile(shape, block, some, a);
+  }
+}
+
+void groupedFloatsVnni(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+  for (int64_t r = 0; r < rows.count; r += 4, a += 64) {
+    const auto some = rows.from(r, 4);
+    const auto tile = some.count == 4   ? floatsTile512Of<4>
+                      : some.count == 3 ? floatsTile512Of<3>
+                      : some.count == 2 ? floatsTile512Of<2>
+                                        : floatsTile512Of<1>;
+    tile(shape, block, some, a);
+  }
+}
+
+} // namespace jit_passes::x86
+
+#else
+
+namespace jit_passes::x86 {
+
+void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*) {}
+void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*) {}
+
+} // namespace jit_passes::x86
+
+#endif

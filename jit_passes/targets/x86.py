@@ -203,8 +203,9 @@ class X86(Target):
     Linears and convolutions in the mode dynamic take and give float32 within a plan, and so do
     layer norm, sums, gelu and attention between them. LSTM, GRU and plain recurrent layers are part
     of a plan too; packed sequences, and LSTM and GRU on processors without VNNI, are computed by
-    PyTorch's kernels. So are linears and embeddings in the mode weight_only, as for the target
-    `stock`.
+    PyTorch's kernels. Linears whose weights have 4 or 8 bits and a scale for each group of inputs,
+    in the modes dynamic and weight_only, are part of a plan, where weights are symmetric and groups
+    are multiples of 32 inputs. Embeddings in the mode weight_only are those of the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 

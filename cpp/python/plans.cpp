@@ -1,9 +1,9 @@
 // Plans of int8 regions.
 #include "conversions.h"
 
-#include "x86/kernels/grouped.h"
 #include "x86/building/builder.h"
 #include "x86/building/refusals.h"
+#include "x86/kernels/grouped.h"
 #include "x86/kernels/kernels.h"
 #include "x86/running/plan.h"
 

@@ -17,7 +17,7 @@ from jit_passes.quantizer import BackendQuantizer
 from jit_passes.report.macs import integer_share
 from jit_passes.targets import Stock
 from tests.outlying import DIMENSIONS, WIDTH, WORDS, Encoder, Layer, outlying
-from tests.processor import BITS, bits_here
+from tests.processor import BITS, VNNI, bits_here
 from tests.quantizing import seeded
 
 TARGETS = ("reference", "stock", "x86")
@@ -364,7 +364,8 @@ def test_patches_of_a_transformer(mode: str, options: dict[str, Any]) -> None:
     found = modes(jit_passes.quantize_script(model, data, target="x86", progress=False))
     assert found["patches:conv2d"] == mode and found["layer.q:linear"] == "dynamic"
     found = modes(jit_passes.quantize_script(model, data, target="stock", progress=False))
-    assert found["patches:conv2d"] == "static"
+    slow = "groups" in options and not VNNI  # FBGEMM computes them in 100 times the time of float
+    assert found["patches:conv2d"] == ("float" if slow else "static")
 
 
 @pytest.mark.parametrize("target", ["reference", "x86"])

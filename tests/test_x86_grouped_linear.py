@@ -20,13 +20,16 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes import JitPassesWarning
+from jit_passes.graph.view import GraphView
 from jit_passes.report.cost import file_size
 from tests.codes import codes_of
 from tests.compare import sqnr
 from tests.plans import plans_in
+from tests.processor import VNNI
 from tests.test_x86_dynamic_kernels import EPS, GRID, NONE
 from tests.test_x86_float_kernels import floats_in, image_of
 from tests.test_x86_floats import kinds_of
+from tests.test_x86_state import mutate, restored
 from tests.x86_kernels import Image, Memory, call, forms
 
 Floats = NDArray[np.float32]
@@ -265,3 +268,52 @@ def test_inputs_that_are_not_finite(mode: str) -> None:
     x = torch.randn(3, 64)
     x[1, 5] = float("nan")
     assert plan(x).isnan().all(1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+def test_states_from_elsewhere(mode: str) -> None:
+    """Thousands of states that are wrong somewhere are refused, or run."""
+    [plan] = plans_in(quantized(Block(64, 96), "x86", config(mode)))
+    x = torch.randn(5, 64)
+    refused, ran = mutate(plan, x, 1500)
+    assert refused > 300 and ran > 30
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ([64, 96, 32], "3 attributes"),
+        ([64, 96, 48, 4], "groups of 48 of 64 inputs"),
+        ([64, 96, 32, 5], "weights of 5 bits"),
+        ([64, 112, 32, 4], "its packed weights are [0-9]* bytes"),
+        ([0, 96, 32, 4], "it has 0 inputs"),
+    ],
+)
+def test_messages(numbers: list[int], message: str) -> None:
+    [plan] = plans_in(quantized(nn.Linear(64, 96), "x86", config("weight_only")))
+    lists, scales, operators = plan.__getstate__()[0]
+    place = next(i for i, (texts, _, _) in enumerate(operators) if texts[0] == "linear_grouped")
+    texts, (inputs, output, _), tensors = operators[place]
+    changed = [*operators]
+    changed[place] = (texts, [inputs, output, numbers], tensors)
+    with pytest.raises(RuntimeError, match=message):
+        restored((lists, scales, changed))
+    packed = tensors[0].clone()
+    packed[128:192].view(torch.float32)[3] = float("inf")  # a scale of the first group
+    changed[place] = (texts, operators[place][1], [packed])
+    with pytest.raises(RuntimeError, match="a scale of its weights is not finite"):
+        restored((lists, scales, changed))
+
+
+def test_rounded_inputs_on_stock() -> None:
+    """PyTorch has no kernel for groups: inputs are rounded as they come, products are in float."""
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    x = torch.randn(6, 64)
+    stock, reference = (
+        quantized(model, target, config("dynamic")) for target in ("stock", "reference")
+    )
+    found = sqnr(reference(x), stock(x))  # 7 bits on processors without VNNI
+    assert found > (100 if VNNI else 35)
+    kinds = [node.kind for node in GraphView.of(stock).nodes]
+    assert kinds.count("aten::_choose_qparams_per_tensor") == 2
+    assert not any(kind.startswith("jit_passes::") for kind in kinds)

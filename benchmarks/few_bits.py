@@ -1,10 +1,14 @@
-"""Blocks of a transformer with weights of 4 and 8 bits in groups, beside ONNX Runtime and PyTorch.
+"""Transformers with weights of 4 and 8 bits in groups, beside ONNX Runtime and PyTorch.
 
-    python -m benchmarks.few_bits [--rounds 3] [--only x86_dynamic_4_32 onnxruntime_4_32]
+    python -m benchmarks.few_bits [--model decoder] [--only x86_dynamic_4_32 onnxruntime_4_32]
 
-Eight blocks `x + linear(gelu(linear(layer_norm(x))))`, 1024 wide and 4096 within, two threads. Each
-runtime has a process of its own; a round runs all of them once, and takes the median of its calls.
-The table has the least of the rounds, in milliseconds, by the number of rows.
+The model `blocks` is eight times `x + linear(gelu(linear(layer_norm(x))))`, 1024 wide and 4096
+within, with 1, 16 and 128 rows. `decoder` has 12 layers, 768 wide, of 50,257 words, and keeps keys
+and values; it takes a token behind 128 others, and a prompt of 128. Six channels of each layer norm
+are 20 times as large.
+
+Each runtime has a process of its own, and two threads. A round runs all of them once, and takes the
+median of its calls. The table has the least of the rounds, in milliseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -29,9 +34,11 @@ from benchmarks.runtimes.base import THREADS
 
 WIDTH, HIDDEN, BLOCKS = 1024, 4096, 8
 ROWS = (1, 16, 128)
-CALLS, SECONDS = 30, 2.0  # of a number of rows, at most
+WORDS, LAYERS, HEADS, SIZE, PAST = 50_257, 12, 12, 64, 128  # of the decoder
+CALLS, SECONDS = 30, 2.0  # of a case, at most
 
-Call = Callable[[Tensor], Tensor]
+Inputs = tuple[Tensor, ...]
+Call = Callable[..., Any]
 Made = tuple[Call, int]  # and the bytes of its file
 
 
@@ -43,6 +50,89 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        width = HEADS * SIZE
+        self.heads = HEADS
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        with torch.no_grad():
+            for norm in (self.norm1, self.norm2):
+                norm.weight[torch.randperm(width)[:6]] *= 20
+
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        parts = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = parts.unbind(0)
+        keys, values = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        y = F.scaled_dot_product_attention(q, keys, values, mask)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x)))), keys, values
+
+
+class Decoder(nn.Module):
+    """Words [1, T] and caches [layers, 1, heads, P, size] to logits of the last word and caches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = HEADS * SIZE
+        self.embed = nn.Embedding(WORDS, width)
+        self.position = nn.Parameter(0.1 * torch.randn(2 * PAST, width))
+        self.layers = nn.ModuleList(DecoderLayer() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, WORDS, bias=False)
+
+    def forward(self, words: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        count, past = words.shape[1], keys.shape[3]
+        x = self.embed(words) + self.position[past : past + count]
+        mask = torch.ones(count, past + count, dtype=torch.bool).tril(past)
+        new_keys: list[Tensor] = []
+        new_values: list[Tensor] = []
+        for i, layer in enumerate(self.layers):
+            x, k, v = layer(x, keys[i], values[i], mask)
+            new_keys.append(k)
+            new_values.append(v)
+        return self.head(self.norm(x[:, -1])), torch.stack(new_keys), torch.stack(new_values)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, its inputs by the name of a case, and axes of inputs that change."""
+
+    make: Callable[[], nn.Module]
+    cases: Mapping[str, Callable[[], Inputs]]
+    axes: Mapping[str, Mapping[int, str]]
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return self.make().eval()
+
+
+def rows_of(count: int) -> Callable[[], Inputs]:
+    return lambda: (torch.randn(count, WIDTH),)
+
+
+def words_of(count: int, past: int) -> Callable[[], Inputs]:
+    cache = (LAYERS, 1, HEADS, past, SIZE)
+    return lambda: (torch.randint(WORDS, (1, count)), torch.randn(cache), torch.randn(cache))
+
+
+WORKLOADS = {
+    "blocks": Workload(
+        lambda: nn.Sequential(*(Block() for _ in range(BLOCKS))),
+        {f"{rows} rows": rows_of(rows) for rows in ROWS},
+        {"x": {0: "rows"}},
+    ),
+    "decoder": Workload(
+        Decoder,
+        {f"a word behind {PAST}": words_of(1, PAST), f"a prompt of {PAST}": words_of(PAST, 0)},
+        {"words": {1: "words"}, "keys": {3: "past"}, "values": {3: "past"}},
+    ),
+}
 
 
 class Packed(nn.Module):
@@ -69,40 +159,48 @@ class Packed(nn.Module):
         return y.float() + self.bias
 
 
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*(Block() for _ in range(BLOCKS))).eval()
+Maker = Callable[[Workload, Path], Made]
 
 
 def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def torch_float(folder: Path) -> Made:
-    frozen = torch.jit.freeze(torch.jit.script(model()))
+def torch_float(workload: Workload, folder: Path) -> Made:
+    frozen = torch.jit.freeze(torch.jit.script(workload.model()))
     frozen.save(str(folder / "model.pt"))
     return frozen, size(folder)
 
 
-def torch_int4(group: int) -> Callable[[Path], Made]:
-    def make(folder: Path) -> Made:
-        made = model()
-        for block in made:
-            for name in ("up", "down"):
-                setattr(block, name, Packed(getattr(block, name), group))
-        torch.save(made.state_dict(), folder / "model.pt")
-        return torch.compiler.disable(made), size(folder)
+def torch_int4(group: int) -> Maker:
+    def make(workload: Workload, folder: Path) -> Made:
+        made = workload.model()
+        for module in list(made.modules()):
+            for name, child in module.named_children():
+                if isinstance(child, nn.Linear):
+                    setattr(module, name, Packed(child, group))
+        return made, sum(
+            tensor.nbytes for module in made.modules() for tensor in tensors_of(module)
+        )
 
     return make
 
 
-def ours(target: str, mode: str, bits: int, group: int | None) -> Callable[[Path], Made]:
-    def make(folder: Path) -> Made:
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    packed = [module.codes, module.scales] if isinstance(module, Packed) else []
+    return [*packed, *module.parameters(recurse=False)]
+
+
+def ours(target: str, mode: str, bits: int, group: int | None) -> Maker:
+    def make(workload: Workload, folder: Path) -> Made:
         import jit_passes
 
         weight: dict[str, Any] = {"bits": bits} | ({"group_size": group} if group else {})
-        config = {"version": 1, "global": {"mode": mode, "weight": weight}}
-        scripted = torch.jit.script(model())
+        rules = [{"op": "embedding", "weight": {"bits": 8, "channelwise": True}}]
+        config = {"version": 1, "global": {"mode": mode, "weight": weight}, "rules": rules}
+        if workload is WORKLOADS["blocks"]:
+            del config["rules"]
+        scripted = torch.jit.script(workload.model())
         quantized = jit_passes.quantize_script(scripted, target=target, config=config)
         quantized.save(str(folder / "model.pt"))
         return torch.jit.load(str(folder / "model.pt")), size(folder)
@@ -110,17 +208,18 @@ def ours(target: str, mode: str, bits: int, group: int | None) -> Callable[[Path
     return make
 
 
-def onnxruntime(group: int, level: int) -> Callable[[Path], Made]:
-    def make(folder: Path) -> Made:
+def onnxruntime(group: int, level: int) -> Maker:
+    def make(workload: Workload, folder: Path) -> Made:
         import onnx
         import onnxruntime as runtime
         from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
         with tempfile.TemporaryDirectory() as plain:
             exported = Path(plain) / "float.onnx"
+            example = next(iter(workload.cases.values()))()
             torch.onnx.export(
-                model(), (torch.randn(2, WIDTH),), str(exported), dynamo=False, opset_version=17,
-                input_names=["x"], output_names=["y"], dynamic_axes={"x": {0: "n"}, "y": {0: "n"}},
+                workload.model(), example, str(exported), dynamo=False, opset_version=17,
+                input_names=list(workload.axes), dynamic_axes=workload.axes,
             )  # fmt: skip
             quantizer = MatMulNBitsQuantizer(
                 as_products(onnx.load(exported)), bits=4, block_size=group, is_symmetric=True,
@@ -133,7 +232,13 @@ def onnxruntime(group: int, level: int) -> Callable[[Path], Made]:
         session = runtime.InferenceSession(
             str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"]
         )
-        return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0]), size(folder)
+
+        def call(*inputs: Tensor) -> tuple[Tensor, ...]:
+            arrays = (x.numpy() for x in inputs)
+            given = dict(zip(workload.axes, arrays, strict=True))
+            return tuple(map(torch.from_numpy, session.run(None, given)))
+
+        return call, size(folder)
 
     return make
 
@@ -159,7 +264,7 @@ def as_products(graph: Any) -> Any:
     return graph
 
 
-RUNTIMES: dict[str, Callable[[Path], Made]] = {
+RUNTIMES: dict[str, Maker] = {
     "torch_float": torch_float,
     "x86_dynamic_8": ours("x86", "dynamic", 8, None),
     "x86_dynamic_4_32": ours("x86", "dynamic", 4, 32),
@@ -174,55 +279,60 @@ RUNTIMES: dict[str, Callable[[Path], Made]] = {
 }
 
 
-def run(name: str) -> dict[str, Any]:
-    """Return times by the number of rows, the error, and the size of the file."""
+def run(model: str, name: str) -> dict[str, Any]:
+    """Return times by case, the error of the first result, and the size of the file."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(THREADS)
+    workload = WORKLOADS[model]
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        call, file_bytes = RUNTIMES[name](Path(folder))
-        exact = model()
-        times: dict[int, float] = {}
-        for rows in ROWS:
-            x = torch.randn(rows, WIDTH)
+        call, file_bytes = RUNTIMES[name](workload, Path(folder))
+        times: dict[str, float] = {}
+        for case, make in workload.cases.items():
+            inputs = make()
             taken: list[float] = []
             for _ in range(3):
-                call(x)
+                call(*inputs)
             begun = perf_counter()
             while len(taken) < CALLS and perf_counter() - begun < SECONDS:
                 start = perf_counter()
-                call(x)
+                call(*inputs)
                 taken.append(perf_counter() - start)
-            times[rows] = median(taken)
-        x = torch.randn(64, WIDTH)
-        wanted = exact(x)
-        noise = (call(x) - wanted).square().sum()
+            times[case] = median(taken)
+        wanted, found = first(workload.model()(*inputs)), first(call(*inputs))
+        noise = (found - wanted).square().sum()
         decibels = float(10 * torch.log10(wanted.square().sum() / noise))
     return {"times": times, "sqnr": decibels, "bytes": file_bytes}
 
 
+def first(result: Any) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", choices=list(WORKLOADS), default="blocks")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=list(RUNTIMES), default=list(RUNTIMES))
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        print(json.dumps(run(arguments.worker)))
+        print(json.dumps(run(arguments.model, arguments.worker)))
         return
     found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(arguments.rounds):
         for name in arguments.only:
-            command = [sys.executable, "-m", "benchmarks.few_bits", "--worker", name]
-            done = subprocess.run(command, capture_output=True, text=True)
+            command = [sys.executable, "-m", "benchmarks.few_bits", "--model", arguments.model]
+            done = subprocess.run([*command, "--worker", name], capture_output=True, text=True)
             if done.returncode:
                 reason = done.stderr.strip().splitlines()[-1]
                 print(f"{name} left out: {reason}", file=sys.stderr)
                 continue
             found.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
-    print("| runtime | " + " | ".join(f"{rows} rows" for rows in ROWS) + " | SQNR | file |")
-    print("| --- " * (len(ROWS) + 3) + "|")
+    cases = list(WORKLOADS[arguments.model].cases)
+    print("| runtime | " + " | ".join(cases) + " | SQNR | file |")
+    print("| --- " * (len(cases) + 3) + "|")
     for name, results in found.items():
-        times = [min(result["times"][str(rows)] for result in results) for rows in ROWS]
+        times = [min(result["times"][case] for result in results) for case in cases]
         cells = [f"{1e3 * seconds:.2f}" for seconds in times]
         cells += [f"{results[0]['sqnr']:.1f} dB", f"{results[0]['bytes'] / 1e6:.1f} MB"]
         print(f"| `{name}` | " + " | ".join(cells) + " |")

@@ -275,14 +275,7 @@ void floatsTileOf(const GroupedShape& shape, const uint8_t* block, const Grouped
 
 void groupedCodesAvx2(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
-  for (int64_t r = 0; r < rows.count; r += 4, a += 64) {
-    const auto some = rows.from(r, 4);
-    const auto tile = some.count == 4   ? codesTileOf<4>
-                      : some.count == 3 ? codesTileOf<3>
-                      : some.count == 2 ? codesTileOf<2>
-                                        : codesTileOf<1>;
-    tile(shape, block, some, a);
-  }
+  inTiles<uint8_t>({codesTileOf<1>, codesTileOf<2>, codesTileOf<3>, codesTileOf<4>}, shape, block, rows, a);
 }
 
 void groupedFloatsAvx2(
@@ -292,10 +285,8 @@ void groupedFloatsAvx2(
     const auto decoded = shape.bits == 4 ? decodedTile256<4> : decodedTile256<8>;
     return decoded(shape, block, rows, a);
   }
-  for (int64_t r = 0; r < rows.count; r += 2, a += 32) { // more would need more registers than there are
-    const auto some = rows.from(r, 2);
-    some.count == 2 ? floatsTileOf<2>(shape, block, some, a) : floatsTileOf<1>(shape, block, some, a);
-  }
+  inTiles<float>(
+      {floatsTileOf<1>, floatsTileOf<2>}, shape, block, rows, a); // there are no registers for more
 }
 
 } // namespace jit_passes::x86

@@ -28,6 +28,17 @@ template <typename T>
 using GroupedTile =
     void (*)(const GroupedShape& shape, const uint8_t* block, const GroupedRows<T>& rows, float* a);
 
+// Runs the tile for one row, for two, and so on, with as many rows at a time as there are tiles.
+template <typename T, size_t kMost>
+void inTiles(
+    const GroupedTile<T> (&tiles)[kMost], const GroupedShape& shape, const uint8_t* block,
+    const GroupedRows<T>& rows, float* a) {
+  for (int64_t r = 0; r < rows.count; r += kMost, a += kMost * GroupedShape::kOutputs) {
+    const auto some = rows.from(r, kMost);
+    tiles[some.count - 1](shape, block, some, a);
+  }
+}
+
 void groupedCodesAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
 void groupedFloatsAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
 void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);

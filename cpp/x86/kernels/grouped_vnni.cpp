@@ -139,26 +139,15 @@ void floatsTile512Of(
 
 void groupedCodesVnni(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
-  for (int64_t r = 0; r < rows.count; r += 4, a += 64) {
-    const auto some = rows.from(r, 4);
-    const auto tile = some.count == 4   ? codesTile512Of<4>
-                      : some.count == 3 ? codesTile512Of<3>
-                      : some.count == 2 ? codesTile512Of<2>
-                                        : codesTile512Of<1>;
-    tile(shape, block, some, a);
-  }
+  inTiles<uint8_t>(
+      {codesTile512Of<1>, codesTile512Of<2>, codesTile512Of<3>, codesTile512Of<4>}, shape, block, rows, a);
 }
 
 void groupedFloatsVnni(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
-  for (int64_t r = 0; r < rows.count; r += 4, a += 64) {
-    const auto some = rows.from(r, 4);
-    const auto tile = some.count == 4   ? floatsTile512Of<4>
-                      : some.count == 3 ? floatsTile512Of<3>
-                      : some.count == 2 ? floatsTile512Of<2>
-                                        : floatsTile512Of<1>;
-    tile(shape, block, some, a);
-  }
+  inTiles<float>(
+      {floatsTile512Of<1>, floatsTile512Of<2>, floatsTile512Of<3>, floatsTile512Of<4>}, shape, block, rows,
+      a);
 }
 
 } // namespace jit_passes::x86

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.x86_kernels import CodeRange, Form, Image, call, forms, vector_forms
+from tests.x86_kernels import (
+    GUARD,
+    CodeRange,
+    Form,
+    Image,
+    ImageStruct,
+    Memory,
+    call,
+    forms,
+    vector_forms,
+)  # fmt: skip
 
 Floats = NDArray[np.float32]
 
@@ -270,3 +281,36 @@ def test_softmax_that_hides(form: int) -> None:
     floats, _ = softmax(x, form, hides=True)
     assert (floats[..., 0, :] == 0).all() and np.isnan(floats[..., 1, :]).all()
     assert (floats[..., 2, :69] == 0).all() and floats[..., 2, 69] == 1
+
+
+@forms
+@pytest.mark.parametrize("size", [1, 4])
+def test_copies_between_orders_of_axes(size: int, form: int) -> None:
+    """Channels side by side, pixels side by side, or neither: all elements come, and no others."""
+    rng = np.random.default_rng(0)
+    for width, channels in itertools.product((1, 7, 8, 16, 17, 40), (1, 3, 8, 9, 19, 64)):
+        for from_last, to_last, gap in itertools.product((True, False), (True, False), (0, 2)):
+            x = rng.integers(0, 256, (3, channels + gap, width + gap, size), dtype=np.uint8)
+            source = Memory(x.size, at_front=bool(gap))
+            target = Memory(x.size, at_front=not gap)
+            found = target.bytes.reshape(3, -1)
+            found[:] = GUARD
+            views = []
+            for memory, last in ((source, from_last), (target, to_last)):
+                shape = (
+                    (3, width + gap, channels + gap) if last else (3, channels + gap, width + gap)
+                )
+                view = memory.bytes.reshape(*shape, size)
+                views.append(view if last else view.swapaxes(1, 2))
+            views[0][:] = x.swapaxes(1, 2)
+            images = [
+                ImageStruct(
+                    v.ctypes.data, 1, 3, width, channels, v.strides[1], v.strides[0], 0, 1, 0
+                )
+                for v in views
+            ]
+            steps = [v.strides[2] for v in views]
+            call("copy_across", images[0], steps[0], images[1], steps[1], size, int(form), 2)
+            assert np.array_equal(views[1][:, :width, :channels], views[0][:, :width, :channels])
+            views[1][:, :width, :channels] = GUARD
+            assert (target.bytes == GUARD).all()

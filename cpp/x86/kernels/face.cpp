@@ -6,6 +6,7 @@
 
 #include "amx.h"
 #include "attention.h"
+#include "copy_across.h"
 #include "crowd.h"
 #include "dynamic.h"
 #include "floats.h"
@@ -326,6 +327,13 @@ JIT_PASSES_FACE void jit_passes_x86_grouped_floats(
   const FloatFunction own{static_cast<FloatFunction::Which>(function), 0, 0, formOf(form)};
   const GroupedLinear linear{*shape, packed, own, nullptr, formOf(form)};
   inParts(linear.items(), part, [&](int64_t begin, int64_t end) { linear.run(*in, *out, begin, end); });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_copy_across(
+    const Image* in, int64_t in_channel, const Image* out, int64_t out_channel, int64_t bytes, int32_t form,
+    int64_t part) {
+  const CopyAcross copy{in_channel, out_channel, bytes, formOf(form)};
+  inParts(copy.items(*out), part, [&](int64_t begin, int64_t end) { copy.run(*in, *out, begin, end); });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_multiply_floats(

@@ -2,34 +2,6 @@
 
 namespace jit_passes::x86 {
 
-namespace {
-
-template <size_t bytes>
-void copyElements(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    std::memcpy(to + i * to_stride, from + i * from_stride, bytes);
-  }
-}
-
-} // namespace
-
-void copyAcross(
-    const Image& in, int64_t in_channel, const Image& out, int64_t out_channel, int64_t bytes, int64_t begin,
-    int64_t end) {
-  const auto copy = bytes == 1 ? copyElements<1> : copyElements<sizeof(float)>;
-  for (int64_t index = begin; index < end; ++index) {
-    for (int64_t x = 0; x < out.width; ++x) {
-      const uint8_t* from = in.rowAt(index) + x * in.pixel;
-      uint8_t* to = out.rowAt(index) + x * out.pixel;
-      if (in_channel == bytes && out_channel == bytes) {
-        std::memcpy(to, from, out.channels * bytes);
-      } else {
-        copy(from, in_channel, to, out_channel, out.channels);
-      }
-    }
-  }
-}
-
 void padRows(
     const Image& in, const std::array<int64_t, 4>& offset, uint8_t zero, const Image& out, int64_t begin,
     int64_t end) {

@@ -6,11 +6,6 @@
 
 namespace jit_passes::x86 {
 
-// y = x, elements of so many bytes, where channels of each are so many bytes apart. Items: rows.
-void copyAcross(
-    const Image& in, int64_t in_channel, const Image& out, int64_t out_channel, int64_t bytes, int64_t begin,
-    int64_t end);
-
 // y = x at `offset` in images, planes, rows and columns, and `zero` around it. Items: rows.
 void padRows(
     const Image& in, const std::array<int64_t, 4>& offset, uint8_t zero, const Image& out, int64_t begin,

@@ -1,5 +1,6 @@
 #include "copies.h"
 #include "placed.h"
+#include "x86/kernels/copy_across.h"
 
 namespace jit_passes::x86 {
 
@@ -44,6 +45,7 @@ Part copiedFar(const Sizes& sizes, const Sizes& strides, Placed x, const Memory&
     placed.image.channels = channels.size;
   };
   rowOf(x, row.from), rowOf(y, row.to);
+  const CopyAcross kernel{channels.from, channels.to, bytes};
   return {items, [=](const Call& call, int64_t begin, int64_t end) {
             const Image in = x.in(call), out = y.in(call);
             for (int64_t index = begin; index < end; ++index) {
@@ -53,7 +55,7 @@ Part copiedFar(const Sizes& sizes, const Sizes& strides, Placed x, const Memory&
                 const int64_t at = rest % outer[i].size;
                 from.data += at * outer[i].from, to.data += at * outer[i].to;
               }
-              copyAcross(from, channels.from, to, channels.to, bytes, 0, 1); // one row
+              kernel.run(from, to, 0, 1); // one row
             }
           }};
 }
@@ -87,9 +89,7 @@ Part copied(const Step& step, const Memory& from, const Memory& to) {
     x.image.channels *= bytes, y.image.channels *= bytes;
     return unary(LookUp{step.table}, x, y);
   }
-  return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
-            copyAcross(x.in(call), channel, y.in(call), bytes, bytes, begin, end);
-          }};
+  return unary(CopyAcross{channel, bytes, bytes}, x, y);
 }
 
 } // namespace jit_passes::x86

@@ -1,6 +1,6 @@
 // Steps over float32.
-#include "copies.h"
 #include "placed.h"
+#include "x86/kernels/copy_across.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -39,22 +39,22 @@ Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel)
 Part taken(size_t source, const Memory& to) {
   const Dims dims = pixelDims(to.sizes, to.axis);
   const Placed y = image(to, dims);
-  return {y.image.rows(), [=, axis = to.axis](const Call& call, int64_t begin, int64_t end) {
-            const auto& [x, strides] = call.sources[source];
-            const Strides own = floatStrides(dims, strides, axis < 0 ? 1 : strides[axis]);
-            copyAcross(
-                imageAt(x, y.image, own), own.channel * kFloat, y.in(call), kFloat, kFloat, begin, end);
-          }};
+  return {
+      y.image.rows(), [=, axis = to.axis, form = bestForm()](const Call& call, int64_t begin, int64_t end) {
+        const auto& [x, strides] = call.sources[source];
+        const Strides own = floatStrides(dims, strides, axis < 0 ? 1 : strides[axis]);
+        const CopyAcross kernel{own.channel * kFloat, kFloat, kFloat, form};
+        kernel.run(imageAt(x, y.image, own), y.in(call), begin, end);
+      }};
 }
 
 Part given(const Memory& from, const Sizes& strides, size_t number) {
   const Dims dims = pixelDims(from.sizes, from.axis);
   const Placed x = image(from, dims);
   const Strides to = floatStrides(dims, strides, from.axis < 0 ? 1 : strides[from.axis]);
-  return {x.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
-            copyAcross(
-                x.in(call), kFloat, imageAt(call.result(number), x.image, to), to.channel * kFloat, kFloat,
-                begin, end);
+  return {x.image.rows(), [=, form = bestForm()](const Call& call, int64_t begin, int64_t end) {
+            const CopyAcross kernel{kFloat, to.channel * kFloat, kFloat, form};
+            kernel.run(x.in(call), imageAt(call.result(number), x.image, to), begin, end);
           }};
 }
 

@@ -66,7 +66,7 @@ def test_each_kept_step_lowers_the_loss() -> None:
         assert {step.before for step in steps} == {score}
         kept = [step for step in steps if step.kept]
         best = max(step.after for step in steps)
-        assert len(kept) == (best > score + 0.05)
+        assert len(kept) == (best > score + 0.1)
         if kept:
             assert kept[0].after == best
             score = best

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .gptq import Grid
 
-ITERATIONS = 200
+ITERATIONS = 150
 RATE = 0.1  # of Adam
 STRENGTH = 0.2  # of the regularizer
 BETA = (20.0, 2.0)

@@ -30,7 +30,7 @@ from .steps import STEPS, Step
 from .tune import ALTERNATIVES, check_budget
 from .variants import Variants
 
-WORTH = 0.05  # dB; a smaller gain on few batches is chance
+WORTH = 0.1  # dB; a smaller gain on few batches is chance
 LAYERS = "layers otherwise"
 
 

@@ -93,8 +93,8 @@ def quantize_script(
             `jit_passes.smooth`. Not with a profile, nor in the mode "weight_only".
         equalize: whose ranges to scale the channels between layers by: "auto", "activations" or
             "weights", see `jit_passes.equalize`; None for not at all. Not with a profile.
-        weight_rounding: "gptq" or "adaround", which need data: see `jit_passes.round_weights`; None
-            for the nearest codes.
+        weight_rounding: "gptq", "adaround", "gptq_sequential" or "adaround_sequential", which need
+            data: see `jit_passes.round_weights`; None for the nearest codes.
         bias_correction: "sequential" or "fast", which need data, or "statistics": see
             `jit_passes.correct_bias`; None for none.
         strict: raise an error for operators with weights and matrix products, the rows of

@@ -11,9 +11,10 @@ from test_round_weights import FOUR_BITS, codes_of, prepared_net, scripted, smoo
 from torch import Tensor
 
 import jit_passes
-from jit_passes.configuration.stages import WEIGHT_ROUNDINGS
 from jit_passes.stages.adaround import STRENGTH, Rounding, adaround, errors
 from jit_passes.stages.gptq import Grid, gptq
+
+METHODS = ("gptq", "adaround")
 
 
 def problem(seed: int, groups: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor, Grid]:
@@ -88,7 +89,7 @@ def test_four_bits() -> None:
     """The layers of a net take its codes where they have less error on batches held back."""
     prepared = prepared_net(scripted())
     data = smooth_images(0, 8)
-    rounded = {how: jit_passes.round_weights(prepared, data, how=how) for how in WEIGHT_ROUNDINGS}
+    rounded = {how: jit_passes.round_weights(prepared, data, how=how) for how in METHODS}
     made = {how: jit_passes.convert(model) for how, model in rounded.items()}
     gains = {}
     for how, model in made.items():
@@ -97,7 +98,7 @@ def test_four_bits() -> None:
         gains[how] = {name: found.groups() for name, found in said.items() if found}
     for name, (_, gain) in gains["gptq"].items():
         by, more = gains["adaround"][name]
-        assert float(more) >= float(gain) and by in WEIGHT_ROUNDINGS
+        assert float(more) >= float(gain) and by in METHODS
     used = [name for name, (by, _) in gains["adaround"].items() if by == "adaround"]
     assert len(used) >= 2
     before, after = map(codes_of, made.values())

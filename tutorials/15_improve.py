@@ -29,7 +29,7 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # ## 1. The loss by calibration
 #
 # Weights have 4 bits and one scale for each tensor; the first and the last layer have 8. Depthwise
-# convolutions suffer most: each of their channels has a filter of its own, and one scale is for all.
+# convolutions suffer most: their channels have filters of their own, which share one scale.
 
 # %%
 data = load_digits_tensors()
@@ -67,8 +67,8 @@ assert improved.score > improved.quantized + 5  # dB
 assert improved_top1 > float_top1 - 1
 
 # %% [markdown]
-# Rows of one kind, the ranges of weights say, are alternatives: all begin at one score, and the best
-# is kept. The next rows are measured on top of it.
+# Rows of one kind, the ranges of weights say, are alternatives: all begin at one score, and the
+# best is kept. The next rows are measured on top of it.
 #
 # ## 3. The recipe
 #
@@ -87,8 +87,8 @@ with torch.no_grad():
     assert torch.equal(again(data.test_x), improved.model(data.test_x))
 
 # %% [markdown]
-# With all eight batches the recipe makes another model, whose ranges rest on more data. It is likely
-# as good, but it has not been measured on data held back.
+# With all eight batches the recipe makes another model, whose ranges rest on more data. It is
+# likely as good, but it has not been measured on data held back.
 #
 # ## 4. A budget
 #
@@ -103,7 +103,8 @@ assert enough.score >= enough.least and len(enough.steps) < len(improved.steps)
 # %% [markdown]
 # ## What next
 #
-# - The accuracy on labelled data in place of the error of outputs: `improve(model, batches, accuracy)`.
+# - The accuracy on labelled data in place of the error of outputs: `improve(model, batches,
+#   accuracy)`.
 # - A run that can be interrupted: `resume="scores.jsonl"`, and `time=600` for ten minutes.
 # - In a shell: `jit-passes improve model.pt --data calib.npz -o int8.pt --recipe recipe.yaml`.
 # - Weights of 3 bits and fewer need training: [tutorial 10](10_lsq_training.py).

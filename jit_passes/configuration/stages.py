@@ -13,7 +13,7 @@ from .checks import OptionError
 AUTO = "auto"
 NO_SMOOTHING = "none"
 EQUALIZATIONS = ("activations", "weights")
-WEIGHT_ROUNDINGS = ("gptq", "adaround")
+WEIGHT_ROUNDINGS = ("gptq", "adaround", "gptq_sequential", "adaround_sequential")
 BIAS_CORRECTIONS = ("sequential", "fast", "statistics")
 SMOOTH = 'smooth is "auto", a number from 0 to 1, or None'
 _WORDS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ..configuration.configuration import Configuration
 from ..configuration.options import LayerOptions, TensorOptions
-from ..configuration.stages import WEIGHT_ROUNDINGS, StageOptions
+from ..configuration.stages import StageOptions
 from ..observers import Entropy, MeanSquaredError, MinMax, Observer, OutputError, Percentile
 
 
@@ -63,6 +63,7 @@ STEPS: tuple[tuple[Step, ...], ...] = (
     tuple(_stage("smooth", strength, NORM) for strength in (0.25, 0.5, 0.75, "none")),
     tuple(_stage("equalize", ranges) for ranges in ("activations", "weights")),
     (_stage("bias_correction", "fast"),),
-    tuple(_stage("weight_rounding", how) for how in WEIGHT_ROUNDINGS),
+    tuple(_stage("weight_rounding", how) for how in ("gptq", "adaround")),
     (_stage("bias_correction", "sequential"),),
+    (_stage("weight_rounding", "gptq_sequential"),),
 )

@@ -51,6 +51,9 @@ def test_error_of_the_result() -> None:
     other = weight + 0.1 * torch.randn(2, 4, 5, generator=generator)
     wanted = (x @ weight.transpose(1, 2) - y @ other.transpose(1, 2)).double().square().sum()
     assert sums.error(weight, other) == pytest.approx(float(wanted), rel=1e-4)
+    single, (x, y) = InputSums(), rows(0, 3, 50, 1)  # a depthwise layer with a window of 1 x 1
+    single.add([x], [y])
+    assert single.is_finite
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -17,14 +17,17 @@ class InputSums:
         quantized: Y^T Y.
         cross: X^T Y.
         in_float: X^T X.
+        rows: how many were added.
     """
 
     def __init__(self) -> None:
         self.quantized, self.cross, self.in_float = torch.zeros(3, 1, 1, 1)
+        self.rows = 0
 
     def add(self, in_float: Iterable[Tensor], quantized: Iterable[Tensor]) -> None:
         """Add rows."""
         for x, y in zip(in_float, quantized, strict=True):
+            self.rows += x.shape[1]
             self.quantized = self.quantized + y.transpose(1, 2) @ y
             self.cross = self.cross + x.transpose(1, 2) @ y
             self.in_float = self.in_float + x.transpose(1, 2) @ x
@@ -33,7 +36,7 @@ class InputSums:
     def is_finite(self) -> bool:
         """Whether there were rows, and no sum has overflown."""
         sums = (self.quantized, self.cross, self.in_float)
-        return self.quantized.shape[1] > 1 and all(bool(each.isfinite().all()) for each in sums)
+        return self.rows > 0 and all(bool(each.isfinite().all()) for each in sums)
 
     def aim(self, weight: Tensor, damping: float) -> Tensor:
         """Return the weight that makes the most of the quantized model's inputs.

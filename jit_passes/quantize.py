@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from . import _C
-from .errors import ArgumentError, JitPassesError, count_of, warn
+from .configuration.stages import AUTO, NO_SMOOTHING, StageOptions
+from .errors import JitPassesError, count_of, warn
 from .logs import stage, timed
 from .profile import Profile, fill
 from .quantizers.automatic import NEEDS_DATA
 from .quantizers.backend import BackendQuantizer
 from .quantizers.base import Quantizer
-from .stages.annotate import choose_quantizer, description_of
+from .stages.annotate import choose_quantizer
 from .stages.batches import InputFn
 from .stages.calibrate import calibrate
 from .stages.convert import converted
-from .stages.correct_bias import HOWS, ZeroBiases, correct_bias
-from .stages.equalize import Equalizer
 from .stages.lower import lowered
 from .stages.methods import by_method, check_methods, join_methods
 from .stages.module import Report
-from .stages.prepare import Change, Changes, prepare_for
+from .stages.prepare import prepare_for
 from .stages.records import refuse
-from .stages.round_weights import round_weights
 from .stages.seen import needs_data
-from .stages.smooth import Smoother, check_strength
+from .stages.staged import Staged
 from .targets import Target
 
-SMOOTH = 'smooth is "auto", a number from 0 to 1, or None'
 RANGES = (
     "ranges come from calibration data, an iterable of batches, or from a profile: pass one of "
     "the two"
@@ -81,7 +78,8 @@ def quantize_script(
             `import jit_passes` before `torch.jit.load`, or in C++ the library `runtime_path()`;
             one for "stock" loads with torch alone, anywhere.
         config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
-            `Configuration`.
+            `Configuration`. It may hold a recipe, the next four options under `stages`; an argument
+            that is not the default wins.
         mode: of all operators with weights that no rule of `config` gives another: "static", their
             inputs have parameters from the data; "dynamic", from the input itself each time the
             model runs, which needs no data; "weight_only", inputs stay float, and embeddings have
@@ -95,8 +93,8 @@ def quantize_script(
             `jit_passes.smooth`. Not with a profile, nor in the mode "weight_only".
         equalize: whose ranges to scale the channels between layers by: "auto", "activations" or
             "weights", see `jit_passes.equalize`; None for not at all. Not with a profile.
-        weight_rounding: "gptq", which needs data: see `jit_passes.round_weights`; None for the
-            nearest codes.
+        weight_rounding: "gptq", "adaround", "gptq_sequential" or "adaround_sequential", which need
+            data: see `jit_passes.round_weights`; None for the nearest codes.
         bias_correction: "sequential" or "fast", which need data, or "statistics": see
             `jit_passes.correct_bias`; None for none.
         strict: raise an error for operators with weights and matrix products, the rows of
@@ -125,10 +123,11 @@ def quantize_script(
         JitPassesWarning: without data, operators stay in float that need some; a mode for all
             operators puts signal processing on integers.
     """
+    said = NO_SMOOTHING if smooth is None else None if smooth == AUTO else smooth
+    stages = StageOptions(said, equalize, weight_rounding, bias_correction)
     quantized = partial(
         _quantized, model, quantizer=quantizer, target=target, config=config, mode=mode,
-        smooth=smooth, equalize=equalize, weight_rounding=weight_rounding,
-        bias_correction=bias_correction, strict=strict, progress=progress, input_fn=input_fn,
+        stages=stages, strict=strict, progress=progress, input_fn=input_fn,
     )  # fmt: skip
     if methods is None:
         result = quantized(calibration_data, profile, method=method)
@@ -155,8 +154,7 @@ def quantize_script(
 def _quantized(
     model: torch.jit.ScriptModule, calibration_data: Any, profile: Any, *,
     quantizer: Quantizer | None, target: str | Target, config: Any, mode: str | None,
-    smooth: str | float | None, equalize: str | None, weight_rounding: str | None,
-    bias_correction: str | None, strict: bool, progress: bool | None, method: str,
+    stages: StageOptions, strict: bool, progress: bool | None, method: str,
     input_fn: InputFn | None, state: Sequence[str] = (),
 ) -> torch.jit.ScriptModule:  # fmt: skip
     """Return a model with one method, quantized: see `quantize_script`."""
@@ -164,71 +162,24 @@ def _quantized(
         raise JitPassesError(RANGES, command=OPTIONS)
     has_data = calibration_data is not None or profile is not None
     backend, chosen = choose_quantizer(quantizer, target, config, mode)
-    if isinstance(chosen, BackendQuantizer) and not has_data:
-        chosen = chosen.without_data()
-    if (equalize or weight_rounding or bias_correction) and isinstance(calibration_data, Iterator):
-        calibration_data = list(calibration_data)  # gone through more than once
-    smoother = None
-    if profile is not None and smooth not in (None, "auto"):
-        why = "its ranges are those of the model as it is; leave one of the two out"
-        raise JitPassesError(
-            f"smooth={smooth!r} and a profile: {why}, or profile what jit_passes.smooth returns",
-            command=f"--smooth {smooth} and --profile: {why}",
-        )
-    if smooth is not None and profile is None and smooths(chosen, smooth, has_data):
-        strength = None if isinstance(smooth, str) else smooth
-        smoother = Smoother(strength, calibration_data, input_fn, progress, origin=model)
-    changes: list[Change] = [] if smoother is None else [smoother]
-    if equalize is not None:
-        if profile is not None:
-            why = "its ranges are those of the model as it is; leave one of the two out"
-            raise JitPassesError(
-                f"equalize={equalize!r} and a profile: {why}, or profile what jit_passes.equalize "
-                "returns",
-                command=f"--equalize {equalize} and --profile: {why}",
-            )
-        by = None if equalize == "auto" else equalize
-        equalizer = Equalizer(
-            by, calibration_data, input_fn=input_fn, progress=progress, origin=model
-        )
-        changes.insert(0, equalizer)
-    if weight_rounding is not None and calibration_data is None:
-        why = "needs calibration data: pass some, or leave it out"
-        raise JitPassesError(
-            f"weight_rounding={weight_rounding!r} {why}",
-            command=f"--weight-rounding {weight_rounding} needs --data or --random",
-        )
-    if bias_correction is not None:
-        changes.append(ZeroBiases())
-        if calibration_data is None and bias_correction in HOWS and bias_correction != "statistics":
-            raise JitPassesError(
-                f"bias_correction='{bias_correction}' needs calibration data: pass some, or say "
-                "'statistics'",
-                command=f"--correct-bias {bias_correction} needs --data or --random",
-            )
+    if isinstance(chosen, BackendQuantizer):
+        stages = chosen.configuration.stages.updated(stages)
+        chosen = chosen if has_data else chosen.without_data()
+    staged = Staged(
+        stages, model, calibration_data, profile is not None, chosen, input_fn, progress
+    )
     prepared = prepare_for(
-        model, backend, chosen, change=Changes(changes), strict=strict, method=method, state=state
+        model, backend, chosen, change=staged.change, strict=strict, method=method, state=state
     )
     if profile is not None:
         fill(prepared, profile)
-    elif calibration_data is not None:
-        data = calibration_data if smoother is None else smoother.data
-        assert data is not None
-        calibrate(prepared, data, input_fn=input_fn, progress=progress)
+    elif staged.calibrating is not None:
+        calibrate(prepared, staged.calibrating, input_fn=input_fn, progress=progress)
     elif needs_data(prepared):
         raise JitPassesError(RANGES, command=OPTIONS)
     else:
         check_without_data(prepared)
-    if weight_rounding is not None:
-        assert calibration_data is not None
-        prepared = round_weights(
-            prepared, calibration_data, how=weight_rounding, input_fn=input_fn, progress=progress
-        )
-    if bias_correction is not None:
-        given = None if bias_correction == "statistics" else calibration_data
-        prepared = correct_bias(
-            prepared, given, how=bias_correction, model=model, input_fn=input_fn, progress=progress
-        )
+    prepared = staged.finished(prepared)
     held = [prepared]
     del prepared
     return _finished(held, backend, strict, progress)
@@ -252,27 +203,6 @@ def _finished(
         check_converted(before, reference)
     with stage("lower"):
         return lowered(module, reference, backend, progress)
-
-
-def smooths(quantizer: Quantizer, smooth: str | float, has_data: bool) -> bool:
-    """Say whether layer norms are to be smoothed.
-
-    Raises:
-        JitPassesError: `smooth` is neither "auto" nor a strength, or it is one and there are no
-            data.
-    """
-    if isinstance(smooth, str):
-        if smooth != "auto":
-            raise ArgumentError(f"{SMOOTH}, not {smooth!r}")
-        by_backend = isinstance(quantizer, BackendQuantizer)
-        return by_backend and description_of(quantizer)["mode"] != "weight_only"
-    check_strength(smooth, SMOOTH)
-    if not has_data:
-        raise JitPassesError(
-            f"smooth={smooth} needs calibration data: pass some, or leave it out",
-            command="--smooth needs --data or --random",
-        )
-    return True
 
 
 def check_converted(before: Report, after: Report) -> None:

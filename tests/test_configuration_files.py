@@ -14,6 +14,7 @@ from configurations import model_graph as model_graph
 
 from jit_passes import JitPassesError
 from jit_passes.configuration.file import TENSOR_KEYS
+from jit_passes.configuration.stages import STAGE_KEYS
 from jit_passes.graph.view import GraphView
 from jit_passes.observers import KLJ, Entropy, Observer, Percentile
 from jit_passes.quantizer import (
@@ -21,6 +22,7 @@ from jit_passes.quantizer import (
     LayerOptions,
     Rule,
     Selector,
+    StageOptions,
     TensorOptions,
     read_configuration,
     write_configuration,
@@ -107,8 +109,11 @@ def test_round_trip() -> None:
             Rule(Selector(value="z"), options(calibration=Percentile(99.9, bins=512))),
         ),
         allow_unmatched=True,
+        stages=StageOptions(0.25, "auto", "gptq", "fast"),
     )  # fmt: skip
     assert read_configuration(write_configuration(odd)) == odd
+    text = write_configuration(Configuration(stages=StageOptions(smooth="none")))
+    assert text == "version: 1\nstages:\n  smooth: none\n"
 
 
 def random_options(draw: random.Random) -> TensorOptions:
@@ -182,6 +187,23 @@ MALFORMED = {
     "tensor key in global": (
         "version: 1\nglobal: {scheme: affine}\n",
         "2:10: 'scheme' is an option of one tensor: put it under input, weight, output or bias",
+    ),
+    "stages": ("version: 1\nstages: gptq\n", "2:9: stages is a mapping, not 'gptq'"),
+    "stage": (
+        "version: 1\nstages: {equalise: weights}\n",
+        "2:10: stages has no key 'equalise': .*'equalize'",
+    ),
+    "equalize": (
+        "version: 1\nstages:\n  equalize: weight\n",
+        "3:13: equalize is one of auto, activations, weights, not 'weight': did you mean 'weights'",
+    ),
+    "smooth": (
+        "version: 1\nstages: {smooth: 1.5}\n",
+        '2:18: smooth is "auto", a number from 0 to 1, or None, not 1.5',
+    ),
+    "stage null": (
+        "version: 1\nstages: {weight_rounding: }\n",
+        "2:27: weight_rounding has no value",
     ),
     "twice": (
         "version: 1\nglobal: {}\nglobal: {}\n",
@@ -462,6 +484,7 @@ def test_the_document_has_every_key_and_its_examples_can_be_read() -> None:
         "value",
         "keep_float",
         "mode",
+        *STAGE_KEYS,
     ):
         assert f"`{key}`" in text, key
     for name in METHODS:

@@ -253,7 +253,7 @@ def test_groups_and_weight_only() -> None:
 def test_bad_options() -> None:
     model = scripted()
     with pytest.raises(JitPassesError, match="how is one of"):
-        jit_passes.round_weights(prepared_net(model), smooth_images(0, 1), how="adaround")
+        jit_passes.round_weights(prepared_net(model), smooth_images(0, 1), how="nearest")
     with pytest.raises(JitPassesError, match=r"damping is in \(0, 1\], not 0"):
         jit_passes.round_weights(prepared_net(model), smooth_images(0, 1), damping=0)
     with pytest.raises(JitPassesError, match=r"call jit_passes\.prepare and calibrate first"):

@@ -19,6 +19,7 @@ from ..files import reason_of
 from .compare import compare
 from .export import export
 from .files import forget_outputs, written
+from .improve import improve
 from .inspect import inspect
 from .listings import passes, targets, versions
 from .outcome import Exit, failure, note, warning
@@ -38,6 +39,7 @@ Examples:
   jit-passes report model.pt int8.pt --data test.npz -o report.html
   jit-passes sensitivity model.pt --data test.npz
   jit-passes tune model.pt --data test.npz --budget 30 -o layers.yaml
+  jit-passes improve model.pt --data calib.npz -o int8.pt --recipe recipe.yaml
 
 \b
 Exit codes:
@@ -66,7 +68,7 @@ def cli() -> None:
 
 
 for command in (
-    *(quantize, inspect, compare, report, sensitivity, tune, profile, merge, export),
+    *(quantize, improve, inspect, compare, report, sensitivity, tune, profile, merge, export),
     *(passes, targets, versions),
 ):
     cli.add_command(command)

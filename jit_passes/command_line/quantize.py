@@ -12,14 +12,13 @@ from typing import Any
 import click
 import torch
 
+from ..configuration.stages import BIAS_CORRECTIONS, WEIGHT_ROUNDINGS
 from ..errors import JitPassesError, without_folders
 from ..quantize import OPTIONS, quantize_script
 from ..report import coverage, provenance
 from ..report.compare import decibels
 from ..report.provenance import note
 from ..stages.batches import batches as arguments_of
-from ..stages.correct_bias import HOWS
-from ..stages.round_weights import ROUNDINGS
 from ..tuning.metric import sqnr_metric
 from . import options
 from .files import check_output, check_readable, load_model, save_model
@@ -64,13 +63,13 @@ the first axis counts samples.
 )
 @click.option(
     "--weight-rounding",
-    type=click.Choice(ROUNDINGS),
+    type=click.Choice(WEIGHT_ROUNDINGS),
     help="Choose the codes of weights by the error of each layer's result, which needs data.",
 )
 @click.option(
     "--correct-bias",
     "bias_correction",
-    type=click.Choice(HOWS),
+    type=click.Choice(BIAS_CORRECTIONS),
     help="Keep the means of layers' results by their biases: layer by layer (sequential), at once "
     "(fast), which need data, or by batch norms (statistics).",
 )

@@ -9,6 +9,7 @@ from ..errors import ArgumentError, JitPassesError
 from ..graph.view import GraphView, NodeView, ValueView
 from .options import AUTO, NOTHING, LayerOptions, TensorOptions
 from .selector import Selector, explain_nothing, is_operator, is_value, known_names
+from .stages import StageOptions
 
 
 @dataclass(frozen=True)
@@ -62,19 +63,23 @@ class Configuration:
         rules: in order.
         allow_unmatched: whether any rule may match nothing.
         where: where `everywhere` was written, for messages.
+        stages: what `quantize_script` does ahead of calibration and behind it.
 
     Raises:
-        JitPassesError: everywhere or a rule is of another class.
+        JitPassesError: everywhere, stages or a rule is of another class.
     """
 
     everywhere: LayerOptions = field(default_factory=LayerOptions)
     rules: tuple[Rule, ...] = ()
     allow_unmatched: bool = False
     where: str = field(default="", compare=False)
+    stages: StageOptions = field(default_factory=StageOptions)
 
     def __post_init__(self) -> None:
         if not isinstance(self.everywhere, LayerOptions):
             raise ArgumentError(f"everywhere is LayerOptions, not {self.everywhere!r}")
+        if not isinstance(self.stages, StageOptions):
+            raise ArgumentError(f"stages are StageOptions, not {self.stages!r}")
         object.__setattr__(self, "rules", tuple(self.rules))
         for rule in self.rules:
             if not isinstance(rule, Rule):

@@ -17,9 +17,10 @@ from .configuration import Configuration, Rule
 from .located import Located, from_file, from_python, from_yaml
 from .options import TENSORS, LayerOptions, TensorOptions
 from .selector import SELECTORS, Selector
+from .stages import STAGE_KEYS, StageOptions
 
 VERSION = 1
-TOP_KEYS = ("version", "allow_unmatched", "global", "rules")
+TOP_KEYS = ("version", "allow_unmatched", "stages", "global", "rules")
 LAYER_KEYS = ("bits", *TENSORS, "keep_float", "mode")
 TENSOR_KEYS = tuple(option.name for option in fields(TensorOptions) if option.compare)
 RULE_KEYS = (*SELECTORS, "allow_unmatched", *LAYER_KEYS)
@@ -68,6 +69,8 @@ def write_configuration(
     data: dict[str, Any] = {"version": VERSION}
     if configuration.allow_unmatched:
         data["allow_unmatched"] = True
+    if stages := configuration.stages.given():
+        data["stages"] = stages
     if configuration.everywhere != LayerOptions():
         data["global"] = _layer_data(configuration.everywhere)
     parts = [f"# {line}\n" for line in comment.splitlines()] + [_yaml(data)]
@@ -98,6 +101,7 @@ def _configuration(source: Located) -> Configuration:
     layer, where = LayerOptions(), ""
     if everywhere is not None and not everywhere.empty:
         layer, where = _layer(everywhere, "global", LAYER_KEYS), source.key_place("global")
+    stages = top.get("stages")
     listed = [] if rules is None or rules.empty else rules.items("rules")
     allow = top.get("allow_unmatched")
     return Configuration(
@@ -105,7 +109,17 @@ def _configuration(source: Located) -> Configuration:
         tuple(_rule(rule) for rule in listed),
         allow is not None and allow.boolean("allow_unmatched"),
         where,
+        StageOptions() if stages is None or stages.empty else _stages(stages),
     )
+
+
+def _stages(source: Located) -> StageOptions:
+    entries = source.mapping("stages", STAGE_KEYS)
+    options = {name: _given(name, entry) for name, entry in entries.items()}
+    try:
+        return StageOptions(**options, where={name: entries[name].place for name in options})
+    except OptionError as error:
+        raise entries[error.option].error(str(error)) from error
 
 
 def _rule(source: Located) -> Rule:

@@ -6,6 +6,7 @@ from ..configuration.glow import from_glow_kinds, from_glow_node_precision
 from ..configuration.nni import from_nni
 from ..configuration.options import LayerOptions, TensorOptions
 from ..configuration.selector import Selector
+from ..configuration.stages import StageOptions
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer, annotations_of
 from ..quantizers.capability import WEIGHT, Capability
@@ -62,6 +63,7 @@ __all__ = [
     "Slot",
     "SlotQuantizer",
     "SpecSupport",
+    "StageOptions",
     "TensorOptions",
     "annotations_of",
     "bias_qparams",

@@ -123,6 +123,7 @@ class BackendQuantizer(Quantizer):
             configuration,
             everywhere=self.configuration.everywhere.updated(configuration.everywhere),
             rules=(*self.configuration.rules, *configuration.rules),
+            stages=self.configuration.stages.updated(configuration.stages),
         )
         return self
 

@@ -278,6 +278,17 @@ def choose_quantizer(
     return backend, chosen
 
 
+def warn_of_stages(quantizer: Quantizer, call: str) -> None:
+    """Tell that a configuration asks for stages which a function is not."""
+    if isinstance(quantizer, BackendQuantizer):
+        names = ", ".join(quantizer.configuration.stages.given())
+        if names:
+            warn(
+                f"the stages of the configuration, {names}, are left out: {call} does none of "
+                "them; quantize_script does"
+            )
+
+
 def description_of(quantizer: Quantizer) -> dict[str, Any]:
     """Return a report's entries on the quantizer: class, mode, and options of single layers."""
     described: dict[str, Any] = {"quantizer": path_of(type(quantizer))}

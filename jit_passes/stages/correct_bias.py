@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
+from ..configuration.stages import BIAS_CORRECTIONS
 from ..errors import ArgumentError, JitPassesError, not_among, warn
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView, ValueView
@@ -29,7 +30,6 @@ from .smooth import Arguments
 from .values import DEQUANTIZE, EDGE, source_of
 
 Batches = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
-HOWS = ("sequential", "fast", "statistics")
 ROUNDS = 4
 _CUTS = frozenset({"aten::relu", "aten::relu6", "aten::hardtanh", "aten::clamp", "aten::clamp_min"})
 
@@ -125,8 +125,8 @@ def correct_bias(
             stay as they are.
     """
     how = how or ("statistics" if data is None else "sequential")
-    if how not in HOWS:
-        raise ArgumentError(not_among("how", how, HOWS))
+    if how not in BIAS_CORRECTIONS:
+        raise ArgumentError(not_among("how", how, BIAS_CORRECTIONS))
     if data is None and how != "statistics":
         raise ArgumentError(f"how='{how}' needs data: pass some, or say how='statistics'")
     if not isinstance(rounds, int) or rounds < 1:

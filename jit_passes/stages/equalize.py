@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
+from ..configuration.stages import EQUALIZATIONS
 from ..errors import ArgumentError, JitPassesError, not_among
 from ..graph.view import GraphView, NodeView
 from ..passes.subject import wrap
@@ -25,7 +26,6 @@ _CONVERGED = 1e-4  # of a factor, from round to round
 _FLOOR = 2.0**-8  # of the largest channel: a smaller one, dead in the data say, may not stay so
 _BIAS = 4.0  # times the largest bias of a layer, which no bias is to outgrow
 _FLOATS = (torch.float32, torch.float64)
-RANGES = ("activations", "weights")
 NOTHING = (
     "no layer with constant weights is read by others alone, with sums, pools, pads and relus in "
     "between"
@@ -166,8 +166,8 @@ class Equalizer:
 
     def __post_init__(self) -> None:
         check_strength(self.strength)
-        if self.by is not None and self.by not in RANGES:
-            raise ArgumentError(not_among("by", self.by, RANGES))
+        if self.by is not None and self.by not in EQUALIZATIONS:
+            raise ArgumentError(not_among("by", self.by, EQUALIZATIONS))
         if self.by == "activations" and self.data is None:
             raise ArgumentError("by='activations' needs data: pass some, or leave it out")
         if not isinstance(self.rounds, int) or self.rounds < 1:

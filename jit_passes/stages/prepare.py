@@ -21,7 +21,7 @@ from ..specification.place import Place
 from ..specification.resolve import Quantization
 from ..specification.specification import GroupDerivation, QuantizationSpec
 from ..targets import Target
-from .annotate import annotate, choose_quantizer, frozen
+from .annotate import annotate, choose_quantizer, frozen, warn_of_stages
 from .faults import note_origin
 from .module import ModelStage
 
@@ -106,9 +106,10 @@ def prepare(
 
     Warns:
         JitPassesWarning: what the configuration asks for is more than the target can do: these
-            operators stay in float; or a rule of it changes nothing.
+            operators stay in float; a rule of it changes nothing; or it has stages.
     """
     backend, chosen = choose_quantizer(quantizer, target, config, mode)
+    warn_of_stages(chosen, "prepare")
     return prepare_for(model, backend, chosen, strict=strict, method=method)
 
 

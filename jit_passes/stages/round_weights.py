@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, log10
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _C
+from ..configuration.stages import WEIGHT_ROUNDINGS
 from ..errors import ArgumentError, not_among
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
@@ -19,8 +21,11 @@ from ..specification.grid import DTYPES
 from ..specification.parameters import QParams
 from ..specification.qparams import spread_qparams
 from ..specification.specification import QuantizationSpec
-from .batches import InputFn, batches, progress_bar
+from .adaround import adaround, errors
+from .batches import InputFn, batches, is_held_back, progress_bar
+from .convert import converted
 from .gptq import Grid, gptq
+from .input_sums import InputSums
 from .module import ModelStage, Report, stage_of
 from .parameters import choose_parameters
 from .patches import has_patches, patches
@@ -29,11 +34,11 @@ from .scaling import Layer
 from .seen import QuantizedPlace, check_seen, read_places, refusals, rewritten
 from .values import readers_of, source_of
 
-ROUNDINGS = ("gptq",)
+SEQUENTIAL = {f"{how}_sequential": how for how in ("gptq", "adaround")}
 DAMPINGS = (0.1, 0.01, 1.0)
 MEMORY = 2**30
-_HELD_BACK = 4  # every fourth batch
-Numbered = Iterable[tuple[int, tuple[tuple[Any, ...], dict[str, Any]]]]
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+Numbered = Iterable[tuple[int, Batch]]
 
 
 @dataclass
@@ -45,8 +50,9 @@ class _Site:
         place: of its weight.
         weight: [groups, outputs, inputs of one output].
         grid: of its codes, in that shape.
-        found: codes that it could have, one set for each damping.
+        found: codes that it could have: of gptq one set for each damping, then of adaround.
         errors: of the result on batches held back: with the nearest codes, then with these.
+        by: the methods that found them.
     """
 
     node: NodeView
@@ -55,16 +61,39 @@ class _Site:
     grid: Grid
     found: list[Tensor] = field(default_factory=list)
     errors: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
+    by: list[str] = field(default_factory=list)
 
     def patches(self, inputs: Tensor) -> Iterator[Tensor]:
         """Yield the inputs of its outputs, [groups, rows, inputs of one output]."""
         return patches(self.node, self.place.operands["x"], inputs)
 
-    def choose(self, gram: Tensor, dampings: Sequence[float]) -> None:
+    def choose(self, gram: Tensor, how: str, dampings: Sequence[float]) -> None:
         """Find codes by the products of its inputs."""
+        self._choose(gram, how, dict.fromkeys(dampings, self.weight))
+
+    def choose_by(self, sums: InputSums, held: InputSums, how: str, parts: Sequence[float]) -> None:
+        """Find codes by its inputs in the quantized model, and check them by ones held back."""
+        self._choose(sums.quantized, how, {part: sums.aim(self.weight, part) for part in parts})
+        if held.is_finite:
+            sets = (self.grid.codes(self.weight.double()), *self.found)
+            numbers = (self.grid.numbers(codes.double()) for codes in sets)
+            measured = [held.error(self.weight, each) for each in numbers]
+            self.errors = torch.tensor(measured, dtype=torch.float64)
+
+    def _choose(self, gram: Tensor, how: str, aims: Mapping[float, Tensor]) -> None:
+        """Find codes by what the weight is to be for each damping."""
+
+        def lost(entry: tuple[Tensor, Tensor]) -> float:
+            return float(errors(*entry, self.grid, gram).sum())
+
+        found = [gptq(aim, gram, self.grid, part) for part, aim in aims.items()]
+        if how == "adaround":
+            aim, start = min(zip(aims.values(), found, strict=True), key=lost)
+            found.append(adaround(aim, gram, self.grid, start))
         dtype = DTYPES[self.place.place.spec.dtype]
-        self.found = [gptq(self.weight, gram, self.grid, part).to(dtype) for part in dampings]
-        self.errors = torch.zeros(1 + len(dampings), dtype=torch.float64)
+        self.found = [codes.to(dtype) for codes in found]
+        self.by = ["gptq"] * len(aims) + ["adaround"] * (how == "adaround")
+        self.errors = torch.zeros(1 + len(found), dtype=torch.float64)
 
     def check(self, inputs: Tensor) -> None:
         """Add the errors of its result for inputs that were held back."""
@@ -77,18 +106,24 @@ class _Site:
 
     @property
     def best(self) -> int:
-        """The number of the best codes, 0 for the nearest ones; 1 where that was not measured."""
-        return int(self.errors.argmin()) if self.errors[0] else 1
+        """The number of the best codes, 0 for the nearest ones.
+
+        Where that was not measured: the first of gptq, or those of adaround.
+        """
+        unmeasured = 1 + self.by.index(self.by[-1])
+        return int(self.errors.argmin()) if self.errors[0] else unmeasured
 
     @property
     def remark(self) -> str:
         nearest, *chosen = self.errors.tolist()
+        by = self.by[max(self.best, 1) - 1]
         if not nearest:
-            return "its weight is rounded by gptq, which no batch that was held back has checked"
+            return f"its weight is rounded by {by}, which no batch that was held back has checked"
         gain = 10 * log10(nearest / min(chosen)) if min(chosen) else inf
         if not self.best:
-            return f"gptq has {-gain:.1f} dB more error on batches held back: it is not used"
-        return f"its weight is rounded by gptq: {gain:.1f} dB less error on batches held back"
+            by = " and ".join(dict.fromkeys(self.by))
+            return f"{by} has {-gain:.1f} dB more error on batches held back: it is not used"
+        return f"its weight is rounded by {by}: {gain:.1f} dB less error on batches held back"
 
 
 def round_weights(
@@ -115,16 +150,24 @@ def round_weights(
 
     Convolutions and linears with constant weights are rounded so, in groups and per channel too.
     Transposed convolutions and recurrent layers keep the nearest codes, and so do weights whose
-    sums of pairs have to fit int16. Source: GPTQ, Frantar et al., 2023 (arXiv:2210.17323).
+    sums of pairs have to fit int16. "adaround" begins with the codes of "gptq", takes longer, and
+    never has more error on the data that it chooses by.
+
+    The sequential ones go through the layers in order. With Y the inputs of a layer in the model
+    whose layers in front have their codes already, codes are chosen for a small
+    || W X - Q(W) Y ||^2, so a layer makes up for what those in front have lost. Each layer takes a
+    pass over the data of both models. Sources: GPTQ, Frantar et al., 2023
+    (arXiv:2210.17323); AdaRound, Nagel et al., 2020 (arXiv:2004.10568).
 
     Args:
         prepared: the result of `prepare`, calibrated; it is not touched.
         data: batches of typical inputs, as for `calibrate`; more numbers than a layer has inputs.
-        how: "gptq".
+        how: "gptq", "adaround", "gptq_sequential" or "adaround_sequential".
         damping: part of the mean of X X^T's diagonal that is added to it, in (0, 1]; more where
             data are few. None for the best of 0.01, 0.1 and 1 for each layer, or 0.1 where no batch
             is held back.
-        memory: bytes for the matrices X X^T; one larger than that is held alone.
+        memory: bytes for the matrices X X^T; one larger than that is held alone. The sequential
+            ones hold six of one layer.
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
 
@@ -134,30 +177,36 @@ def round_weights(
     Raises:
         JitPassesError: the model was not prepared or not calibrated; an option is out of range.
     """
-    if how not in ROUNDINGS:
-        raise ArgumentError(not_among("how", how, ROUNDINGS))
+    if how not in WEIGHT_ROUNDINGS:
+        raise ArgumentError(not_among("how", how, WEIGHT_ROUNDINGS))
     if damping is not None and not 0 < damping <= 1:
         raise ArgumentError(f"damping is in (0, 1], not {damping!r}")
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare and calibrate first")
     sites = _sites(prepared, report)
     if isinstance(data, Iterator):
         data = list(data)  # gone through several times
+    dampings = DAMPINGS if damping is None else (damping,)
+    if how in SEQUENTIAL:
+        in_order = progress_bar("round", progress, "layer")(sites.items(), total=lambda: len(sites))
+        given = list(batches(data, input_fn))
+        _choose_in_order(in_order, prepared, report, given, SEQUENTIAL[how], dampings)
+        return _with_codes(prepared, report, {n: s for n, s in sites.items() if s.found}, how)
     walk = progress_bar("round", progress)
 
-    def given(held: bool) -> Numbered:
+    def some(held: bool) -> Numbered:
         for number, arguments in enumerate(batches(data, input_fn, walk)):
-            if (number % _HELD_BACK == _HELD_BACK - 1) is held:
+            if is_held_back(number) is held:
                 yield number, arguments
 
     for part in _parts(sites, memory):
-        grams = _grams(part, prepared, report.method, given(held=False))
+        grams = _grams(part, prepared, report.method, some(held=False))
         for name in list(grams):
             gram = grams.pop(name)
             if gram.isfinite().all():
-                part[name].choose(gram, DAMPINGS if damping is None else (damping,))
+                part[name].choose(gram, how, dampings)
     chosen = {name: site for name, site in sites.items() if site.found}
-    for site, inputs in _inputs(chosen, prepared, report.method, given(held=True)):
-        site.check(inputs)
+    for site, tensor in _inputs(chosen, prepared, report.method, some(held=True)):
+        site.check(tensor)
     return _with_codes(prepared, report, chosen, how)
 
 
@@ -219,7 +268,20 @@ def _inputs(
     sites: Mapping[str, _Site], prepared: torch.jit.ScriptModule, method: str, data: Numbered
 ) -> Iterator[tuple[_Site, Tensor]]:
     """Yield the inputs of layers in the float model, batch by batch."""
-    layers = {site.node.index for site in sites.values()}
+    recorder, watched = _watching(prepared, method, sites)
+    for number, arguments in data:
+        values = recorder.run(arguments)[1]
+        check_finite((t for tensors in values.values() for t in tensors), number)
+        for index, tensors in values.items():
+            for tensor in tensors:
+                yield sites[watched[index]], tensor
+
+
+def _watching(
+    model: torch.jit.ScriptModule, method: str, names: Collection[str]
+) -> tuple[Recorder, dict[int, str]]:
+    """Return a copy that keeps the inputs of layers, and the layers by what is kept."""
+    layers = {n.index for n in GraphView.of(model, method).nodes if n.name in names}
     watched: dict[int, str] = {}
 
     def watch(graph: GraphEditor) -> None:
@@ -227,19 +289,38 @@ def _inputs(
             alias = graph.insert("aten::alias", [node.operand("input")], before=node, like=node)
             graph.set_input(node, node.position("input"), alias.output)
 
-    module = Pipeline("watch", (watch,)).run(copy_of(prepared, method), method).module
+    module = Pipeline("watch", (watch,)).run(copy_of(model, method), method).module
     for node in GraphView.of(module, method).nodes:
-        if node.name in sites:
+        if node.name in names and node.traits.weighted is not None:
             maker = node.operand("input").producer
             assert maker is not None
             watched[maker.index] = node.name
-    recorder = Recorder(module, method, list(watched))
-    for number, arguments in data:
-        values = recorder.run(arguments)[1]
-        check_finite((t for tensors in values.values() for t in tensors), number)
-        for index, tensors in values.items():
-            for tensor in tensors:
-                yield sites[watched[index]], tensor
+    return Recorder(module, method, list(watched)), watched
+
+
+def _choose_in_order(
+    sites: Iterable[tuple[str, _Site]], prepared: torch.jit.ScriptModule, report: Report,
+    data: Sequence[Batch], how: str, dampings: Sequence[float],
+) -> None:  # fmt: skip
+    """Choose codes layer by layer, with the inputs that the codes in front of it give."""
+    method = report.method
+    chosen: dict[str, _Site] = {}
+    for name, site in sites:
+        made = _with_codes(prepared, report, chosen, how)
+        reference = converted(_C.clone(made._c, method), report, progress=False)
+        both = [_watching(model, method, [name])[0] for model in (prepared, reference)]
+        sums, held = InputSums(), InputSums()
+        for number, arguments in enumerate(data):
+            kept = [list(each.run(arguments)[1].values()) for each in both]
+            for values in kept:
+                check_finite((t for tensors in values for t in tensors), number)
+            for xs, ys in zip(*kept, strict=True):
+                for x, y in zip(xs, ys, strict=True):
+                    rows = site.patches(x), site.patches(y)
+                    (held if is_held_back(number) else sums).add(*rows)
+        if sums.is_finite:
+            site.choose_by(sums, held, how, dampings)
+            chosen[name] = site
 
 
 def _grams(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..configuration.stages import is_strength
 from ..errors import ArgumentError, JitPassesError, warn
 from ..graph.view import GraphView
 from ..passes.subject import wrap
@@ -87,8 +87,7 @@ def smooth(
 
 def check_strength(strength: Any, said: str = "strength is a number from 0 to 1") -> None:
     """Raise an error that begins with the given text, for all but a number from 0 to 1."""
-    is_number = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
-    if not is_number or not 0 <= strength <= 1:
+    if not is_strength(strength):
         raise ArgumentError(f"{said}, not {strength!r}")
 
 

@@ -22,7 +22,7 @@ from ..passes.pipeline import Pipeline
 from ..passes.subject import check_script
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
-from ..stages.annotate import Annotated, Mode, annotate, choose_quantizer
+from ..stages.annotate import Annotated, Mode, annotate, choose_quantizer, warn_of_stages
 from ..stages.module import ModelStage, attribute_of
 from ..stages.normalize import normalize_training
 from ..targets import Target
@@ -105,6 +105,7 @@ def prepare_qat(
     if target == "auto" and bits is not None and quantizer is None:
         target = "reference"
     backend, chosen = choose_quantizer(quantizer, target, config, mode, default=None)
+    warn_of_stages(chosen, "prepare_qat")
     refine = partial(with_bits, bits=bits, first_last_bits=first_last_bits, method=method)
     annotated = annotate(model, method, TRAINING, chosen, backend, refine=refine, strict=strict)
     of_weights = ""

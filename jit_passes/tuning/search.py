@@ -10,6 +10,7 @@ from ..errors import JitPassesError, count_of, not_among
 from ..logs import LOGGER
 from ..report.cost import Cost, file_size, latency_on
 from ..stages.batches import progress_bar
+from .clock import Clock, OutOfTime
 from .ranking import suspects
 from .variants import IN_FLOAT, Layer, Variants
 
@@ -78,10 +79,11 @@ class Search:
 
     def __init__(
         self, variants: Variants, least: float, alternatives: tuple[LayerOptions, ...],
-        objective: Objective, progress: bool | None,
+        objective: Objective, progress: bool | None, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self.variants, self.least, self.alternatives = variants, least, alternatives
         self.measure = objective.measure
+        self.clock = clock or Clock(None)
         self.extra: dict[str, float] = {}
         self.bar = progress_bar("tune", progress, "model")
 
@@ -135,7 +137,13 @@ class Search:
         self.shown.refresh()
 
     def enough(self, choices: dict[str, LayerOptions]) -> bool:
-        """Say whether a variant keeps to the budget."""
+        """Say whether a variant keeps to the budget.
+
+        Raises:
+            OutOfTime: the time of the search is over.
+        """
+        if self.clock.is_over:
+            raise OutOfTime
         before = self.variants.evaluations
         score = self.variants.score(choices)
         self.shown.update(self.variants.evaluations - before)

@@ -226,10 +226,7 @@ def tune(
         JitPassesError: what `sensitivity` raises; the budget is no number from 0 on; the objective
             is unknown, or "latency" without data.
     """
-    if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget >= 0:
-        raise JitPassesError(
-            f"a budget is a number from 0 on, the least SQNR in dB or a loss, not {budget!r}"
-        )
+    check_budget(budget)
     variants = Variants(
         model, data, metric, quantizer=quantizer, target=target, config=config, mode=mode,
         method=method, input_fn=input_fn, resume=resume, progress=progress,
@@ -253,3 +250,15 @@ def tune(
         measured.unit, measured.of_float, variants.score({}), variants.score(found.choices), least,
         variants.evaluations, objective, costs,
     )  # fmt: skip
+
+
+def check_budget(budget: Any) -> None:
+    """Raise an error for all but a number from 0 on.
+
+    Raises:
+        JitPassesError: it is none.
+    """
+    if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget >= 0:
+        raise JitPassesError(
+            f"a budget is a number from 0 on, the least SQNR in dB or a loss, not {budget!r}"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 import warnings
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,6 @@ from ..errors import JitPassesError, JitPassesWarning, warn
 from ..graph.modules import only
 from ..profile import Profile, fill
 from ..profile.run import profile_of
-from ..quantize import smooths
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from ..report.inspection import Inspection, inspection_of
@@ -30,7 +30,7 @@ from ..stages.lower import lower
 from ..stages.module import ALREADY, Report
 from ..stages.prepare import prepare_for
 from ..stages.seen import needs_data
-from ..stages.smooth import Smoother
+from ..stages.staged import Staged
 from ..targets import Target
 from .journal import Journal
 from .metric import Metric, MetricFn, own_metric, sqnr_metric
@@ -118,7 +118,8 @@ class Variants:
     """
 
     def __init__(
-        self, model: torch.jit.ScriptModule, data: Iterable[Any] | None, metric: MetricFn | None,
+        self, model: torch.jit.ScriptModule, data: Iterable[Any] | None,
+        metric: MetricFn | Metric | None,
         *, quantizer: Quantizer | None, target: str | Target, config: Any, mode: str | None,
         method: str, input_fn: InputFn | None, resume: Any, progress: bool | None,
     ) -> None:  # fmt: skip
@@ -142,11 +143,11 @@ class Variants:
         self.data = [kwargs or args for args, kwargs in given]
         chosen = chosen if self.data else chosen.without_data()
         self._quantizer, self._target = chosen, backend
-        smoothed = smooths(chosen, "auto", bool(self.data))
-        self._smoother = (
-            Smoother(None, self.data or None, None, progress, origin=model) if smoothed else None
+        self._staged = Staged(
+            chosen.configuration.stages, model, self.data or None, False, chosen, progress=False
         )
-        self.annotated = annotate(model, method, FROZEN, chosen, backend, change=self._smoother)
+        change = self._staged.change
+        self.annotated = annotate(model, method, FROZEN, chosen, backend, change=change)
         self.layers = layers_of(inspection_of(self.annotated, backend))
         if not self.layers:
             why = "nothing of the model would be quantized"
@@ -173,11 +174,16 @@ class Variants:
                 self.annotated.module, method, copies, progress=progress, origin=model,
                 backend=backend,
             )  # fmt: skip
-        self.metric: Metric = (
-            sqnr_metric(model, method, given) if metric is None else own_metric(metric, model)
-        )
+        if isinstance(metric, Metric):
+            self.metric = metric
+        elif metric is None:
+            self.metric = sqnr_metric(model, method, given)
+        else:
+            self.metric = own_metric(metric, model)
         self.evaluations, self.seconds = 0, 0.0
-        self._journal = Journal(resume, self._about(base))
+        self._journal = (
+            resume if isinstance(resume, Journal) else Journal(resume, self._about(base))
+        )
 
     def choose(self, choices: Choices) -> Configuration:
         """Return the configuration with options for some layers, by name, one rule for each."""
@@ -212,6 +218,8 @@ class Variants:
             plan = plan_of(prepared)
             if not plan:
                 return self.metric.of_float
+            stages = self._staged.options.given()
+            plan = f"{plan} {json.dumps(stages)}" if stages else plan
             if plan not in self._journal.scores:
                 score = self.metric.measure(lower(self.reference(prepared), progress=False))
                 self.seconds += time.perf_counter() - begin
@@ -239,7 +247,7 @@ class Variants:
                 fill(prepared, self._profile)
             else:
                 calibrate(prepared, map(cloned, self.data), progress=False)
-        return convert(prepared, progress=False)
+        return convert(self._staged.finished(prepared), progress=False)
 
     def _prepared(self, choices: Choices) -> torch.jit.ScriptModule:
         # One rule for all layers with equal options: thousands are slow to look up one by one.
@@ -250,7 +258,7 @@ class Variants:
         rules = (Rule(Selector(value=tuple(found)), options) for options, found in names.items())
         quantizer = self._configured(rules)
         return prepare_for(
-            self.model, self._target, quantizer, change=self._smoother, method=self.method
+            self.model, self._target, quantizer, change=self._staged.change, method=self.method
         )
 
     def prepared(self) -> torch.jit.ScriptModule:

@@ -1,0 +1,138 @@
+"""The stages around calibration that a configuration or a caller asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..configuration.stages import AUTO, NO_SMOOTHING, StageOptions
+from ..errors import JitPassesError
+from ..quantizers.backend import BackendQuantizer
+from ..quantizers.base import Quantizer
+from .annotate import description_of
+from .batches import InputFn
+from .correct_bias import ZeroBiases, correct_bias
+from .equalize import Equalizer
+from .prepare import Change, Changes
+from .round_weights import round_weights
+from .smooth import Smoother
+
+
+@dataclass
+class Staged:
+    """Changes of the float model, and of the calibrated one; one for all variants of a model.
+
+    Attributes:
+        options: which stages.
+        model: the float model, for messages about data, and its batch norms.
+        data: batches, gone through several times; None for none.
+        has_ranges: whether ranges come from elsewhere where there are no data: from a profile.
+        input_fn, progress: as in `quantize_script`.
+        quantizer: of the model.
+
+    Raises:
+        JitPassesError: a stage needs data, or does not go with a profile.
+    """
+
+    options: StageOptions
+    model: torch.jit.ScriptModule
+    data: Iterable[Any] | None
+    has_ranges: bool
+    quantizer: Quantizer
+    input_fn: InputFn | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        self._check()
+        around = {"equalize", "weight_rounding", "bias_correction"}
+        if around & self.options.given().keys() and isinstance(self.data, Iterator):
+            self.data = list(self.data)  # gone through more than once
+        changes: list[Change] = []
+        if (equalize := self.options.equalize) is not None:
+            by = None if equalize == AUTO else equalize
+            changes.append(
+                Equalizer(
+                    by, self.data, input_fn=self.input_fn, progress=self.progress, origin=self.model
+                )
+            )
+        self._smoother = self._chosen_smoother()
+        changes += [] if self._smoother is None else [self._smoother]
+        changes += [] if self.options.bias_correction is None else [ZeroBiases()]
+        self.change = Changes(changes)
+
+    @property
+    def calibrating(self) -> Iterable[Any] | None:
+        """The data that are left for calibration, where a stage has gone through an iterator."""
+        return self.data if self._smoother is None else self._smoother.data
+
+    def finished(self, prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+        """Return a calibrated model with the codes and biases that are asked for."""
+        input_fn, progress = self.input_fn, self.progress
+        if self.options.weight_rounding is not None:
+            assert self.data is not None
+            prepared = round_weights(
+                prepared, self.data, how=self.options.weight_rounding, input_fn=input_fn,
+                progress=progress,
+            )  # fmt: skip
+        if (correction := self.options.bias_correction) is not None:
+            given = None if correction == "statistics" else self.data
+            prepared = correct_bias(
+                prepared, given, how=correction, model=self.model, input_fn=input_fn,
+                progress=progress,
+            )  # fmt: skip
+        return prepared
+
+    def _chosen_smoother(self) -> Smoother | None:
+        smooth = self.options.smooth
+        smooth = AUTO if smooth is None else smooth
+        from_profile = self.has_ranges and self.data is None
+        if smooth == NO_SMOOTHING or from_profile:
+            return None
+        by_backend = isinstance(self.quantizer, BackendQuantizer)
+        if smooth == AUTO and not (
+            by_backend and description_of(self.quantizer)["mode"] != "weight_only"
+        ):
+            return None
+        strength = None if isinstance(smooth, str) else smooth
+        return Smoother(strength, self.data, self.input_fn, self.progress, origin=self.model)
+
+    def _check(self) -> None:
+        said = self.options.given()
+        smooth = said.get("smooth")
+        is_strength = smooth not in (None, AUTO, NO_SMOOTHING)
+        if self.has_ranges and self.data is None:
+            why = "its ranges are those of the model as it is; leave one of the two out"
+            for name in ["smooth"] * is_strength + ["equalize"] * ("equalize" in said):
+                raise JitPassesError(
+                    f"{name}={said[name]!r} and a profile: {why}, or profile what "
+                    f"jit_passes.{name} returns",
+                    command=f"--{name} {said[name]} and --profile: {why}",
+                )
+        if self.data is not None:
+            return
+        if is_strength:
+            raise JitPassesError(
+                f"smooth={smooth} needs calibration data: pass some, or leave it out",
+                command="--smooth needs --data or --random",
+            )
+        if said.get("equalize") == "activations":
+            raise JitPassesError(
+                "equalize='activations' needs calibration data: pass some, or say 'weights'",
+                command="--equalize activations needs --data or --random",
+            )
+        if "weight_rounding" in said:
+            rounding = said["weight_rounding"]
+            raise JitPassesError(
+                f"weight_rounding={rounding!r} needs calibration data: pass some, or leave it out",
+                command=f"--weight-rounding {rounding} needs --data or --random",
+            )
+        if said.get("bias_correction") in ("sequential", "fast"):
+            correction = said["bias_correction"]
+            raise JitPassesError(
+                f"bias_correction='{correction}' needs calibration data: pass some, or say "
+                "'statistics'",
+                command=f"--correct-bias {correction} needs --data or --random",
+            )

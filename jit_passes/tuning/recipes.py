@@ -1,0 +1,142 @@
+"""Recipes: configurations of a whole model, measured on data that took no part in calibration."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..configuration.configuration import Configuration
+from ..configuration.file import write_configuration
+from ..errors import JitPassesError, JitPassesWarning
+from ..graph.view import GraphView
+from ..passes.subject import wrap
+from ..profile.fingerprint import hash_of_weights
+from ..quantize import quantize_script
+from ..quantizers.backend import BackendQuantizer
+from ..quantizers.base import Quantizer
+from ..stages.annotate import FROZEN, choose_quantizer
+from ..stages.batches import InputFn, batches, cloned, is_held_back
+from ..targets import Target
+from .journal import Journal
+from .metric import Batch, Metric, MetricFn, own_metric, sqnr_metric
+from .variants import digest_of
+
+HELD_BACK = (
+    "a step is kept where it helps on batches that are held back, and there is one batch in all"
+)
+
+
+class NotPossible(JitPassesError):
+    """A model cannot be quantized by a recipe."""
+
+
+class Recipes:
+    """Quantizes a model by one recipe after another, and measures the results.
+
+    A result is exactly that of `quantize_script` with the recipe and the calibrating batches.
+
+    Attributes:
+        base: the configuration that the caller asked for.
+        metric: the measure of results.
+        calibrating: the batches that are calibrated with.
+        kinds: of the operators of the model.
+        journal: of scores.
+
+    Raises:
+        JitPassesError: the quantizer takes no configuration; data or the metric are not as they
+            should be.
+    """
+
+    def __init__(
+        self, model: torch.jit.ScriptModule, data: Iterable[Any], metric: MetricFn | None,
+        held_back: Iterable[Any] | None, *, quantizer: Quantizer | None, target: str | Target,
+        config: Any, mode: str | None, method: str, input_fn: InputFn | None, resume: Any,
+    ) -> None:  # fmt: skip
+        backend, chosen = choose_quantizer(quantizer, target, config, mode)
+        if not isinstance(chosen, BackendQuantizer):
+            why = f"{type(chosen).__name__} takes no configuration, so there is nothing to try"
+            raise JitPassesError(
+                f"{why}: pass a quantizer of a backend, or none",
+                command=f"{why}: choose another --target",
+            )
+        self.base = chosen.configuration
+        self._model, self._method = model, method
+        self._target, self._quantizer = backend, quantizer
+        given = list(batches(data, input_fn))
+        calibrating, held = given, given
+        if held_back is not None:
+            held = list(batches(held_back, input_fn, what="held_back"))
+        elif metric is None:
+            calibrating, held = parted(given)
+        self.calibrating = [kwargs or args for args, kwargs in calibrating]
+        self.metric: Metric = (
+            sqnr_metric(model, method, held) if metric is None else own_metric(metric, model)
+        )
+        graph = GraphView.of(wrap(FROZEN.enter(model, method)), method)
+        self.kinds = {node.kind for node in graph.nodes}
+        about = {
+            "weights": hash_of_weights(graph, ()),
+            "data": f"{digest_of(self.calibrating)} {digest_of(held)}",
+            "target": str(backend),
+            "metric": self.metric.name,
+            "number of the float model": self.metric.of_float,
+        }
+        self.journal = Journal(resume, about)
+
+    def model_of(self, recipe: Configuration) -> torch.jit.ScriptModule:
+        """Return what `quantize_script` makes of the model by a recipe.
+
+        Raises:
+            NotPossible: the model, the data or the target do not allow it.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", JitPassesWarning)
+            try:
+                return quantize_script(
+                    self._model, _Copies(self.calibrating), quantizer=self._quantizer,
+                    target=self._target, config=recipe, method=self._method, progress=False,
+                )  # fmt: skip
+            except JitPassesError as error:
+                raise NotPossible(str(error), command=error.command) from error
+
+    def score(self, recipe: Configuration) -> tuple[float, torch.jit.ScriptModule | None]:
+        """Return the metric of a recipe, and the model where it was made for that."""
+        text = write_configuration(recipe)
+        if text in self.journal.scores:
+            return self.journal.scores[text], None
+        model = self.model_of(recipe)
+        score = self.metric.measure(model)
+        self.journal.add(text, score)
+        return score, model
+
+
+def parted(given: list[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Return the batches to calibrate with, and every fourth one, at least the last, to check with.
+
+    Raises:
+        JitPassesError: there is a single batch.
+    """
+    if len(given) < 2:
+        raise JitPassesError(
+            f"{HELD_BACK}: pass two or more, or held_back=, or a metric of your own",
+            command=f"{HELD_BACK}: pass more --data, or a smaller --batch-size",
+        )
+    held = [n for n in range(len(given)) if is_held_back(n)] or [len(given) - 1]
+    calibrating = [batch for number, batch in enumerate(given) if number not in held]
+    return calibrating, [given[number] for number in held]
+
+
+class _Copies:
+    """Batches that are copied each time they are gone through: a model may write into them."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Any:
+        return map(cloned, self._items)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import Net, Run, run_fixture  # noqa: F401  fixtures
 from planted import PLANTED
 
 import jit_passes
@@ -120,3 +121,18 @@ def test_an_executor_that_was_shut_down() -> None:
     threads.shutdown()
     with pytest.raises(jit_passes.JitPassesError, match="the executor takes no task"):
         jit_passes.sensitivity(case.model(), case.data(), target="reference", executor=threads)
+
+
+def test_the_command(run: Run, tmp_path: Path) -> None:
+    """`--workers` gives the numbers of one process, also of a metric from a file."""
+    torch.manual_seed(0)
+    torch.jit.script(Net().eval()).save(str(tmp_path / "model.pt"))
+    (tmp_path / "metrics.py").write_text(
+        "import torch\nX = torch.linspace(-1, 1, 192).reshape(1, 3, 8, 8)\n"
+        "def mean(model):\n    return float(model(X, 1.0).mean())\n"
+    )
+    how = ("sensitivity", str(tmp_path / "model.pt"), "--random", "1x3x8x8", "--json",
+           "--metric", f"{tmp_path}/metrics.py:mean", "--target", "reference")  # fmt: skip
+    one, two = run(*how), run(*how, "--workers", "2")
+    assert one.code == two.code == 0, two.err
+    assert two.json == one.json

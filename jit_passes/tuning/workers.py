@@ -111,9 +111,13 @@ class Measuring:
         except JitPassesError:
             raise
         except Exception as error:
-            raise JitPassesError(
+            why = (
                 f"a worker failed twice as it measured {_told(choices)}: {type(error).__name__}: "
-                f"{first_line(error)}; with resume= scores so far are kept"
+                f"{first_line(error)}"
+            )
+            raise JitPassesError(
+                f"{why}; with resume= scores so far are kept",
+                command=f"{why}; with --resume scores so far are kept",
             ) from error
 
     def stop(self) -> None:
@@ -201,7 +205,8 @@ def _opened(folder: str) -> Variants:
     parts, names, known = pickle.loads((path / SETUP).read_bytes())
     profile = Profile.load(path / PROFILE) if (path / PROFILE).exists() else None
     variants = Variants(
-        torch.jit.load(path / MODEL), **parts, input_fn=None, resume=None, progress=False,
+        torch.jit.load(path / MODEL),  # type: ignore[no-untyped-call]
+        **parts, input_fn=None, resume=None, progress=False,
         profile=profile,
     )  # fmt: skip
     if [layer.name for layer in variants.layers] != names:
@@ -215,7 +220,11 @@ def _opened(folder: str) -> Variants:
 
 def measure(folder: str, choices: dict[str, LayerOptions]) -> Scored:
     """Return plan and score of a variant; the function that workers run."""
-    return _opened(folder).measured(choices)
+    try:
+        return _opened(folder).measured(choices)
+    except JitPassesError as error:
+        # Some classes of errors have more arguments, and so cannot be sent back.
+        raise JitPassesError(str(error), command=error.command) from None
 
 
 def _key(choices: Choices) -> tuple[Any, ...]:

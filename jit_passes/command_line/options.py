@@ -21,6 +21,7 @@ from ..passes.plugins import load_plugins
 from ..profile.form import shard_of
 from ..registered import UnknownError
 from ..targets import Target, resolve_target, targets
+from ..tuning.workers import Workers
 from .data import Data, data_of, random_data
 from .images import Images
 from .outcome import note, warning
@@ -135,6 +136,10 @@ RESUME = click.option(
     "--resume", type=FILE,
     help="Write what was measured to this file, and go on from it after an interruption.",
 )  # fmt: skip
+WORKERS = click.option(
+    "--workers", type=click.IntRange(1), default=1, show_default=True,
+    help="Processes that measure, with an equal share of the cores each.",
+)  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Write the result as JSON.")
 DATA = _options(
     click.option(
@@ -197,6 +202,25 @@ def load_plugin(name: str) -> None:
         ) from error
 
 
+class NamedMetric:
+    """A metric of a module or file, which processes import anew under its text.
+
+    Args:
+        text: `metrics.py:accuracy`.
+        function: that the text stands for.
+    """
+
+    def __init__(self, text: str, function: Callable[[torch.jit.ScriptModule], Any]) -> None:
+        self._text, self._function = text, function
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, model: torch.jit.ScriptModule) -> Any:
+        return self._function(model)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return metric_of, (self._text,)
+
+
 def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | None:
     """Return the function that `metrics.py:accuracy` or `package.metrics:accuracy` stands for.
 
@@ -217,7 +241,17 @@ def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | Non
         ) from error
     if not callable(found):
         raise JitPassesError(f"--metric {text}: {module} has no function '{name}'")
-    return found  # type: ignore[no-any-return]
+    return NamedMetric(text, found)
+
+
+@contextlib.contextmanager
+def pool_of(workers: int) -> Iterator[Workers | None]:
+    """Give a pool of so many processes; None for one, which is this process."""
+    if workers == 1:
+        yield None
+        return
+    with Workers(workers) as pool:
+        yield pool
 
 
 @contextlib.contextmanager

@@ -34,12 +34,13 @@ A metric is a function of one model, def accuracy(model), which has its own labe
 @options.METRIC
 @click.option("--layers", multiple=True, metavar="GLOB", help="Measure these only, by name.")
 @options.RESUME
+@options.WORKERS
 @options.JSON
 @options.common
 def sensitivity(
     model: Path, target: str, config: Path | None, mode: str | None, method: str,
     metric: str | None, layers: tuple[str, ...], resume: Path | None, as_json: bool,
-    no_progress: bool, **data: Any,
+    no_progress: bool, workers: int, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize each layer of MODEL alone, and all layers but that one; measure both.
 
@@ -54,9 +55,10 @@ def sensitivity(
     if batches is None and metric is None:
         raise click.UsageError("outputs on --data or --random are compared, without a --metric")
     options.warn_of_random(data["random"])
-    with options.resumable(resume):
+    with options.resumable(resume), options.pool_of(workers) as executor:
         found = run_sensitivity(
             loaded, batches, measured, layers=layers or None, target=backend, config=config,
             mode=mode, method=method, resume=resume, progress=False if no_progress else None,
+            executor=executor,
         )  # fmt: skip
     show(without_folders(str(found)), found.to_dict(), as_json)

@@ -40,13 +40,14 @@ Use the same --target for both. With --resume scores.jsonl an interrupted run go
 @options.MODE
 @options.METHOD
 @options.RESUME
+@options.WORKERS
 @click.option("-o", "--output", type=options.FILE, help="The configuration; default: stdout.")
 @options.JSON
 @options.common
 def tune(
     model: Path, budget: float, metric: str | None, objective: str, float_only: bool, target: str,
     config: Path | None, mode: str | None, method: str, resume: Path | None, output: Path | None,
-    as_json: bool, no_progress: bool, **data: Any,
+    as_json: bool, no_progress: bool, workers: int, **data: Any,
 ) -> None:  # fmt: skip
     """Find a configuration of MODEL with which the loss stays within the budget.
 
@@ -64,12 +65,12 @@ def tune(
     if batches is None and metric is None:
         raise click.UsageError("outputs on --data or --random are compared, without a --metric")
     options.warn_of_random(data["random"])
-    with options.resumable(resume):
+    with options.resumable(resume), options.pool_of(workers) as executor:
         found = run_tune(
             loaded, batches, measured, budget=budget, objective=objective,
             alternatives=() if float_only else ALTERNATIVES,
             target=backend, config=config, mode=mode, method=method, resume=resume,
-            progress=False if no_progress else None,
+            progress=False if no_progress else None, executor=executor,
         )  # fmt: skip
     text = without_folders(str(found))
     if output is not None:

@@ -171,15 +171,23 @@ class Search:
     def shortest(self, order: Sequence[Layer]) -> int:
         """Return how many layers from the first one on are enough in float."""
 
-        def holds(count: int) -> bool:
-            return self.enough({layer.name: IN_FLOAT for layer in order[:count]})
+        def begun(count: int) -> dict[str, LayerOptions]:
+            return {layer.name: IN_FLOAT for layer in order[:count]}
+
+        def holds(count: int, *next_ones: int) -> bool:
+            self.variants.ahead(map(begun, (count, *(n for n in next_ones if 0 < n < len(order)))))
+            return self.enough(begun(count))
 
         too_few, count = 0, 1
-        while count < len(order) and not holds(count):  # with all of them it is the float model
+        while count < len(order) and not holds(
+            count, 2 * count
+        ):  # with all of them it is the float model
             too_few, count = count, min(2 * count, len(order))
         while count - too_few > 1:
             middle = (count + too_few) // 2
-            too_few, count = (too_few, middle) if holds(middle) else (middle, count)
+            # The next middle is one of two, as the answer is.
+            ahead = ((too_few + middle) // 2, (middle + count) // 2)
+            too_few, count = (too_few, middle) if holds(middle, *ahead) else (middle, count)
         return count
 
     def put_back(self, found: Found, layers: Sequence[Layer]) -> None:
@@ -188,12 +196,17 @@ class Search:
             return
         names = {layer.name for layer in layers}
         fewer = {name: options for name, options in found.choices.items() if name not in names}
+        half = len(layers) // 2
+        first = {layer.name for layer in layers[:half]}
+        if first:  # the next, if the budget does not allow all
+            self.variants.ahead(
+                [fewer, {n: options for n, options in found.choices.items() if n not in first}]
+            )
         if self.enough(fewer):
             found.choices = fewer
         elif len(layers) == 1:
             found.without[layers[0].name] = self.variants.score(fewer)
         else:
-            half = len(layers) // 2
             self.put_back(found, layers[:half])
             self.put_back(found, layers[half:])
 
@@ -214,8 +227,9 @@ class Search:
         self, found: Found, layer: Layer, in_float: str | None
     ) -> Iterator[dict[str, LayerOptions]]:
         """Yield choices within the budget with an alternative for a layer in place of float."""
-        for options in self.alternatives:
-            choices = {**found.choices, layer.name: options}
+        several = [{**found.choices, layer.name: options} for options in self.alternatives]
+        self.variants.ahead(several)
+        for choices in several:
             plan = self.variants.plan(choices)
             if plan is not None and plan != in_float and self.enough(choices):
                 yield choices

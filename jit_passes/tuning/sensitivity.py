@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ from ..stages.batches import InputFn, progress_bar
 from ..tables import html_table
 from ..targets import Target
 from .metric import Metric, MetricFn
-from .variants import IN_FLOAT, Layer, Variants
+from .variants import IN_FLOAT, Choices, Layer, Variants
+from .workers import check_executor, measuring
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ def sensitivity(
     input_fn: InputFn | None = None,
     resume: Any = None,
     progress: bool | None = None,
+    executor: Executor | None = None,
 ) -> Sensitivity:
     """Measure the cost of quantizing each layer: quantized alone, and left out alone.
 
@@ -167,11 +170,16 @@ def sensitivity(
         resume: a file to which scores are written as they are measured; a run that was interrupted
             goes on from it.
         progress: a progress bar; None for one on terminals only.
+        executor: of `concurrent.futures`, whose workers measure; the result and the file of
+            `resume` are equal to those of one process, as far as arithmetic does not depend on the
+            number of threads. Workers need to import the metric. None for this process.
 
     Raises:
         JitPassesError: the model or the data do not allow it, nothing would be quantized, `layers`
-            fits none; the metric fails, or gives no number; the file is of another run.
+            fits none; the metric fails, or gives no number; the file is of another run; a worker
+            fails twice, or data or the metric cannot be sent to workers.
     """
+    check_executor(executor)
     variants = Variants(
         model, data, metric, quantizer=quantizer, target=target, config=config, mode=mode,
         method=method, input_fn=input_fn, resume=resume, progress=progress,
@@ -184,18 +192,26 @@ def sensitivity(
         "sensitivity: %s, up to %d evaluations, about %.1f s", count_of(len(chosen), "layer"),
         2 * len(chosen), seconds,
     )  # fmt: skip
+    about = f"sensitivity, about {seconds:.0f} s" + (" in one process" if executor else "")
+    shown = progress_bar(about, progress, "layer")
     rows = []
-    for layer in progress_bar(f"sensitivity, about {seconds:.0f} s", progress, "layer")(chosen):
-        others = {name: options for name, options in in_float.items() if name != layer.name}
-        alone, left_out = variants.score(others), variants.score({layer.name: IN_FLOAT})
-        gain = 0.0 if left_out == quantized else left_out - quantized
-        described = (layer.name, layer.operator, layer.source, layer.bits)
-        rows.append(LayerSensitivity(*described, alone, left_out, gain))
+    with measuring(variants, executor):
+        pairs = [(_without(in_float, layer), {layer.name: IN_FLOAT}) for layer in chosen]
+        variants.ahead(choices for pair in pairs for choices in pair)
+        for layer, (others, own) in shown(list(zip(chosen, pairs, strict=True))):
+            alone, left_out = variants.score(others), variants.score(own)
+            gain = 0.0 if left_out == quantized else left_out - quantized
+            described = (layer.name, layer.operator, layer.source, layer.bits)
+            rows.append(LayerSensitivity(*described, alone, left_out, gain))
     measured = variants.metric
     return Sensitivity(
         tuple(rows), measured.name, measured.unit, measured.of_float, quantized,
         variants.evaluations,
     )  # fmt: skip
+
+
+def _without(choices: Choices, layer: Layer) -> Choices:
+    return {name: options for name, options in choices.items() if name != layer.name}
 
 
 def _chosen(layers: list[Layer], patterns: Patterns | None) -> list[Layer]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -24,6 +25,7 @@ from .metric import Metric, MetricFn
 from .search import Objective, Search, objective_of
 from .sensitivity import finite
 from .variants import Variants
+from .workers import check_executor, measuring
 
 
 def _everything(options: TensorOptions) -> LayerOptions:
@@ -174,6 +176,7 @@ def tune(
     input_fn: InputFn | None = None,
     resume: Any = None,
     progress: bool | None = None,
+    executor: Executor | None = None,
 ) -> Tuned:
     """Find the few layers that need float, or other options, for the loss to stay in a budget.
 
@@ -221,12 +224,17 @@ def tune(
         resume: a file to which scores are written as they are measured; a run that was interrupted
             goes on from it.
         progress: a progress bar; None for one on terminals only.
+        executor: of `concurrent.futures`, whose workers measure; the result and the file of
+            `resume` are equal to those of one process, as far as arithmetic does not depend on the
+            number of threads. Workers need to import the metric. None for this process.
+            Costs are measured in this process.
 
     Raises:
         JitPassesError: what `sensitivity` raises; the budget is no number from 0 on; the objective
             is unknown, or "latency" without data.
     """
     check_budget(budget)
+    check_executor(executor)
     variants = Variants(
         model, data, metric, quantizer=quantizer, target=target, config=config, mode=mode,
         method=method, input_fn=input_fn, resume=resume, progress=progress,
@@ -235,7 +243,8 @@ def tune(
     least = float(budget) if metric is None else measured.of_float - budget
     aim = objective_of(objective, variants)
     search = Search(variants, least, tuple(alternatives), aim, progress)
-    found = search.run()
+    with measuring(variants, executor):
+        found = search.run()
     layers = tuple(
         TunedLayer(
             layer.name, layer.operator, layer.source, found.choices[layer.name],

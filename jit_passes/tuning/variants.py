@@ -34,6 +34,7 @@ from ..stages.staged import Staged
 from ..targets import Target
 from .journal import Journal
 from .metric import Metric, MetricFn, own_metric, sqnr_metric
+from .workers import Measuring
 
 IN_FLOAT = LayerOptions(keep_float=True)
 Choices = Mapping[str, LayerOptions]
@@ -109,6 +110,8 @@ class Variants:
         layers: the quantized layers, in program order.
         metric: the measure of variants.
         data: the batches, which are kept; empty without data.
+        how: the other arguments that make these variants, for workers.
+        workers: that measure variants; None for this process.
         evaluations: how many variants were measured.
         seconds: their time.
 
@@ -122,6 +125,7 @@ class Variants:
         metric: MetricFn | Metric | None,
         *, quantizer: Quantizer | None, target: str | Target, config: Any, mode: str | None,
         method: str, input_fn: InputFn | None, resume: Any, progress: bool | None,
+        profile: Profile | None = None,
     ) -> None:  # fmt: skip
         backend, chosen = choose_quantizer(quantizer, target, config, mode)
         if not isinstance(chosen, BackendQuantizer):
@@ -139,6 +143,12 @@ class Variants:
                 "iterable of batches"
             )
         self.model, self.method = model, method
+        # A target by its name here: "auto" may be another one on another machine.
+        self.how = {
+            "metric": metric, "quantizer": quantizer, "config": config, "mode": mode,
+            "method": method, "target": backend.name if isinstance(target, str) else target,
+        }  # fmt: skip
+        self.workers: Measuring | None = None
         given = [] if data is None else list(batches(data, input_fn))
         self.data = [kwargs or args for args, kwargs in given]
         chosen = chosen if self.data else chosen.without_data()
@@ -162,8 +172,8 @@ class Variants:
         for text, message in sorted(messages.items()):
             warn(text, command=getattr(message, "command", None))
         self._told = set(messages)
-        self._profile: Profile | None = None
-        if needs_data(base):
+        self._profile = profile
+        if profile is None and needs_data(base):
             if data is None:
                 raise JitPassesError(
                     "ranges come from calibration data, an iterable of batches: pass data",
@@ -184,6 +194,16 @@ class Variants:
         self._journal = (
             resume if isinstance(resume, Journal) else Journal(resume, self._about(base))
         )
+
+    @property
+    def profile(self) -> Profile | None:
+        """The profile that stands for the data, if anything needs data."""
+        return self._profile
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The scores so far, by plan."""
+        return self._journal.scores
 
     def choose(self, choices: Choices) -> Configuration:
         """Return the configuration with options for some layers, by name, one rule for each."""
@@ -209,23 +229,34 @@ class Variants:
                 return None
         return plan if {str(warning.message) for warning in told} <= self._told else None
 
+    def ahead(self, several: Iterable[Choices]) -> None:
+        """Let workers, if there are any, begin with variants that may be asked for soon."""
+        if self.workers is not None:
+            self.workers.ahead(several)
+
     def score(self, choices: Choices) -> float:
         """Return the metric of a variant; larger is better."""
+        begin = time.perf_counter()
+        plan, score = (self.measured if self.workers is None else self.workers.score)(choices)
+        if plan and plan not in self._journal.scores:
+            self.seconds += time.perf_counter() - begin
+            self.evaluations += 1
+            self._journal.add(plan, score)
+        return score
+
+    def measured(self, choices: Choices) -> tuple[str, float]:
+        """Return plan and metric of a variant; the plan is empty where all is in float."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JitPassesWarning)
-            begin = time.perf_counter()
             prepared = self._prepared(choices)
             plan = plan_of(prepared)
             if not plan:
-                return self.metric.of_float
+                return plan, self.metric.of_float
             stages = self._staged.options.given()
             plan = f"{plan} {json.dumps(stages)}" if stages else plan
-            if plan not in self._journal.scores:
-                score = self.metric.measure(lower(self.reference(prepared), progress=False))
-                self.seconds += time.perf_counter() - begin
-                self.evaluations += 1
-                self._journal.add(plan, score)
-        return self._journal.scores[plan]
+            if plan in self._journal.scores:
+                return plan, self._journal.scores[plan]
+            return plan, self.metric.measure(lower(self.reference(prepared), progress=False))
 
     def model_of(self, choices: Choices) -> torch.jit.ScriptModule:
         """Return a variant, as `quantize_script` would make it."""

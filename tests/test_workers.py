@@ -1,0 +1,138 @@
+"""Scores that other processes measure, against those of this one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import Net, Run, run_fixture  # noqa: F401  fixtures
+from planted import PLANTED
+
+import jit_passes
+from jit_passes.tuning.workers import Workers, measure
+
+KILLED = "killed"  # the file that the worker leaves that ends itself
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Workers]:
+    with Workers(2) as workers:
+        yield workers
+
+
+def failing(*_: Any) -> None:
+    raise ValueError("no memory")
+
+
+def killed_once(folder: str, choices: Any) -> Any:
+    """Measure, but end the process at the first variant with one layer in float."""
+    mark = Path(folder) / KILLED
+    if len(choices) == 1 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return measure(folder, choices)
+
+
+class Through(Executor):
+    """Sends another function, first so often as is said, to an executor."""
+
+    def __init__(self, pool: Executor, function: Any, count: int) -> None:
+        self.pool, self.function, self.count, self.tasks = pool, function, count, 0
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.tasks += 1
+        return self.pool.submit(self.function if self.tasks <= self.count else fn, *args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["scaled channel", "attention"])
+def test_two_workers_find_the_configuration_of_one(
+    pool: Workers, tmp_path: Path, name: str
+) -> None:
+    """The configuration, the counts and the file of scores are equal, whatever ends first."""
+    case = PLANTED[name]
+    how = {"target": "reference", "config": case.config, "budget": case.budget}
+    files = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one = jit_passes.tune(case.model(), case.data(), resume=files[0], **how)
+    two = jit_passes.tune(case.model(), case.data(), resume=files[1], executor=pool, **how)
+    assert one.layers  # the search went through all its steps
+    assert str(two) == str(one)
+    assert two.evaluations == one.evaluations
+    assert files[1].read_text() == files[0].read_text()
+
+
+def test_sensitivity_of_two_workers(pool: Workers) -> None:
+    case = PLANTED["scaled channel"]
+    one = jit_passes.sensitivity(case.model(), case.data(), target="reference")
+    through = Through(pool, None, 0)
+    two = jit_passes.sensitivity(case.model(), case.data(), target="reference", executor=through)
+    assert two.to_dict() == one.to_dict()
+    assert through.tasks == 2 * len(one.rows)
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+    """Tasks that died with it run again in a new pool, to the same result."""
+    case = PLANTED["scaled channel"]
+    names = ("expand:conv2d", "head:linear")
+    how: dict[str, Any] = {"target": "reference", "layers": names}
+    one = jit_passes.sensitivity(case.model(), case.data(), **how)
+    with Workers(2) as workers:
+        dying = Through(workers, killed_once, 10**6)
+        found = jit_passes.sensitivity(case.model(), case.data(), executor=dying, **how)
+    assert dying.tasks > 2 * len(names)
+    assert found.to_dict() == one.to_dict()
+
+
+def test_a_task_that_fails_once_and_twice() -> None:
+    case = PLANTED["scaled channel"]
+    how: dict[str, Any] = {"target": "reference", "layers": ("head:linear",)}
+    one = jit_passes.sensitivity(case.model(), case.data(), **how)
+    with ThreadPoolExecutor(1) as threads:
+        found = jit_passes.sensitivity(
+            case.model(), case.data(), executor=Through(threads, failing, 1), **how
+        )
+        assert found.to_dict() == one.to_dict()
+        with pytest.raises(jit_passes.JitPassesError, match=r"failed twice .*no memory"):
+            jit_passes.sensitivity(
+                case.model(), case.data(), executor=Through(threads, failing, 9), **how
+            )
+
+
+def test_what_cannot_be_sent(pool: Workers) -> None:
+    case = PLANTED["scaled channel"]
+
+    def own(_: torch.jit.ScriptModule) -> float:
+        return 1.0
+
+    with pytest.raises(jit_passes.JitPassesError, match="the metric cannot be sent to a worker"):
+        jit_passes.sensitivity(case.model(), case.data(), own, target="reference", executor=pool)
+    with pytest.raises(jit_passes.JitPassesError, match="an executor is one of"):
+        jit_passes.sensitivity(case.model(), case.data(), executor=2)  # type: ignore[arg-type]
+
+
+def test_an_executor_that_was_shut_down() -> None:
+    case = PLANTED["scaled channel"]
+    threads = ThreadPoolExecutor(1)
+    threads.shutdown()
+    with pytest.raises(jit_passes.JitPassesError, match="the executor takes no task"):
+        jit_passes.sensitivity(case.model(), case.data(), target="reference", executor=threads)
+
+
+def test_the_command(run: Run, tmp_path: Path) -> None:
+    """`--workers` gives the numbers of one process, also of a metric from a file."""
+    torch.manual_seed(0)
+    torch.jit.script(Net().eval()).save(str(tmp_path / "model.pt"))
+    (tmp_path / "metrics.py").write_text(
+        "import torch\nX = torch.linspace(-1, 1, 192).reshape(1, 3, 8, 8)\n"
+        "def mean(model):\n    return float(model(X, 1.0).mean())\n"
+    )
+    how = ("sensitivity", str(tmp_path / "model.pt"), "--random", "1x3x8x8", "--json",
+           "--metric", f"{tmp_path}/metrics.py:mean", "--target", "reference")  # fmt: skip
+    one, two = run(*how), run(*how, "--workers", "2")
+    assert one.code == two.code == 0, two.err
+    assert two.json == one.json

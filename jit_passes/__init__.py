@@ -36,11 +36,13 @@ from .quantize import quantize_script
 from .quantizers.slots import Slot
 from .report import (
     Comparison,
+    Conformance,
     Coverage,
     Description,
     Inspection,
     Parity,
     compare,
+    conformance,
     coverage,
     inspect,
     parity,
@@ -79,6 +81,7 @@ from .tuning import Sensitivity, Tuned, sensitivity, tune
 
 __all__ = [
     "Comparison",
+    "Conformance",
     "Coverage",
     "Description",
     "Encoding",
@@ -110,6 +113,7 @@ __all__ = [
     "assert_equivalent",
     "calibrate",
     "compare",
+    "conformance",
     "convert",
     "correct_bias",
     "coverage",

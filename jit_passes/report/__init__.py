@@ -1,6 +1,7 @@
 """Reports on quantized models."""
 
 from .compare import Comparison, ValueComparison, compare
+from .conformance import Conformance, Divergence, EngineValue, conformance
 from .coverage import Coverage, coverage
 from .inspection import Inspection, OperatorInspection, inspect
 from .page import report
@@ -10,14 +11,18 @@ from .versions import show_versions
 
 __all__ = [
     "Comparison",
+    "Conformance",
     "Coverage",
     "Description",
+    "Divergence",
+    "EngineValue",
     "Inspection",
     "OperatorInspection",
     "Parity",
     "ValueComparison",
     "ValueParity",
     "compare",
+    "conformance",
     "coverage",
     "inspect",
     "parity",

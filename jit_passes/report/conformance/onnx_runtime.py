@@ -1,0 +1,168 @@
+"""ONNX Runtime on CPUs, with the codes inside of a file as further results."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...export.onnx import export_onnx
+from ...stages.recording import tensors_of
+from ...stages.values import QuantizedValue
+from .foreign import errors_of, imported
+from .subject import Subject
+from .values import OUTPUT, Codes
+
+ENGINE = "ONNX Runtime"
+QUANTIZE = "QuantizeLinear"
+# Operators of ONNX and of ONNX Runtime by what coverage counts, on integers and in float.
+INTEGERS = frozenset(
+    ("QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat", "MatMulInteger")
+)
+INTEGERS |= {"ConvInteger", "DynamicQuantizeMatMul", "MatMulNBits"}
+FLOATS = frozenset(("Conv", "FusedConv", "Gemm", "MatMul", "FusedMatMul", "FusedGemm"))
+FLOATS |= {"ConvTranspose"}
+# They move codes, and a further result may need another order of axes.
+MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
+
+
+class OnnxRuntime:
+    """A subject in ONNX Runtime, exported anew for other sizes.
+
+    Args:
+        subject: the model.
+        optimized: with all of its optimizations, or none.
+
+    Raises:
+        JitPassesError: onnxruntime or onnx is not installed, or the model has no form in ONNX.
+    """
+
+    def __init__(self, subject: Subject, *, optimized: bool) -> None:
+        imported("onnxruntime")
+        self.subject, self.optimized = subject, optimized
+        self._files: dict[Any, OnnxFile] = {}
+
+    def __call__(self, arguments: tuple[Any, ...]) -> Codes:
+        given = self.subject.named(arguments)
+        sizes = tuple(getattr(value, "shape", value) for value in given.values())
+        if sizes not in self._files:
+            with exported(self.subject, given) as path:
+                values = self.subject.report.values
+                self._files[sizes] = OnnxFile(path, values, optimized=self.optimized)
+        shown, results = self._files[sizes].run(given)
+        whole = results[0] if len(results) == 1 else results
+        names = [name for name, _ in tensors_of(whole, OUTPUT)]
+        grids = self.subject.grids
+        ours = {n: grids[n].codes(t) for n, t in zip(names, results, strict=True) if n in grids}
+        return shown | ours
+
+
+class OnnxFile:
+    """A file in ONNX Runtime that also gives the codes of its QuantizeLinear.
+
+    Optimization must not change by it: where the optimized graph computes with other operators than
+    without these further results, they are left out.
+
+    Args:
+        path: of the file.
+        values: of the report, whose names the file has.
+        optimized: with all optimizations, or none.
+
+    Attributes:
+        kinds: how many operators of each kind the graph has that runs.
+    """
+
+    def __init__(
+        self, path: Path, values: Sequence[QuantizedValue], *, optimized: bool = True
+    ) -> None:
+        self.shown = shown_values(path, values)
+        plain, self.kinds = _session(path, (), optimized)
+        tapped, kinds = _session(path, tuple(self.shown.values()), optimized)
+        if _computing(kinds) == _computing(self.kinds):
+            self._session = tapped
+        else:
+            self._session, self.shown = plain, {}
+        self.results = [result.name for result in plain.get_outputs()]
+
+    def run(self, given: Mapping[str, torch.Tensor]) -> tuple[Codes, list[torch.Tensor]]:
+        """Return codes by names of values, and the results.
+
+        Raises:
+            JitPassesError: ONNX Runtime does not run it.
+        """
+        wanted = {argument.name for argument in self._session.get_inputs()}
+        feed = {name: value.numpy() for name, value in given.items() if name in wanted}
+        with errors_of(ENGINE):
+            arrays = self._session.run([*self.results, *self.shown.values()], feed)
+        tensors = [torch.from_numpy(array) for array in arrays]
+        inner = zip(self.shown, tensors[len(self.results) :], strict=True)
+        return {n: t.to(torch.int64) for n, t in inner}, tensors[: len(self.results)]
+
+
+@contextmanager
+def exported(subject: Subject, given: dict[str, Any]) -> Iterator[Path]:
+    """Yield an ONNX file of a model, which goes afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.onnx"
+        export_onnx(subject.model, path, given, method=subject.report.method)
+        yield path
+
+
+def _computing(kinds: Counter[str]) -> dict[str, int]:
+    return {kind: count for kind, count in kinds.items() if kind not in MOVES}
+
+
+def shown_values(path: Path, values: Sequence[QuantizedValue]) -> dict[str, str]:
+    """Return by name of a value the result of its QuantizeLinear in a file.
+
+    Codes on one of several grids of a value are known by their order; where the file has more or
+    fewer, none is.
+    """
+    model = imported("onnx").load(str(path), load_external_data=False)
+    made = [node.output[0] for node in model.graph.node if node.op_type == QUANTIZE]
+    labels: dict[str, list[str]] = {}
+    for value in values:
+        of_name = labels.setdefault(value.name, [])
+        if value.label not in of_name:
+            of_name.append(value.label)
+    found: dict[str, str] = {}
+    for name, of_name in labels.items():
+        results = [result for result in made if result.partition(":quantized")[0] == name]
+        if len(results) == len(of_name):
+            found |= dict(zip(of_name, results, strict=True))
+    return found
+
+
+def _session(path: Path, further: Sequence[str], optimized: bool) -> tuple[Any, Counter[str]]:
+    """Return a session with further results, and the operators of the graph that it runs."""
+    onnx, runtime = imported("onnx"), imported("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
+    levels = runtime.GraphOptimizationLevel
+    options.graph_optimization_level = (
+        levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        source = path
+        if further:
+            model = onnx.load(str(path))
+            results = {result.name for result in model.graph.output}
+            model.graph.output.extend(
+                onnx.ValueInfoProto(name=name) for name in further if name not in results
+            )
+            source = Path(folder) / "model.onnx"
+            large = model.ByteSize() > 2**30
+            onnx.save(model, str(source), save_as_external_data=large)
+        written = Path(folder) / "run.onnx"
+        options.optimized_model_filepath = str(written)
+        with errors_of(ENGINE):
+            session = runtime.InferenceSession(
+                str(source), options, providers=["CPUExecutionProvider"]
+            )
+        graph = onnx.load(str(written), load_external_data=False).graph
+    return session, Counter(node.op_type for node in graph.node)

@@ -64,6 +64,36 @@ def test_engines_agree_on_powers_of_two() -> None:
     assert found.unseen["c"] == tuple(NAMES)
 
 
+def test_a_file_of_onnx(tmp_path: Path, run: Run) -> None:
+    """Weights of 7 bits: pairs of products do not saturate on any processor."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    config = {"version": 1, "global": {"weight": {"bits": 7}}}
+    torch.manual_seed(0)
+    scripted, batches = torch.jit.script(Net().eval()), data()
+    model = jit_passes.quantize_script(scripted, batches, target="onnxruntime", config=config)
+    path = tmp_path / "model.onnx"
+    jit_passes.export_onnx(model, path, batches[0])
+    found = jit_passes.check_onnx(path, model, batches)
+    assert (dict(found.integers), dict(found.floats)) == ({"QGemm": 1, "QLinearConv": 2}, {})
+    assert found.kept and found.promised == 3 and "2 QLinearConv" in str(found)
+    for engine in ("onnxruntime", "onnxruntime_optimized"):
+        rows = [row for row in found.codes.rows if row.engine == engine]
+        assert [row.name for row in rows] == [*NAMES, "output"]
+        assert all(row.largest <= 1 for row in rows)
+    torch.save(torch.cat(batches), tmp_path / "x.pt")
+    model.save(str(tmp_path / "reference.pt"))
+    done = run("check", path, "--against", tmp_path / "reference.pt", "--data", tmp_path / "x.pt",
+               "--batch-size", 2, "--json")  # fmt: skip
+    assert done.json["integers"] == {"QGemm": 1, "QLinearConv": 2}
+    assert done.code == (0 if found.codes.equal else 5)
+    with pytest.raises(OSError, match="nothing"):
+        jit_passes.check_onnx(tmp_path / "nothing.onnx", model, batches)
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    with pytest.raises(JitPassesError, match="onnx fails"):
+        jit_passes.check_onnx(tmp_path / "bad.onnx", model, batches)
+
+
 def test_onnx_runtime_agrees() -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -1,7 +1,14 @@
 """Reports on quantized models."""
 
 from .compare import Comparison, ValueComparison, compare
-from .conformance import Conformance, Divergence, EngineValue, conformance
+from .conformance import (
+    Conformance,
+    Divergence,
+    EngineValue,
+    FileCheck,
+    check_onnx,
+    conformance,
+)
 from .coverage import Coverage, coverage
 from .inspection import Inspection, OperatorInspection, inspect
 from .page import report
@@ -16,11 +23,13 @@ __all__ = [
     "Description",
     "Divergence",
     "EngineValue",
+    "FileCheck",
     "Inspection",
     "OperatorInspection",
     "Parity",
     "ValueComparison",
     "ValueParity",
+    "check_onnx",
     "compare",
     "conformance",
     "coverage",

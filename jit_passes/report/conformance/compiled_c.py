@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...errors import JitPassesError, first_line
+from ...errors import JitPassesError
 from ...export.c import export_c
 from ...export.c.reading import read_program
 from ...stages.recording import tensors_of
@@ -64,9 +64,8 @@ class _Library:
             command = [engine.compiler, *FLAGS, "model.c", "-o", library.name]
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise JitPassesError(
-                    f"{engine.compiler} does not compile the program: {done.stderr.strip().partition(chr(10))[0]}"
-                )
+                said = next(iter(done.stderr.splitlines()), "")
+                raise JitPassesError(f"{engine.compiler} does not compile the program: {said}")
             # The file may go once it is loaded.
             self.function = ctypes.CDLL(str(library)).model_run
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from ...errors import JitPassesError
 from ...export.onnx import export_onnx
-from ...stages.recording import tensors_of
 from ...stages.values import QuantizedValue
 from .foreign import errors_of, imported
 from .subject import Subject
-from .values import OUTPUT, Codes
+from .values import Codes, codes_of_results
 
 ENGINE = "ONNX Runtime"
 QUANTIZE = "QuantizeLinear"
@@ -52,14 +52,8 @@ class OnnxRuntime:
         sizes = tuple(getattr(value, "shape", value) for value in given.values())
         if sizes not in self._files:
             with exported(self.subject, given) as path:
-                values = self.subject.report.values
-                self._files[sizes] = OnnxFile(path, values, optimized=self.optimized)
-        shown, results = self._files[sizes].run(given)
-        whole = results[0] if len(results) == 1 else results
-        names = [name for name, _ in tensors_of(whole, OUTPUT)]
-        grids = self.subject.grids
-        ours = {n: grids[n].codes(t) for n, t in zip(names, results, strict=True) if n in grids}
-        return shown | ours
+                self._files[sizes] = OnnxFile(path, self.subject, optimized=self.optimized)
+        return self._files[sizes](given)
 
 
 class OnnxFile:
@@ -70,17 +64,18 @@ class OnnxFile:
 
     Args:
         path: of the file.
-        values: of the report, whose names the file has.
+        subject: the reference model whose names the file has.
         optimized: with all optimizations, or none.
 
     Attributes:
         kinds: how many operators of each kind the graph has that runs.
+
+    Raises:
+        JitPassesError: onnx or onnxruntime is not installed, or does not load the file.
     """
 
-    def __init__(
-        self, path: Path, values: Sequence[QuantizedValue], *, optimized: bool = True
-    ) -> None:
-        self.shown = shown_values(path, values)
+    def __init__(self, path: Path, subject: Subject, *, optimized: bool) -> None:
+        self.shown, self.grids = shown_values(path, subject.report.values), subject.grids
         plain, self.kinds = _session(path, (), optimized)
         tapped, kinds = _session(path, tuple(self.shown.values()), optimized)
         if _computing(kinds) == _computing(self.kinds):
@@ -89,19 +84,22 @@ class OnnxFile:
             self._session, self.shown = plain, {}
         self.results = [result.name for result in plain.get_outputs()]
 
-    def run(self, given: Mapping[str, torch.Tensor]) -> tuple[Codes, list[torch.Tensor]]:
-        """Return codes by names of values, and the results.
-
-        Raises:
-            JitPassesError: ONNX Runtime does not run it.
-        """
-        wanted = {argument.name for argument in self._session.get_inputs()}
-        feed = {name: value.numpy() for name, value in given.items() if name in wanted}
+    def __call__(self, given: Mapping[str, torch.Tensor]) -> Codes:
+        """Return codes by name, for arguments by name."""
+        wanted = [argument.name for argument in self._session.get_inputs()]
+        if lost := [name for name in wanted if name not in given]:
+            raise JitPassesError(
+                f"the file has the input {lost[0]!r}, and the reference model takes "
+                f"{', '.join(given)}: was the file made of this model?"
+            )
+        feed = {name: given[name].numpy() for name in wanted}
         with errors_of(ENGINE):
             arrays = self._session.run([*self.results, *self.shown.values()], feed)
         tensors = [torch.from_numpy(array) for array in arrays]
-        inner = zip(self.shown, tensors[len(self.results) :], strict=True)
-        return {n: t.to(torch.int64) for n, t in inner}, tensors[: len(self.results)]
+        results, inner = tensors[: len(self.results)], tensors[len(self.results) :]
+        found = {n: t.to(torch.int64) for n, t in zip(self.shown, inner, strict=True)}
+        whole = results[0] if len(results) == 1 else results
+        return found | codes_of_results(whole, self.grids)
 
 
 @contextmanager
@@ -123,7 +121,8 @@ def shown_values(path: Path, values: Sequence[QuantizedValue]) -> dict[str, str]
     Codes on one of several grids of a value are known by their order; where the file has more or
     fewer, none is.
     """
-    model = imported("onnx").load(str(path), load_external_data=False)
+    with errors_of("onnx"):
+        model = imported("onnx").load(str(path), load_external_data=False)
     made = [node.output[0] for node in model.graph.node if node.op_type == QUANTIZE]
     labels: dict[str, list[str]] = {}
     for value in values:

@@ -71,6 +71,9 @@ def conformance(
                 comparison.forget(name)
                 continue
             comparison.add(name, number, arguments, expected, found)
+    for name in [name for name in made if not comparison.has_seen(name)]:
+        del made[name]
+        missing.setdefault(name, "it shows no value whose grid the reference model knows")
     if not made:
         reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
         raise JitPassesError(f"no engine runs: {reasons or 'none was named'}")
@@ -130,6 +133,10 @@ class _Comparison:
         """Drop what an engine has given that stopped."""
         self.counts = {key: count for key, count in self.counts.items() if key[1] != engine}
         self.first.pop(engine, None)
+
+    def has_seen(self, engine: str) -> bool:
+        """Say whether codes of an engine were compared."""
+        return any(name == engine for _, name in self.counts)
 
     def add(
         self, engine: str, batch: int, arguments: tuple[Any, ...],

@@ -10,6 +10,7 @@ from .conformance import (
     conformance,
 )
 from .coverage import Coverage, coverage
+from .exactness import Doubt, Exactness, exactness
 from .inspection import Inspection, OperatorInspection, inspect
 from .page import report
 from .parity import Parity, ValueParity, parity
@@ -22,7 +23,9 @@ __all__ = [
     "Coverage",
     "Description",
     "Divergence",
+    "Doubt",
     "EngineValue",
+    "Exactness",
     "FileCheck",
     "Inspection",
     "OperatorInspection",
@@ -33,6 +36,7 @@ __all__ = [
     "compare",
     "conformance",
     "coverage",
+    "exactness",
     "inspect",
     "parity",
     "provenance",

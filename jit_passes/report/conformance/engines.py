@@ -13,7 +13,7 @@ from ...export import to_exported_program
 from ...targets import resolve_target
 from .compiled_c import CompiledC
 from .foreign import errors_of, imported
-from .onnx_runtime import OnnxRuntime, exported
+from .onnx_runtime import OnnxRuntime, exported, sizes_of
 from .subject import Subject
 from .values import Codes, codes_of_results
 
@@ -43,7 +43,7 @@ class Inductor:
 
     def __call__(self, arguments: tuple[Any, ...]) -> Codes:
         given = self.subject.named(arguments)
-        sizes = tuple(getattr(value, "shape", value) for value in given.values())
+        sizes = sizes_of(given)
         frozen = self.config.patch(freezing=True, compile_threads=1)
         with errors_of("Inductor"), frozen, torch.no_grad():
             if sizes not in self._compiled:
@@ -64,11 +64,12 @@ class OpenVino:
 
     def __call__(self, arguments: tuple[Any, ...]) -> Codes:
         given = self.subject.named(arguments)
-        sizes = tuple(getattr(value, "shape", value) for value in given.values())
+        sizes = sizes_of(given)
         if sizes not in self._compiled:
             core = self.openvino.Core()
             options = {"INFERENCE_PRECISION_HINT": "f32"}
-            with exported(self.subject, given) as path, errors_of("OpenVINO"):
+            path = exported(self.subject, given)
+            with errors_of("OpenVINO"):
                 self._compiled[sizes] = core.compile_model(str(path), "CPU", options)
         with errors_of("OpenVINO"):
             results = self._compiled[sizes]({n: v.numpy() for n, v in given.items()})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,10 @@ class OnnxRuntime:
 
     def __call__(self, arguments: tuple[Any, ...]) -> Codes:
         given = self.subject.named(arguments)
-        sizes = tuple(getattr(value, "shape", value) for value in given.values())
+        sizes = sizes_of(given)
         if sizes not in self._files:
-            with exported(self.subject, given) as path:
-                self._files[sizes] = OnnxFile(path, self.subject, optimized=self.optimized)
+            path = exported(self.subject, given)
+            self._files[sizes] = OnnxFile(path, self.subject, optimized=self.optimized)
         return self._files[sizes](given)
 
 
@@ -102,13 +101,19 @@ class OnnxFile:
         return found | codes_of_results(whole, self.grids)
 
 
-@contextmanager
-def exported(subject: Subject, given: dict[str, Any]) -> Iterator[Path]:
-    """Yield an ONNX file of a model, which goes afterwards."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
+def exported(subject: Subject, given: dict[str, Any]) -> Path:
+    """Return an ONNX file of a model for the sizes of a batch, which goes with the subject."""
+    sizes = sizes_of(given)
+    if sizes not in subject.files:
+        path = Path(subject.folder.name) / f"{len(subject.files)}.onnx"
         export_onnx(subject.model, path, given, method=subject.report.method)
-        yield path
+        subject.files[sizes] = path
+    return subject.files[sizes]
+
+
+def sizes_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what programs are made anew for: the sizes of tensors, and other arguments."""
+    return tuple(getattr(value, "shape", value) for value in given.values())
 
 
 def _computing(kinds: Counter[str]) -> dict[str, int]:

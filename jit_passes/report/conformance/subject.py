@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,6 +59,16 @@ class Subject:
     def graph(self) -> GraphView:
         """The graph of the method."""
         return GraphView.of(self.model, self.report.method)
+
+    @cached_property
+    def files(self) -> dict[Any, Path]:
+        """Files of ONNX by the sizes of inputs, which engines share."""
+        return {}
+
+    @cached_property
+    def folder(self) -> tempfile.TemporaryDirectory[str]:
+        """The folder of these files, which goes with the subject."""
+        return tempfile.TemporaryDirectory()
 
     @property
     def powers_of_two(self) -> bool:

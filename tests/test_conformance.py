@@ -101,6 +101,34 @@ def test_onnx_runtime_agrees() -> None:
     assert found.equal and {row.name for row in found.rows} == {*NAMES, "output"}, found
 
 
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.sum() > 0):  # noqa: SIM108, a branch of the graph
+            x = self.a(x)
+        else:
+            x = self.b(x)
+        return self.b(x)
+
+
+def test_branches() -> None:
+    """An ONNX file with branches has names that may be of several values: results are compared."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randn(2, 8, generator=generator) for _ in range(4)]
+    batches[0], batches[1] = batches[0].abs(), -batches[1].abs()
+    prepared = jit_passes.prepare(torch.jit.script(Branches().eval()), target=FixedPoint("shift"))
+    jit_passes.calibrate(prepared, batches)
+    found = conformance(jit_passes.convert(prepared), batches, ["fixed_point", "onnxruntime"])
+    assert found.equal, found
+    assert [row.name for row in found.rows if row.engine == "onnxruntime"] == ["output"]
+    assert len([row for row in found.rows if row.engine == "fixed_point"]) > 3
+
+
 def test_the_first_divergence() -> None:
     """An engine of one's own, one code of which is moved."""
     model = reference()

@@ -52,6 +52,7 @@ class _Block(nn.Module):
         super().__init__()
         groups = width if kind == "depthwise" else 1
         self.kind, self.conv = kind, nn.Conv2d(width, width, 3, padding=1, groups=groups)
+        nn.init.constant_(self.conv.bias, 0.25)  # no layer gives zeros alone
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.conv(x))

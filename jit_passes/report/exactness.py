@@ -342,9 +342,11 @@ def _bias(node: NodeView, scale: float, scales: list[float]) -> torch.Tensor | N
 
 
 def _grid(scales: list[float], zeros: list[int], what: str = "") -> Iterator[tuple[str, str]]:
-    others = [scale for scale in scales if not is_power(scale) or not 2**-40 < scale < 2**40]
-    if others:
+    if others := [scale for scale in scales if not is_power(scale)]:
         yield "scale", f"its {what}scale {others[0]:.6g} is no power of two"
+    elif far := [scale for scale in scales if not 2**-40 <= scale <= 2**40]:
+        # Products of scales would leave float32's range.
+        yield "scale", f"its {what}scale {far[0]:.6g} is beyond 2^-40 to 2^40: a dead layer?"
     if odd := [zero for zero in zeros if zero % 2]:
         yield "zero point", f"its {what}zero point {odd[0]} is odd"
 

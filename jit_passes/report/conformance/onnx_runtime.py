@@ -19,6 +19,7 @@ from .values import Codes, codes_of_results
 
 ENGINE = "ONNX Runtime"
 QUANTIZE = "QuantizeLinear"
+BLOCKS = ("If", "Loop", "Scan")
 # Operators of ONNX and of ONNX Runtime by what coverage counts, on integers and in float.
 INTEGERS = frozenset(
     ("QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat", "MatMulInteger")
@@ -124,10 +125,12 @@ def shown_values(path: Path, values: Sequence[QuantizedValue]) -> dict[str, str]
     """Return by name of a value the result of its QuantizeLinear in a file.
 
     Codes on one of several grids of a value are known by their order; where the file has more or
-    fewer, none is.
+    fewer, none is. Files with branches or loops give values of several places one name.
     """
     with errors_of("onnx"):
         model = imported("onnx").load(str(path), load_external_data=False)
+    if any(node.op_type in BLOCKS for node in model.graph.node):
+        return {}
     made = [node.output[0] for node in model.graph.node if node.op_type == QUANTIZE]
     labels: dict[str, list[str]] = {}
     for value in values:

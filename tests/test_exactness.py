@@ -39,6 +39,7 @@ class Drawn(nn.Module):
         kinds = [draw.choice(("residual", "depthwise", "max", "average")) for _ in range(3)]
         self.blocks = nn.ModuleList(_Block(kind, width) for kind in kinds)
         self.hidden, self.head = nn.Linear(width, 8), nn.Linear(8, 5)
+        nn.init.constant_(self.hidden.bias, 0.25)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))
@@ -84,7 +85,7 @@ def test_engines_agree_where_they_must(seed: int) -> None:
     pytest.importorskip("onnxscript")
     model = quantized(Drawn(seed), "onnxruntime", CONFIG, seed)
     told = exactness(model, data(0)[0])
-    assert told.exact and told.exact_in_pairs and told.values > 8, told
+    assert told.exact and told.exact_in_pairs and told.values > 6, told
     engines = ["c"] * (shutil.which("cc") is not None)
     found = conformance(model, data(seed + 1000), [*ENGINES, *engines])
     assert found.equal and not found.missing, found

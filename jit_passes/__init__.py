@@ -36,12 +36,16 @@ from .quantize import quantize_script
 from .quantizers.slots import Slot
 from .report import (
     Comparison,
+    Conformance,
     Coverage,
     Description,
     Inspection,
     Parity,
+    check_onnx,
     compare,
+    conformance,
     coverage,
+    exactness,
     inspect,
     parity,
     provenance,
@@ -79,6 +83,7 @@ from .tuning import Improved, Sensitivity, Tuned, improve, sensitivity, tune
 
 __all__ = [
     "Comparison",
+    "Conformance",
     "Coverage",
     "Description",
     "Encoding",
@@ -110,7 +115,9 @@ __all__ = [
     "ValueView",
     "assert_equivalent",
     "calibrate",
+    "check_onnx",
     "compare",
+    "conformance",
     "convert",
     "correct_bias",
     "coverage",
@@ -121,6 +128,7 @@ __all__ = [
     "enable_observers",
     "encodings_of",
     "equalize",
+    "exactness",
     "export_c",
     "export_calibration",
     "export_onnx",

@@ -12,16 +12,13 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import export_onnx
+from jit_passes.report.conformance.onnx_runtime import FLOATS, INTEGERS
 from jit_passes.stages.module import Report
 from tests.engines import Between, Network, apart, data, promised, quantized
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
-
-# Operators of ONNX by what coverage counts, on integers and in float.
-INTEGERS = {"QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat", "MatMulInteger"}
-FLOATS = {"Conv", "FusedConv", "Gemm", "MatMul", "FusedMatMul", "FusedGemm"}
 
 
 def fused(model: Any, x: Tensor, folder: Path) -> tuple[Counter[str], Tensor]:

@@ -16,7 +16,9 @@ from .._starting import stop
 from .._version import __version__
 from ..errors import JitPassesError, JitPassesWarning, OutputError, first_line
 from ..files import reason_of
+from .check import check
 from .compare import compare
+from .conformance import conformance
 from .export import export
 from .files import forget_outputs, written
 from .improve import improve
@@ -48,7 +50,7 @@ Exit codes:
   2  the command line is wrong
   3  a model, data, a profile or a configuration is wrong, or cannot be read
   4  a result, or the standard output, cannot be written
-  5  compare --min-sqnr: the quantized model is not good enough
+  5  compare --min-sqnr: the quantized model is not good enough; conformance, check: codes differ
   130, 143  interrupted, terminated: no result was written, unless stderr names it
 
 Results go to stdout, everything else to stderr.
@@ -68,7 +70,8 @@ def cli() -> None:
 
 
 for command in (
-    *(quantize, improve, inspect, compare, report, sensitivity, tune, profile, merge, export),
+    *(quantize, improve, inspect, compare, conformance, check, report),
+    *(sensitivity, tune, profile, merge, export),
     *(passes, targets, versions),
 ):
     cli.add_command(command)

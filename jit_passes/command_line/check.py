@@ -1,0 +1,54 @@
+"""`jit-passes check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import without_folders
+from ..report import check_onnx
+from ..report.provenance import provenance
+from . import options
+from .files import load_model
+from .outcome import Exit, failure, show
+
+EPILOG = """\b
+Examples:
+  jit-passes quantize model.pt --data calib.npz --target onnxruntime -o reference.pt
+  jit-passes export reference.pt --to onnx --data calib.npz -o model.onnx
+  jit-passes check model.onnx --against reference.pt --data test.npz
+"""
+
+
+@click.command(short_help="Compare an ONNX file with its reference model.", epilog=EPILOG)
+@click.argument("file", type=options.FILE)
+@click.option("--against", type=options.FILE, required=True,
+              help="The reference model of which the file was made.")  # fmt: skip
+@options.DATA
+@options.METHOD
+@options.JSON
+@options.common
+def check(
+    file: Path, against: Path, method: str, as_json: bool, no_progress: bool, **data: Any
+) -> int:
+    """Compare the codes of FILE in ONNX Runtime with those of a reference model, value by value.
+
+    It also counts the convolutions, linears and products on integers in ONNX Runtime's optimized
+    graph. The exit code is 5 where a code differs, or fewer operators are on integers than the
+    model's report promises.
+    """
+    reference = load_model(against)
+    made = provenance(reference, method)
+    method = made["method"] if made is not None else method
+    batches = options.given_data(reference, method, **data)
+    if batches is None:
+        raise click.UsageError("values come from --data or --random")
+    shown = False if no_progress else None
+    found = check_onnx(file, reference, batches, progress=shown, method=method)
+    show(without_folders(str(found)), found.as_data(), as_json)
+    if not found.codes.equal or not found.kept:
+        failure("codes differ" if found.kept else "fewer operators are on integers than promised")
+        return Exit.BELOW
+    return Exit.DONE

@@ -1,0 +1,56 @@
+"""`jit-passes conformance`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import without_folders
+from ..report import conformance as run_conformance
+from ..report.conformance.engines import ENGINES
+from ..report.conformance.run import DEFAULT
+from ..report.provenance import provenance
+from . import options
+from .files import load_model
+from .outcome import Exit, failure, show
+
+EPILOG = """\b
+Examples:
+  jit-passes quantize model.pt --data calib.npz --target reference -o reference.pt
+  jit-passes conformance reference.pt --data test.npz
+  jit-passes conformance reference.pt --data test.npz --engines c,onnxruntime --json
+"""
+
+
+@click.command(short_help="Compare the codes of engines.", epilog=EPILOG)
+@options.MODEL
+@options.DATA
+@options.METHOD
+@click.option("--engines", default=",".join(DEFAULT), show_default=True, metavar="NAMES",
+              help=f"Separated by commas: {', '.join(ENGINES)}.")  # fmt: skip
+@options.JSON
+@options.common
+def conformance(
+    model: Path, method: str, engines: str, as_json: bool, no_progress: bool, **data: Any
+) -> int:
+    """Compare codes of a reference MODEL with those that engines compute, value by value.
+
+    The first code at which an engine parts is named with operator, line of source, both codes, the
+    sum before rounding, and whether it is a tie. The exit code is 5 where a code differs.
+    """
+    reference = load_model(model)
+    made = provenance(reference, method)
+    method = made["method"] if made is not None else method
+    batches = options.given_data(reference, method, **data)
+    if batches is None:
+        raise click.UsageError("values come from --data or --random")
+    names = [name.strip() for name in engines.split(",") if name.strip()]
+    shown = False if no_progress else None
+    found = run_conformance(reference, batches, names, progress=shown, method=method)
+    show(without_folders(str(found)), found.as_data(), as_json)
+    if not found.equal:
+        failure("codes differ")
+        return Exit.BELOW
+    return Exit.DONE

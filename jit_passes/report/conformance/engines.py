@@ -1,0 +1,90 @@
+"""The engines that `conformance` knows by name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ...errors import JitPassesWarning
+from ...export import to_exported_program
+from ...targets import resolve_target
+from .compiled_c import CompiledC
+from .foreign import errors_of, imported
+from .onnx_runtime import OnnxRuntime, exported, sizes_of
+from .subject import Subject
+from .values import Codes, codes_of_results
+
+Engine = Callable[[tuple[Any, ...]], Mapping[str, torch.Tensor]]  # of a batch, args and kwargs
+
+
+def _lowered(subject: Subject, target: str) -> Engine:
+    with warnings.catch_warnings():
+        # Operators that stay in float: the report of the model names them.
+        warnings.simplefilter("ignore", JitPassesWarning)
+        return subject.watched(subject.lowered(resolve_target(target)))
+
+
+def _fixed_point(subject: Subject) -> Engine:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JitPassesWarning)
+        return subject.watched(subject.lowered(subject.fixed_point))
+
+
+class Inductor:
+    """`torch.compile` of the exported program, made anew for other sizes; it shows results."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.config = imported("torch._inductor.config")
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(self, arguments: tuple[Any, ...]) -> Codes:
+        given = self.subject.named(arguments)
+        sizes = sizes_of(given)
+        frozen = self.config.patch(freezing=True, compile_threads=1)
+        with errors_of("Inductor"), frozen, torch.no_grad():
+            if sizes not in self._compiled:
+                method = self.subject.report.method
+                program = to_exported_program(self.subject.model, given, method=method)
+                self._compiled[sizes] = torch.compile(program.module())
+            result = self._compiled[sizes](**given)
+        return codes_of_results(result, self.subject.grids)
+
+
+class OpenVino:
+    """OpenVINO's CPU plugin, of the ONNX file; it shows results."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.openvino = imported("openvino")
+        self.subject = subject
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(self, arguments: tuple[Any, ...]) -> Codes:
+        given = self.subject.named(arguments)
+        sizes = sizes_of(given)
+        if sizes not in self._compiled:
+            core = self.openvino.Core()
+            options = {"INFERENCE_PRECISION_HINT": "f32"}
+            path = exported(self.subject, given)
+            with errors_of("OpenVINO"):
+                self._compiled[sizes] = core.compile_model(str(path), "CPU", options)
+        with errors_of("OpenVINO"):
+            results = self._compiled[sizes]({n: v.numpy() for n, v in given.items()})
+        found = [torch.from_numpy(array) for array in results.values()]
+        return codes_of_results(found[0] if len(found) == 1 else found, self.subject.grids)
+
+
+ENGINES: dict[str, Callable[[Subject], Engine]] = {
+    "reference": lambda subject: subject.watched(),
+    "fixed_point": _fixed_point,
+    "c": CompiledC,
+    "stock": lambda subject: _lowered(subject, "stock"),
+    "x86": lambda subject: _lowered(subject, "x86"),
+    "onnxruntime": lambda subject: OnnxRuntime(subject, optimized=False),
+    "onnxruntime_optimized": lambda subject: OnnxRuntime(subject, optimized=True),
+    "openvino": OpenVino,
+    "inductor": Inductor,
+}

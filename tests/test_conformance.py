@@ -1,0 +1,229 @@
+"""Engines agree, and where they part the report names the code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes import JitPassesError, conformance
+from jit_passes.targets import FixedPoint
+from tests.command_line import Run, run_fixture  # noqa: F401
+
+compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+NAMES = ["x", "relu", "b:conv2d", "add", "mean", "head:linear"]
+
+
+class Net(nn.Module):
+    """A residual block, a mean of 2^k places and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, groups=4)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.a(x))
+        return self.head((x + self.b(x)).mean([2, 3]))
+
+
+def data() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 3, 8, 8, generator=generator) for _ in range(3)]
+
+
+def reference(target: Any = None) -> torch.jit.ScriptModule:
+    torch.manual_seed(0)
+    target = target or FixedPoint("shift")
+    prepared = jit_passes.prepare(torch.jit.script(Net().eval()), target=target)
+    jit_passes.calibrate(prepared, data())
+    return jit_passes.convert(prepared)
+
+
+def codes(model: torch.jit.ScriptModule, x: Tensor) -> Tensor:
+    """Return the codes of the input, by PyTorch's own operator."""
+    value = jit_passes.encodings_of(model).activations[0]
+    step = torch.fake_quantize_per_tensor_affine(x, value.scale[0], 0, -128, 127) / value.scale[0]
+    return step.to(torch.int8)
+
+
+@compiler
+def test_engines_agree_on_powers_of_two() -> None:
+    model = reference()
+    found = conformance(model, data(), ["reference", "fixed_point", "c"])
+    assert found.equal and found.engines == ("reference", "fixed_point", "c"), found
+    values = {row.name: row.elements for row in found.rows if row.engine == "fixed_point"}
+    assert [*values] == [*NAMES, "output"], values
+    assert values["add"] == 3 * 2 * 4 * 8 * 8
+    assert found.unseen["c"] == tuple(NAMES)
+
+
+def test_a_file_of_onnx(tmp_path: Path, run: Run) -> None:
+    """Weights of 7 bits: pairs of products do not saturate on any processor."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    config = {"version": 1, "global": {"weight": {"bits": 7}}}
+    torch.manual_seed(0)
+    scripted, batches = torch.jit.script(Net().eval()), data()
+    model = jit_passes.quantize_script(scripted, batches, target="onnxruntime", config=config)
+    path = tmp_path / "model.onnx"
+    jit_passes.export_onnx(model, path, batches[0])
+    found = jit_passes.check_onnx(path, model, batches)
+    assert (dict(found.integers), dict(found.floats)) == ({"QGemm": 1, "QLinearConv": 2}, {})
+    assert found.kept and found.promised == 3 and "2 QLinearConv" in str(found)
+    for engine in ("onnxruntime", "onnxruntime_optimized"):
+        rows = [row for row in found.codes.rows if row.engine == engine]
+        assert [row.name for row in rows] == [*NAMES, "output"]
+        assert all(row.largest <= 1 for row in rows)
+    torch.save(torch.cat(batches), tmp_path / "x.pt")
+    model.save(str(tmp_path / "reference.pt"))
+    done = run("check", path, "--against", tmp_path / "reference.pt", "--data", tmp_path / "x.pt",
+               "--batch-size", 2, "--json")  # fmt: skip
+    assert done.json["integers"] == {"QGemm": 1, "QLinearConv": 2}
+    assert done.code == (0 if found.codes.equal else 5)
+    with pytest.raises(OSError, match="nothing"):
+        jit_passes.check_onnx(tmp_path / "nothing.onnx", model, batches)
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    with pytest.raises(JitPassesError, match="onnx fails"):
+        jit_passes.check_onnx(tmp_path / "bad.onnx", model, batches)
+
+
+def test_onnx_runtime_agrees() -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    found = conformance(reference(), data()[:1], ["onnxruntime"])
+    assert found.equal and {row.name for row in found.rows} == {*NAMES, "output"}, found
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool(x.sum() > 0):  # noqa: SIM108, a branch of the graph
+            x = self.a(x)
+        else:
+            x = self.b(x)
+        return self.b(x)
+
+
+def test_branches() -> None:
+    """An ONNX file with branches has names that may be of several values: results are compared."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randn(2, 8, generator=generator) for _ in range(4)]
+    batches[0], batches[1] = batches[0].abs(), -batches[1].abs()
+    prepared = jit_passes.prepare(torch.jit.script(Branches().eval()), target=FixedPoint("shift"))
+    jit_passes.calibrate(prepared, batches)
+    found = conformance(jit_passes.convert(prepared), batches, ["fixed_point", "onnxruntime"])
+    assert found.equal, found
+    assert [row.name for row in found.rows if row.engine == "onnxruntime"] == ["output"]
+    assert len([row for row in found.rows if row.engine == "fixed_point"]) > 3
+
+
+def test_the_first_divergence() -> None:
+    """An engine of one's own, one code of which is moved."""
+    model = reference()
+    batches = data()
+
+    def moved(x: Tensor) -> dict[str, Tensor]:
+        found = codes(model, x)
+        if torch.equal(x, batches[1]):
+            found[1, 2, 3, 4] += 7
+        return {"x": found}
+
+    found = conformance(model, batches, [moved, "fixed_point"])
+    first = found["moved"]
+    assert not found.equal and found["fixed_point"] is None and first is not None
+    assert (first.name, first.batch, first.index) == ("x", 1, (1, 2, 3, 4))
+    assert first.found - first.reference == 7
+    [row] = [row for row in found.rows if row.engine == "moved"]
+    assert (row.different, row.largest) == (1, 7)
+    assert json.loads(found.to_json())["divergences"][0]["index"] == [1, 2, 3, 4]
+    assert "moved: first at x" in str(found) and "moved" in found._repr_html_()
+    with pytest.raises(JitPassesError, match="did not run"):
+        found["other"]
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 1, 1)
+        with torch.no_grad():
+            self.conv.weight.fill_(1.0)
+            self.conv.bias.fill_(0.0)  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+def test_the_sum_before_rounding() -> None:
+    """Sums of exact halves: half to even in one engine, half up in the other."""
+    config = {
+        "version": 1,
+        "rules": [{"module": "conv", "output": {"bits": 4, "calibration": "min_max"}}],
+    }
+    prepared = jit_passes.prepare(
+        torch.jit.script(Halves().eval()), target=FixedPoint("shift", "half_up"), config=config
+    )
+    batch = torch.arange(-64, 64).reshape(1, 1, 8, 16) / 64
+    jit_passes.calibrate(prepared, [batch])
+    model = jit_passes.convert(prepared)
+    first = conformance(model, [batch], ["fixed_point"])["fixed_point"]
+    assert first is not None and first.tie and first.operator == "aten::conv2d"
+    assert first.steps is not None and first.steps % 1 == 0.5
+    assert first.reference == round(first.steps)  # Python rounds halves to even
+    assert first.found == first.reference + 1 == int(first.steps // 1) + 1
+    assert "test_conformance.py" in first.source and "a tie" in str(first)
+
+
+def test_an_engine_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CC", "")
+    model = reference()
+    found = conformance(model, data()[:1], ["fixed_point", "c"])
+    assert found.equal and "no C compiler" in found.missing["c"]
+    assert "c: did not run: no C compiler" in str(found)
+    with pytest.raises(JitPassesError, match="no engine runs: c: no C compiler"):
+        conformance(model, data()[:1], ["c"])
+
+
+def test_bad_input() -> None:
+    model, batches = reference(), data()[:1]
+    with pytest.raises(JitPassesError, match=r"an engine is one of reference, .*'onnx'"):
+        conformance(model, batches, ["onnx"])
+    with pytest.raises(JitPassesError, match="'c' twice"):
+        conformance(model, batches, ["c", "c"])
+    with pytest.raises(JitPassesError, match="list of names"):
+        conformance(model, batches, "c")  # type: ignore[arg-type]
+    with pytest.raises(JitPassesError, match="not 3"):
+        conformance(model, batches, [3])  # type: ignore[list-item]
+    with pytest.raises(JitPassesError, match="no quantized value of the model: it has x, relu"):
+        conformance(model, batches, [lambda x: {"y": x}])
+    with pytest.raises(JitPassesError, match=r"give codes, which are\s+integers"):
+        conformance(model, batches, [lambda x: {"x": x}])
+    with pytest.raises(JitPassesError, match=r"with shape \[2\]"):
+        conformance(model, batches, [lambda x: {"x": torch.zeros(2, dtype=torch.int8)}])
+    with pytest.raises(JitPassesError, match="convert returns"):
+        conformance(jit_passes.lower(model), batches)
+    with pytest.raises(JitPassesError, match="convert"):
+        conformance(torch.jit.script(Net().eval()), batches)
+
+
+def test_in_a_shell(tmp_path: Path, run: Run) -> None:
+    path, inputs = tmp_path / "reference.pt", tmp_path / "x.pt"
+    model = reference()
+    model.save(str(path))
+    torch.save(torch.cat(data()), inputs)
+    done = run("conformance", path, "--data", inputs, "--engines", "fixed_point", "--json")
+    assert done.json["equal"] and done.json["engines"] == ["fixed_point"]
+    assert run("conformance", path, "--data", inputs, "--engines", "nothing").code == 3
+    assert run("conformance", path).code == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,18 +235,23 @@ class CompileRegions:
 
     Args:
         target: whose regions.
+        elsewhere: kinds of operators outside of regions that a later step computes, or remarks on.
     """
 
     name = "compile_regions"
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, elsewhere: Collection[str] = ()) -> None:
+        self.target, self.elsewhere = target, elsewhere
 
     def run_on(self, module: Any, method: str) -> tuple[Any, bool, list[Remark]]:
         """Return the module with its regions compiled, whether there are some, and remarks."""
         found = cut(_C.clone(module, method), method, self.target)
         compiled = self._compile(found.regions)
-        remarks = [Remark(refusal.name, refusal.reason) for refusal in found.refused]
+        remarks = [
+            Remark(refusal.name, refusal.reason)
+            for refusal in found.refused
+            if refusal.kind not in self.elsewhere
+        ]
         for number, region in enumerate(found.regions):
             if number not in compiled:
                 reason = f"the target '{self.target.name}' has not compiled its region"

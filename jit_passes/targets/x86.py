@@ -237,7 +237,7 @@ class X86(Target):
             "copy_written",
             "replicate_dequantize",
             expand_cells(),
-            CompileRegions(self),
+            CompileRegions(self, elsewhere=GATED),
             "lower_recurrent",
             *fuse_dynamic(saturates=needs_reduced_range(ENGINE)),
             isolate_nan(),

@@ -2,7 +2,7 @@
 // the kernel reads them, so each is held once, and is in a file as it is.
 #include "grouped_linear.h"
 
-#include "facts/shapes.h"
+#include "graph/dialect.h"
 #include "passes/lowering/weight_alone.h"
 #include "x86/building/from_graph.h"
 #include "x86/kernels/grouped.h"
@@ -14,6 +14,8 @@ namespace jit_passes::x86 {
 namespace {
 
 using A = GroupedAttributes;
+
+const auto dequantize_per_channel = symbol("jit_passes::dequantize_per_channel");
 
 constexpr int64_t kFewBits = 4, kManyBits = 8;
 constexpr size_t kDynamicCount = size_t{A::Count} + size_t{DynamicAttributes::Count};
@@ -137,25 +139,38 @@ const RegisterOperator dynamic_grouped_operator{
 
 } // namespace
 
+namespace {
+
+// The scales of a dequantized weight, [outputs, groups], with one group or more.
+at::Tensor scalesOf(const RegionReader& reader, const Node* maker, int64_t outputs) {
+  const bool one = maker->kind() == dequantize;
+  refuseUnless(
+      one || reader.operand(maker, "axis").toInt() == 0, "its weights have no scale for each result");
+  const auto zeros = one ? at::scalar_tensor(reader.number(maker, "zero_point"))
+                         : reader.operand(maker, "zero_points").toTensor();
+  refuseUnless(zeros.eq(0).all().item<bool>(), "its weights have zero points");
+  const auto scales = one ? at::full({outputs}, reader.number(maker, "scale"), at::kDouble)
+                          : reader.operand(maker, "scales").toTensor();
+  return scales.to(at::kFloat).reshape({outputs, -1}).contiguous();
+}
+
+bool hasGroups(const RegionReader& reader, const Node* maker) {
+  return maker->kind() == dequantize_per_channel && reader.operand(maker, "scales").toTensor().dim() == 2;
+}
+
+} // namespace
+
 std::optional<Planned> groupedLinear(const RegionReader& reader, Node* node) {
   const Node* maker = operandOf(node, "weight")->node();
-  const bool per_channel = maker->kind() == c10::Symbol::fromQualString("jit_passes::dequantize_per_channel");
-  if (!per_channel) {
-    return std::nullopt;
-  }
-  const at::Tensor scales = reader.operand(maker, "scales").toTensor();
-  const bool alone = weightAlone(node).has_value();
-  if (scales.dim() != 2 && !alone) {
+  if (!weightAlone(node) && !hasGroups(reader, maker)) {
     return std::nullopt;
   }
   const at::Tensor codes = reader.operand(maker, "q").toTensor().contiguous();
   refuseUnless(codes.scalar_type() == at::kChar, "its weights are not int8");
   refuseUnless(codes.dim() == 2 && codes.numel() > 0, "its weight is no matrix");
-  refuseUnless(reader.operand(maker, "axis").toInt() == 0, "its weights have no scale for each result");
-  refuseUnless(
-      reader.operand(maker, "zero_points").toTensor().eq(0).all().item<bool>(),
-      "its weights have zero points");
-  const int64_t outputs = codes.size(0), inputs = codes.size(1), group = inputs * outputs / scales.numel();
+  const int64_t outputs = codes.size(0), inputs = codes.size(1);
+  const at::Tensor scales = scalesOf(reader, maker, outputs);
+  const int64_t group = inputs / scales.size(1);
   refuseUnless(
       isGroup(group, inputs), "its weights are in groups of ", group,
       ", and a plan has groups of a multiple of ", GroupedShape::kInputs);
@@ -166,9 +181,8 @@ std::optional<Planned> groupedLinear(const RegionReader& reader, Node* node) {
   const at::Tensor packed =
       at::empty({shape.bytes()}, at::dtype(at::kByte).device(reader.isSized() ? at::kMeta : at::kCPU));
   if (!reader.isSized()) {
-    const at::Tensor rounded = scales.to(at::kFloat).contiguous();
     packGrouped(
-        shape, codes.const_data_ptr<int8_t>(), rounded.const_data_ptr<float>(), bias.const_data_ptr<float>(),
+        shape, codes.const_data_ptr<int8_t>(), scales.const_data_ptr<float>(), bias.const_data_ptr<float>(),
         packed.mutable_data_ptr<uint8_t>());
   }
   return withChoice(

@@ -14,6 +14,7 @@ from jit_passes.graph.view import GraphView
 from jit_passes.specification.bias import fitting_scales
 from jit_passes.specification.parameters import QParams
 from tests.compare import sqnr
+from tests.processor import VNNI
 
 TARGETS = ("x86", "stock", "reference")
 LARGEST = 2**31 - 1
@@ -263,7 +264,8 @@ def test_drawn(seed: int) -> None:
             assert worst_channel(other(x), expected) < 0.02
         for target in ("x86", "stock"):
             found = jit_passes.quantize_script(script, [x], target=target, mode=mode, config=config)
-            assert worst_channel(expected, found(x)) < 0.06  # a bias that is cut off costs 1
+            most = 0.06 if target == "x86" or VNNI else 0.2  # else activations have 7 bits
+            assert worst_channel(expected, found(x)) < most  # a bias that is cut off costs 1
 
 
 @pytest.mark.parametrize("seed", range(DRAWN))

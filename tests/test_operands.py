@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jit_passes
+from tests.processor import VNNI
 
 
 class Clipped(nn.Module):
@@ -119,7 +120,8 @@ def test_a_cache_of_nothing(mode: str, target: str) -> None:
     quantized = jit_passes.quantize_script(model, data, mode=mode, target=target, progress=False)
     x = torch.randn(1, 7, 16)
     with torch.no_grad():
-        assert (quantized(x) - model(x)).norm() < 0.05 * model(x).norm()
+        most = 0.05 if target != "stock" or VNNI else 0.1  # else activations have 7 bits
+        assert (quantized(x) - model(x)).norm() < most * model(x).norm()
 
 
 class Counted(nn.Module):

@@ -33,6 +33,7 @@ from jit_passes.training import optimizers
 from jit_passes.training.parameters import quantization_parameters
 from jit_passes.training.prepare import prepare_qat
 from jit_passes.training.switches import disable_observers, freeze_statistics, scale_corrections
+from tests.processor import BITS
 
 IMAGES = (4, 3, 8, 8)
 
@@ -184,17 +185,18 @@ class Raises(nn.Module):
 @pytest.mark.parametrize("target", ["x86", "stock"])
 def test_activations_of_few_bits(target: str) -> None:
     """The message says which bits the target has there, and where fewer can be."""
+    bits = BITS if target == "stock" else 8
     words = (
-        r"nothing can be quantized: its input is to be uint8 \[0, 15\], .*give it 8 bits, or take "
-        r"the target 'reference'.*bits=\{'weight': 4, 'input': 8\}"
+        rf"nothing can be quantized: its input is to be uint8 \[0, 15\], .*give it {bits} bits, or "
+        rf"take the target 'reference'.*bits=\{{'weight': 4, 'input': {bits}\}}"
     )
     with (
         pytest.warns(jit_passes.JitPassesWarning, match="stay in float"),
         pytest.raises(JitPassesError, match=words),
     ):
         prepare_qat(scripted(), bits=4, target=target)
-    trained = prepare_qat(scripted(), bits={"weight": 4, "input": 8}, target=target)
-    assert {row.bits for row in jit_passes.coverage(trained).int8} == {"w4a8"}
+    trained = prepare_qat(scripted(), bits={"weight": 4, "input": bits}, target=target)
+    assert {row.bits for row in jit_passes.coverage(trained).int8} == {f"w4a{bits}"}
 
 
 @makes_scales_positive

@@ -110,7 +110,9 @@ def prepare_qat(
     annotated = annotate(model, method, TRAINING, chosen, backend, refine=refine, strict=strict)
     of_weights = ""
     if isinstance(bits, int) and bits < 8:
-        of_weights = f". Weights alone may have {bits}: bits={{'weight': {bits}, 'input': 8}}"
+        low, high = next(iter(backend.capability.activations.grids.values()))
+        wide = min((high - low).bit_length(), 8)
+        of_weights = f". Weights alone may have {bits}: bits={{'weight': {bits}, 'input': {wide}}}"
     return train_at(annotated, model, trainer, of_weights)
 
 

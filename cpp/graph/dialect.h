@@ -7,6 +7,7 @@ namespace jit_passes {
 
 inline const auto quantize = symbol("jit_passes::quantize");
 inline const auto dequantize = symbol("jit_passes::dequantize");
+inline const auto dequantize_per_channel = symbol("jit_passes::dequantize_per_channel");
 inline const auto choose_qparams = symbol("jit_passes::choose_qparams");
 inline const auto quantize_dynamic = symbol("jit_passes::quantize_dynamic");
 inline const auto dequantize_dynamic = symbol("jit_passes::dequantize_dynamic");

@@ -9,8 +9,6 @@
 namespace jit_passes::x86 {
 namespace {
 
-const auto dequantize_per_channel = c10::Symbol::fromQualString("jit_passes::dequantize_per_channel");
-
 constexpr int64_t kSignedShift = 128;
 
 // The number that is added to codes of a dtype; nothing for dtypes that do not fit in a byte.
@@ -298,7 +296,7 @@ bool isSilent(const Node* node) {
       c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct,
       choose_qparams,      quantize_dynamic,   dequantize_dynamic};
   return kinds.count(node->kind()) > 0 || computesNumber(node) ||
-         node->kind().toQualString() == std::string("jit_passes::dequantize_per_channel");
+         node->kind() == dequantize_per_channel;
 }
 
 std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, const Node* node) {

@@ -15,8 +15,6 @@ namespace {
 
 using A = GroupedAttributes;
 
-const auto dequantize_per_channel = symbol("jit_passes::dequantize_per_channel");
-
 constexpr int64_t kFewBits = 4, kManyBits = 8;
 constexpr size_t kDynamicCount = size_t{A::Count} + size_t{DynamicAttributes::Count};
 

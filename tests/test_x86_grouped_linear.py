@@ -317,3 +317,4 @@ def test_rounded_inputs_on_stock() -> None:
     kinds = [node.kind for node in GraphView.of(stock).nodes]
     assert kinds.count("aten::_choose_qparams_per_tensor") == 2
     assert not any(kind.startswith("jit_passes::") for kind in kinds)
+    assert stock(x[:0]).shape == (0, 8) and stock(x[0]).shape == (8,)

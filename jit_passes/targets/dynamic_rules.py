@@ -70,7 +70,10 @@ def _in_groups(reduce_range: bool) -> Any:
     return RewriteRule(
         f"linear_groups_dynamic{'_7_bits' * reduce_range}",
         f"{quantized_as_it_runs('%x')}aten::linear(%x_d, {weight}, %bias)",
-        f"%scale : float, %zero : int = aten::_choose_qparams_per_tensor(%x, {reduce_range})\n"
+        # The range holds 0 in any case, and there is one of no numbers too.
+        "%numbers = aten::constant_pad_nd(aten::flatten(%x, 0, -1), [0, 1], 0)\n"
+        "%scale : float, %zero : int = "
+        f"aten::_choose_qparams_per_tensor(%numbers, {reduce_range})\n"
         f"%codes = aten::quantize_per_tensor(%x, %scale, %zero, {QUINT8})\n"
         f"aten::linear(aten::dequantize(%codes), {weight}, %bias)",
         _kernel_chooses(reduce_range, in_groups=True),

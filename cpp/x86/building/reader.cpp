@@ -295,8 +295,7 @@ bool isSilent(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct,
       choose_qparams,      quantize_dynamic,   dequantize_dynamic};
-  return kinds.count(node->kind()) > 0 || computesNumber(node) ||
-         node->kind() == dequantize_per_channel;
+  return kinds.count(node->kind()) > 0 || computesNumber(node) || node->kind() == dequantize_per_channel;
 }
 
 std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, const Node* node) {

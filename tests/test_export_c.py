@@ -196,3 +196,19 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(JitPassesError, match="a name in C, not '4'"):
         jit_passes.export_c(lowered, tmp_path, data(1)[0], name="4")
     assert not list(tmp_path.iterdir())
+
+
+def test_models_that_were_loaded_before_they_were_lowered(tmp_path: Path) -> None:
+    """Files do not have which values are quantized: the report has."""
+    batches = [torch.randn(2, 3, 8, 8)]
+    float_model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval())
+    prepared = jit_passes.prepare(float_model, target="fixed_point")
+    jit_passes.calibrate(prepared, batches)
+    reference = jit_passes.convert(prepared)
+    reference.save(str(tmp_path / "reference.pt"))
+    grids = []
+    for model in (reference, torch.jit.load(str(tmp_path / "reference.pt"))):
+        lowered = jit_passes.lower(model)
+        program, _, _ = read_program(lowered, (batches[0],), "forward")
+        grids.append([(b.scale, b.zero_point) for b in (*program.inputs, *program.outputs)])
+    assert grids[0] == grids[1] and all(scale > 0 for scale, _ in grids[0])

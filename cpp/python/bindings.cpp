@@ -236,6 +236,25 @@ py::dict placeIds(const Module& module, const std::string& method) {
   return result;
 }
 
+// Gives operators the places that a file has lost, by the ids that `placeIds` had. A graph that has been changed since
+// keeps what it has.
+void restorePlaces(
+    Module& module, const std::string& method,
+    const std::map<std::string, std::vector<std::optional<int64_t>>>& ids) {
+  std::map<std::string, std::vector<Node*>> nodes;
+  forEachNode(*module.get_method(method).graph(), [&](Node* node) {
+    nodes[node->kind().toQualString()].push_back(node);
+  });
+  for (const auto& [kind, places] : ids) {
+    const auto& known = nodes[kind];
+    for (size_t i = 0; known.size() == places.size() && i < places.size(); ++i) {
+      if (places[i]) {
+        setPlace(known[i], *places[i]);
+      }
+    }
+  }
+}
+
 // The submodules that a method calls and that have been through a stage: their paths, each with its report.
 std::vector<std::pair<std::string, std::string>> parts(const Module& module, const std::string& method) {
   std::vector<std::pair<std::string, std::string>> found;
@@ -373,6 +392,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("meta_tensor", &metaTensor);
   m.def("places", &places);
   m.def("place_ids", &placeIds);
+  m.def("restore_places", &restorePlaces);
   m.def("quantized_values", [](const Module& module, const std::string& method) {
     std::vector<std::tuple<int64_t, std::string, std::string>> rows;
     for (const auto& value : quantizedValues(*module.get_method(method).graph())) {

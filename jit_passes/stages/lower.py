@@ -56,6 +56,7 @@ def lowered(
     module: Any, report: Report, backend: Target, progress: bool | None
 ) -> torch.jit.ScriptModule:
     """Lower a C++ module like `lower`; only the caller holds it: its integers are freed."""
+    _C.restore_places(module, report.method, dict(report.places))  # which files do not have
     through = progress_bar("lower", progress, "pass", delay=MOMENT)
     result = backend.lowering().run(module, report.method, through=through)
     reasons: dict[str, str] = {}

@@ -238,15 +238,14 @@ py::dict placeIds(const Module& module, const std::string& method) {
 
 // Gives operators the places that a file has lost, by the ids that `placeIds` had. A graph that has been changed since
 // keeps what it has.
-void restorePlaces(
-    Module& module, const std::string& method,
-    const std::map<std::string, std::vector<std::optional<int64_t>>>& ids) {
+void restorePlaces(Module& module, const std::string& method, const py::dict& ids) {
   std::map<std::string, std::vector<Node*>> nodes;
   forEachNode(*module.get_method(method).graph(), [&](Node* node) {
     nodes[node->kind().toQualString()].push_back(node);
   });
-  for (const auto& [kind, places] : ids) {
-    const auto& known = nodes[kind];
+  for (const auto& [kind, of_kind] : ids) {
+    const auto places = of_kind.cast<std::vector<std::optional<int64_t>>>();
+    const auto& known = nodes[kind.cast<std::string>()];
     for (size_t i = 0; known.size() == places.size() && i < places.size(); ++i) {
       if (places[i]) {
         setPlace(known[i], *places[i]);

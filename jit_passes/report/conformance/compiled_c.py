@@ -55,6 +55,9 @@ class _Library:
     def __init__(self, engine: CompiledC, given: dict[str, torch.Tensor]) -> None:
         method, grids = engine.subject.report.method, engine.subject.grids
         self.program, _, _ = read_program(engine.model, tuple(given.values()), method)
+        for buffer in self.program.inputs:
+            if not buffer.scale:
+                raise JitPassesError(f"the program does not know the scale of '{buffer.name}'")
         result = getattr(engine.model, method)(**given)
         self.results = [name for name, _ in tensors_of(result, OUTPUT)]
         self.grids = grids

@@ -56,7 +56,7 @@ def _stage(name: str, option: str | float, needs: str = "") -> Step:
 
 
 NORM = "aten::layer_norm"
-# Of each row the best step is kept, if it lowers the loss. What comes behind is measured on top.
+# Of each row the best step is kept, if it lowers the loss. Later rows are measured on top of it.
 STEPS: tuple[tuple[Step, ...], ...] = (
     tuple(map(_activations, (MinMax(), Entropy(), MeanSquaredError(), Percentile()))),
     tuple(map(_weights, (MeanSquaredError(), OutputError()))),

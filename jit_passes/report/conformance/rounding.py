@@ -1,4 +1,4 @@
-"""What an operator of a reference model computes before its result is rounded."""
+"""The result of a reference model's operator before it is rounded."""
 
 from __future__ import annotations
 

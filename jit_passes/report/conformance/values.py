@@ -21,7 +21,7 @@ OUTPUT = "output"
 
 @dataclass(frozen=True)
 class Grid:
-    """What a code of a value stands for: `(code - zero_point) * scale`."""
+    """The numbers that codes of a value stand for: `(code - zero_point) * scale`."""
 
     scale: Any
     zero_point: Any

@@ -5,16 +5,26 @@
 
 namespace jit_passes {
 
-std::optional<int64_t> AssumedRanks::rank(const Value* tensor) {
+std::optional<int64_t> AssumedRanks::rank(const Value* tensor) const {
   return remember(ranks_, tensor, &AssumedRanks::findRank);
 }
 
-std::optional<int64_t> AssumedRanks::number(const Value* value) {
+AxisRange AssumedRanks::axes(const Value* tensor) const {
+  const auto assumed = rank(tensor);
+  return assumed ? AxisRange{*assumed, *assumed} : shapes_.axes(tensor);
+}
+
+std::optional<int64_t> AssumedRanks::length(const Value* list) const { return shapes_.length(list); }
+
+bool AssumedRanks::squeezes(const Node* squeeze) const { return shapes_.squeezed(squeeze).has_value(); }
+
+std::optional<int64_t> AssumedRanks::number(const Value* value) const {
   return remember(numbers_, value, &AssumedRanks::findNumber);
 }
 
 std::optional<int64_t> AssumedRanks::remember(
-    Answers& answers, const Value* value, std::optional<int64_t> (AssumedRanks::*find)(const Value*)) {
+    Answers& answers, const Value* value,
+    std::optional<int64_t> (AssumedRanks::*find)(const Value*) const) const {
   const auto [known, added] = answers.emplace(value, std::nullopt);
   if (!added) {
     return known->second;
@@ -23,29 +33,22 @@ std::optional<int64_t> AssumedRanks::remember(
   return answers[value] = found;
 }
 
-std::optional<int64_t> AssumedRanks::findRank(const Value* tensor) {
-  const Node* node = tensor->node();
+std::optional<int64_t> AssumedRanks::findRank(const Value* tensor) const {
   if (const auto known = shapes_.rank(tensor)) {
     return known;
   }
   if (shapes_.isWritten(tensor)) {
     return std::nullopt;
   }
-  const auto weighted = weightedOperator(node);
-  const bool layer = weighted && weighted->spatial_dims == 0 && shapes_.weightRank(node) == 2;
-  if (keepsShape(node) || node->kind() == aten::transpose || layer) {
-    return rank(mainOperand(node));
+  if (tensor->node()->kind() == prim::If) {
+    return ofBranch(tensor, [&](const Value* side) { return rank(side); });
   }
-  if (node->kind() == aten::unsqueeze) {
-    const auto own = rank(inputOf(node, "self"));
-    return own ? std::optional(*own + 1) : std::nullopt;
-  }
-  return node->kind() == prim::If ? ofBranch(tensor, [&](const Value* side) { return rank(side); })
-                                  : std::nullopt;
+  const auto row = axesOfResult(tensor, *this);
+  return row ? rangeOf(*row, *this).exact() : std::nullopt;
 }
 
 std::optional<int64_t> AssumedRanks::ofBranch(
-    const Value* output, const std::function<std::optional<int64_t>(const Value*)>& ofSide) {
+    const Value* output, const std::function<std::optional<int64_t>(const Value*)>& ofSide) const {
   const Node* branch = output->node();
   const auto side = [&](size_t block) {
     return ofSide(branch->blocks()[block]->outputs()[output->offset()]);
@@ -57,7 +60,7 @@ std::optional<int64_t> AssumedRanks::ofBranch(
   return first == side(1) ? first : std::nullopt;
 }
 
-std::optional<int64_t> AssumedRanks::findNumber(const Value* value) {
+std::optional<int64_t> AssumedRanks::findNumber(const Value* value) const {
   const auto type = value->type()->kind();
   if (type != c10::TypeKind::IntType && type != c10::TypeKind::BoolType) {
     return std::nullopt;
@@ -103,7 +106,7 @@ std::optional<int64_t> AssumedRanks::findNumber(const Value* value) {
   return right ? std::optional<int64_t>(comparison->second(*left, *right)) : std::nullopt;
 }
 
-bool AssumedRanks::raises(const Block* block) {
+bool AssumedRanks::raises(const Block* block) const {
   return std::ranges::any_of(block->nodes(), [&](const Node* node) {
     if (node->kind() != prim::If) {
       return node->kind() == prim::RaiseException;

@@ -6,30 +6,35 @@
 namespace jit_passes {
 
 // One assumption. Answers are kept, so the graph must stay as it is.
-class AssumedRanks {
+class AssumedRanks final : public AxisFacts {
  public:
   AssumedRanks(const Shapes& shapes, std::unordered_map<const Value*, int64_t> ranks)
       : shapes_(shapes), ranks_(ranks.begin(), ranks.end()) {}
 
-  std::optional<int64_t> rank(const Value* tensor);
+  std::optional<int64_t> rank(const Value* tensor) const;
   // The number or the truth value, as 0 or 1, that follows from ranks and constants alone.
-  std::optional<int64_t> number(const Value* value);
+  std::optional<int64_t> number(const Value* value) const;
   // Whether the block certainly ends in an error that it raises itself.
-  bool raises(const Block* block);
+  bool raises(const Block* block) const;
+
+  AxisRange axes(const Value* tensor) const override;
+  std::optional<int64_t> length(const Value* list) const override;
+  bool squeezes(const Node* squeeze) const override;
 
  private:
   using Answers = std::unordered_map<const Value*, std::optional<int64_t>>;
 
   std::optional<int64_t> remember(
-      Answers& answers, const Value* value, std::optional<int64_t> (AssumedRanks::*find)(const Value*));
-  std::optional<int64_t> findRank(const Value* tensor);
-  std::optional<int64_t> findNumber(const Value* value);
+      Answers& answers, const Value* value,
+      std::optional<int64_t> (AssumedRanks::*find)(const Value*) const) const;
+  std::optional<int64_t> findRank(const Value* tensor) const;
+  std::optional<int64_t> findNumber(const Value* value) const;
   // The result of a branch, if the assumption says which side runs, or both agree.
   std::optional<int64_t> ofBranch(
-      const Value* output, const std::function<std::optional<int64_t>(const Value*)>& ofSide);
+      const Value* output, const std::function<std::optional<int64_t>(const Value*)>& ofSide) const;
 
   const Shapes& shapes_;
-  Answers ranks_, numbers_;
+  mutable Answers ranks_, numbers_;
 };
 
 } // namespace jit_passes

@@ -117,19 +117,6 @@ std::optional<Shapes::Layered> Shapes::layered(const Value* tensor) const {
   return found;
 }
 
-std::optional<int64_t> Shapes::rankCounted(const Value* tensor) const {
-  if (!counted_) {
-    counted_.emplace();
-    forEachNode(*graph_, [&](const Node* node) {
-      if (const auto found = node->kind() == aten::reshape ? countedIn(node) : std::nullopt) {
-        counted_->insert(*found);
-      }
-    });
-  }
-  const auto found = counted_->find(source(tensor));
-  return found == counted_->end() ? std::nullopt : std::optional(found->second);
-}
-
 // The tensor that a reshape asks for sizes, and its rank.
 std::optional<std::pair<const Value*, int64_t>> Shapes::countedIn(const Node* reshape) const {
   const Node* list = inputOf(reshape, "shape")->node();

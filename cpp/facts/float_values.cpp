@@ -101,9 +101,6 @@ bool FloatValues::isPlaced(const Node* node) const {
 }
 
 bool FloatValues::givesFloat(const Node* node) const {
-  static const auto same = symbols(
-      {"aten::batch_norm", "aten::layer_norm", "aten::group_norm", "aten::instance_norm", "aten::softmax",
-       "aten::log_softmax", "aten::mean", "aten::sum"});
   static const auto products = symbols({"aten::matmul", "aten::bmm", "aten::mm"});
   if (casts(node)) {
     return true;
@@ -130,10 +127,7 @@ bool FloatValues::givesFloat(const Node* node) const {
     return list->kind() == prim::ListConstruct && !list->inputs().empty() &&
            std::ranges::all_of(list->inputs(), [&](const Value* element) { return has(element); });
   }
-  const auto row = operatorTable().find(node->kind().toQualString());
-  const bool keeps = row != operatorTable().end() && !row->second.gives &&
-                     (row->second.elementwise > 0 || row->second.within || row->second.dropout);
-  if (!(keeps || movesData(node) || same.count(node->kind()) > 0) || !has(mainOperand(node))) {
+  if (!(keepsDtype(node) || movesData(node)) || !has(mainOperand(node))) {
     return false;
   }
   // Other tensors may have another dtype, and an operand may say that the result has one.

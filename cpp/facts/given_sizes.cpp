@@ -37,6 +37,30 @@ bool isNumeric(const Value* value) {
 
 } // namespace
 
+std::optional<Shapes::Split> Shapes::split(const Node* node) const {
+  const auto one = constantOf(node->input(1)), two = constantOf(node->input(2));
+  const auto parts = node->kind() == aten::unflatten ? ofList(inputOf(node, "sizes")) : std::nullopt;
+  if (!one || !one->isInt() || (!parts && (!two || !two->isInt()))) {
+    return std::nullopt;
+  }
+  const auto own = rank(inputOf(node, "self"));
+  if (own == 0) { // flatten makes an axis of none
+    return std::nullopt;
+  }
+  const int64_t first = one->toInt() < 0 && own ? one->toInt() + *own : one->toInt();
+  if (first < 0) {
+    return std::nullopt;
+  }
+  if (node->kind() == aten::unflatten) {
+    return parts ? std::optional(Split{first, 1, int64_t(parts->size())}) : std::nullopt;
+  }
+  const int64_t last = two->toInt() < 0 && own ? two->toInt() + *own : two->toInt();
+  if (last == -1) {
+    return Split{first, 1, 1}; // up to the last axis, wherever that is: none is behind
+  }
+  return last >= 0 ? std::optional(Split{first, last - first + 1, 1}) : std::nullopt;
+}
+
 bool Shapes::isNotNegative(const Value* number) const {
   const auto [known, added] = not_negative_.emplace(number, false);
   if (!added) {

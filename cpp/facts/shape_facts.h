@@ -1,20 +1,14 @@
 // Facts of operators about shapes.
 #pragma once
 
-#include "graph/graph.h"
+#include "graph/operators.h"
 
 namespace jit_passes {
-
-// Axes that a pool, or what resizes an image, works along.
-int64_t spatialOf(const Node* node);
 
 bool isAttention(const Node* node);
 
 // A recurrent layer of sequences that are not packed: [steps, batch, features], or the first two the other way round.
 bool isRecurrentLayer(const Node* node);
-
-// Whether it may be a tensor or None, as only a call tells.
-bool mayBeTensor(const Value* value);
 
 // Two tensors, number by number.
 bool broadcasts(const Node* node);

@@ -15,32 +15,7 @@ Extent broadcast(const Extent& a, const Extent& b, const Extent& otherwise) {
   return a == b || is_one(a) || is_more(b) ? b : is_one(b) || is_more(a) ? a : otherwise;
 }
 
-// Whether it is a tensor, and no number as one, as traces have it.
-bool hasAxes(const Value* value) {
-  const auto constant = isTensor(value) ? constantTensor(value) : std::nullopt;
-  return isTensor(value) && (!constant || constant->dim() > 0);
-}
-
 } // namespace
-
-int64_t spatialOf(const Node* node) {
-  static const auto kinds = [] {
-    std::unordered_map<c10::Symbol, int64_t> found;
-    for (const char* name :
-         {"max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "upsample_nearest"}) {
-      for (int64_t axes = 1; axes <= 3; ++axes) {
-        found.emplace(symbol(c10::str("aten::", name, axes, "d")), axes);
-      }
-    }
-    found.emplace(symbol("aten::upsample_linear1d"), 1);
-    found.emplace(symbol("aten::upsample_bilinear2d"), 2);
-    found.emplace(symbol("aten::upsample_bicubic2d"), 2);
-    found.emplace(symbol("aten::upsample_trilinear3d"), 3);
-    return found;
-  }();
-  const auto found = kinds.find(node->kind());
-  return found == kinds.end() ? 0 : found->second;
-}
 
 bool isAttention(const Node* node) {
   static const auto kind = symbol("aten::scaled_dot_product_attention");
@@ -50,11 +25,6 @@ bool isAttention(const Node* node) {
 bool isRecurrentLayer(const Node* node) {
   static const auto kinds = symbols({"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"});
   return kinds.count(node->kind()) && operandOf(node, "batch_sizes") == nullptr;
-}
-
-bool mayBeTensor(const Value* value) {
-  const auto type = value->type()->cast<c10::OptionalType>();
-  return type && type->getElementType()->kind() == c10::TypeKind::TensorType;
 }
 
 // Numbers of prelu are those of channels, of axis 1.
@@ -101,17 +71,6 @@ bool isCount(const Node* node) {
          (node->inputs().size() == 5 || (node->inputs().size() == 6 && constantNumber(node, "start") == 0.0));
 }
 
-bool keepsShape(const Node* node) {
-  static const auto kinds = symbols(
-      {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::type_as",
-       "aten::batch_norm", "aten::prelu", "aten::softmax", "aten::_safe_softmax", "aten::layer_norm",
-       "aten::rms_norm", "aten::roll", "jit_passes::quantize", "jit_passes::dequantize"});
-  const auto tensors = std::count_if(node->inputs().begin(), node->inputs().end(), hasAxes);
-  return kinds.count(node->kind()) || isDropout(node) ||
-         (isElementwise(node) && tensors == 1 && hasAxes(mainOperand(node)) &&
-          std::ranges::none_of(node->inputs(), mayBeTensor));
-}
-
 bool isUnbound(const Node* node) {
   return node->kind() == prim::ListUnpack && node->input()->node()->kind() == aten::unbind;
 }
@@ -120,6 +79,39 @@ bool isToFloat(const Node* node) {
   const auto* schema = node->kind() == to_kind ? node->maybeSchema() : nullptr;
   return schema != nullptr && schema->overload_name() == "dtype" &&
          constantNumber(node, "dtype") == static_cast<double>(at::kFloat);
+}
+
+const Ranks& Shapes::ranks() const {
+  if (!ranks_) { // asked by itself, too, as ranks follow from sizes that follow from other ranks
+    ranks_ = std::make_unique<Ranks>(*graph_, known_, *this);
+    ranks_->settle(batched_);
+  }
+  return *ranks_;
+}
+
+void Shapes::forgetSizes() const {
+  extents_.clear();
+  numbers_.clear();
+  not_negative_.clear();
+}
+
+// The axis of size 1 that squeeze takes away, counted from the first.
+std::optional<int64_t> Shapes::squeezed(const Node* node) const {
+  static const auto squeeze = symbol("aten::squeeze");
+  const bool takes_one = node->kind() == squeeze && node->inputs().size() == 2;
+  const int64_t own = takes_one ? rank(inputOf(node, "self")).value_or(0) : 0;
+  const auto given = own > 0 ? constantOf(node, "dim") : std::nullopt;
+  if (!given || !given->isInt()) {
+    return std::nullopt;
+  }
+  const int64_t axis = given->toInt() + (given->toInt() < 0 ? own : 0);
+  const bool is_one = axis >= 0 && axis < own && ofAxis(inputOf(node, "self"), axis) == Extent::ofNumber(1);
+  return is_one ? std::optional(axis) : std::nullopt;
+}
+
+std::optional<int64_t> Shapes::weightRank(const Node* linear) const {
+  const auto weight = known_.tensor(inputOf(linear, "weight"));
+  return weight ? std::optional(weight->dim()) : rank(inputOf(linear, "weight"));
 }
 
 Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
@@ -226,9 +218,11 @@ Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
 // Of a tensor whose rank is not known: of an axis that is not among the last ones.
 Extent Shapes::ofFrontAxis(const Value* tensor, int64_t axis) const {
   const Node* node = tensor->node();
+  const auto weighted = weightedOperator(node);
+  const bool layer = weighted && weighted->spatial_dims == 0 && weightRank(node) == 2;
   const int64_t least = leastRank(tensor);
-  if (axis < least - 1 && (isLayer(node) || node->kind() == aten::embedding)) {
-    return ofAxis(node->input(isLayer(node) ? 0 : 1), axis);
+  if (axis < least - 1 && (layer || node->kind() == aten::embedding)) {
+    return ofAxis(node->input(layer ? 0 : 1), axis);
   }
   if (!broadcasts(node)) {
     return Extent::ofAxis(tensor, axis);

@@ -6,11 +6,9 @@
 #include "einsum.h"
 #include "extent.h"
 #include "known_values.h"
+#include "ranks.h"
 
 namespace jit_passes {
-
-// Whether the result has the shape of the first operand, which is a tensor.
-bool keepsShape(const Node* node);
 
 // Whether it gives its operand in float32, and changes nothing else.
 bool isToFloat(const Node* node);
@@ -25,9 +23,15 @@ class Shapes {
   explicit Shapes(const PassContext& context, bool batched = true)
       : graph_(context.graph()), known_(context), batched_(batched) {}
 
-  std::optional<int64_t> rank(const Value* tensor) const;
+  Shapes(const Shapes&) = delete;
+  Shapes& operator=(const Shapes&) = delete;
+
+  std::optional<int64_t> rank(const Value* tensor) const { return ranks().axes(tensor).exact(); }
   // No more than the rank; 0 where nothing is known.
-  int64_t leastRank(const Value* tensor) const;
+  int64_t leastRank(const Value* tensor) const { return ranks().axes(tensor).least; }
+  AxisRange axes(const Value* tensor) const { return ranks().axes(tensor); }
+  // The number of elements of a list of sizes.
+  std::optional<int64_t> length(const Value* list) const { return ranks().length(list); }
   Extent ofNumber(const Value* value) const;
   // A size, never open. Axes count from the end where they are below 0.
   Extent ofAxis(const Value* tensor, int64_t axis) const {
@@ -55,6 +59,8 @@ class Shapes {
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
 
  private:
+  friend class Ranks;
+
   // The first axis that flatten or unflatten works on, and how many become how many: of the operand, of the result.
   struct Split {
     int64_t axis, first, second;
@@ -62,16 +68,9 @@ class Shapes {
 
   std::optional<Split> split(const Node* node) const;
   static std::optional<int64_t> integer(const Value* value); // a constant
-  std::optional<int64_t> findRank(const Value* tensor) const;
-  std::optional<int64_t> rankMade(const Value* tensor) const;
-  std::optional<int64_t> rankReadDirectly(const Value* tensor) const;
-  std::optional<int64_t> rankReadBehind(const Value* tensor) const;
-  std::optional<int64_t> rankRead(const torch::jit::Use& use) const;
-  int64_t leastKnown(const Value* tensor) const;
-  bool isLayer(const Node* node) const;
-  int64_t leastMade(const Node* node) const;
-  int64_t leastRead(const Node* node, size_t operand) const;
-  void findLeastRanks() const;
+  const Ranks& ranks() const;
+  // Sizes that were found with fewer ranks known.
+  void forgetSizes() const;
   // Of what a linear layer gives, or of a part: the tensor that it reads, and features that are not fewer than
   // these, for each place in front of the last axis.
   struct Layered {
@@ -79,7 +78,6 @@ class Shapes {
     int64_t features;
   };
   std::optional<Layered> layered(const Value* tensor) const;
-  std::optional<int64_t> rankCounted(const Value* tensor) const;
   std::optional<std::pair<const Value*, int64_t>> countedIn(const Node* reshape) const;
   // `opaque` where nothing is known of the tensor.
   Extent ofAxis(const Value* tensor, int64_t axis, Extent opaque) const;
@@ -104,13 +102,10 @@ class Shapes {
   KnownValues known_;
   bool batched_;
   // Answers given so far, so that each value is looked at once.
-  mutable std::unordered_map<const Value*, std::optional<int64_t>> ranks_;
-  mutable std::optional<std::unordered_map<const Value*, int64_t>> least_ranks_;
+  mutable std::unique_ptr<Ranks> ranks_;
   mutable std::map<std::pair<const Value*, int64_t>, Extent> extents_;
   mutable std::unordered_map<const Value*, int64_t> numbers_;
   mutable std::unordered_map<const Value*, bool> not_negative_;
-  mutable std::optional<std::unordered_map<const Value*, int64_t>> counted_; // by source
-  mutable std::optional<std::unordered_map<const Value*, int64_t>> read_; // by readers of what is made of it
 };
 
 } // namespace jit_passes

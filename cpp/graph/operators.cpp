@@ -126,6 +126,34 @@ void addMoves(Table& table) {
       "as_strided stride is_contiguous storage_offset", [](OperatorTraits& t) { t.tells_layout = true; });
 }
 
+void addShapes(Table& table) {
+  table.each(
+      "to contiguous detach alias clone type_as batch_norm instance_norm group_norm layer_norm rms_norm "
+      "prelu softmax "
+      "_safe_softmax log_softmax roll flip cumsum jit_passes::quantize jit_passes::dequantize",
+      [](OperatorTraits& t) { t.keeps_shape = true; });
+  for (int64_t axes = 1; axes <= 3; ++axes) {
+    for (const char* name :
+         {"max_pool", "avg_pool", "adaptive_avg_pool", "adaptive_max_pool", "upsample_nearest"}) {
+      table.each(c10::str(name, axes, "d"), [&](OperatorTraits& t) { t.spatial = axes; });
+    }
+  }
+  table.each("upsample_linear1d", [](OperatorTraits& t) { t.spatial = 1; });
+  table.each("upsample_bilinear2d upsample_bicubic2d", [](OperatorTraits& t) { t.spatial = 2; });
+  table.each("upsample_trilinear3d", [](OperatorTraits& t) { t.spatial = 3; });
+}
+
+void addDtypes(Table& table) {
+  table.each(
+      "batch_norm layer_norm group_norm instance_norm softmax log_softmax mean sum",
+      [](OperatorTraits& t) { t.keeps_dtype = true; });
+  table.each(
+      "embedding embedding_bag layer_norm rms_norm group_norm batch_norm softmax gelu silu sigmoid tanh sqrt "
+      "rsqrt "
+      "reciprocal scaled_dot_product_attention lstm gru",
+      [](OperatorTraits& t) { t.gives_floats = true; });
+}
+
 void addCommutative(Table& table) {
   table.each(
       "add mul maximum minimum max min eq ne logical_and logical_or logical_xor bitwise_and bitwise_or "
@@ -157,6 +185,8 @@ const std::map<std::string, OperatorTraits>& operatorTable() {
     addRanges(table);
     addMoves(table);
     addCommutative(table);
+    addShapes(table);
+    addDtypes(table);
     return table.rows_;
   }();
   return rows;
@@ -210,6 +240,30 @@ bool isQuantization(const Node* node) {
   static const std::unordered_set<std::string> of_the_model{
       "correlation", "add_bias", "fold_bias", "deferred_batch_norm"};
   return node->kind().ns() == dialect && !of_the_model.count(node->kind().toUnqualString());
+}
+
+bool keepsShape(const Node* node) {
+  // A number as a tensor, as traces have it, leaves the shape as it is.
+  const auto hasAxes = [](const Value* value) {
+    const auto constant = isTensor(value) ? constantTensor(value) : std::nullopt;
+    return isTensor(value) && (!constant || constant->dim() > 0);
+  };
+  const OperatorTraits& traits = traitsOf(node->kind());
+  return traits.keeps_shape || traits.dropout ||
+         (isElementwise(node) && std::ranges::count_if(node->inputs(), hasAxes) == 1 &&
+          hasAxes(mainOperand(node)) && std::ranges::none_of(node->inputs(), mayBeTensor));
+}
+
+int64_t spatialOf(const Node* node) { return traitsOf(node->kind()).spatial; }
+
+bool keepsDtype(const Node* node) {
+  const OperatorTraits& traits = traitsOf(node->kind());
+  return traits.keeps_dtype || (!traits.gives && (traits.elementwise > 0 || traits.within || traits.dropout));
+}
+
+bool mayBeTensor(const Value* value) {
+  const auto type = value->type()->cast<c10::OptionalType>();
+  return type && type->getElementType()->kind() == c10::TypeKind::TensorType;
 }
 
 bool tellsLayout(const Node* node) { return traitsOf(node->kind()).tells_layout; }

@@ -37,6 +37,10 @@ struct OperatorTraits {
   bool tells_layout = false;           // its result depends on how its first operand lies in memory
   std::optional<at::ScalarType> gives; // the dtype of its result, if it is known and not that of its operands
   bool commutes = false;               // may be of those that commutes is about
+  bool keeps_shape = false;  // its result has the shape of its first operand, whatever the others are
+  int64_t spatial = 0;       // axes of an image that it works along: pools and resizes
+  bool keeps_dtype = false;  // its result has the dtype of its floating operands
+  bool gives_floats = false; // its result is floating whatever its operands are
 };
 
 // The operators of which something is known, by qualified name.
@@ -65,6 +69,18 @@ bool isRandom(const Node* node);
 // commutes with quantization exactly and runs on integers as it is. chunk, split and unbind count
 // as moving data too; their results are lists.
 bool movesData(const Node* node);
+
+// Whether the result has the shape of the first operand, which is a tensor.
+bool keepsShape(const Node* node);
+
+// Axes that a pool, or a resize of an image, works along; 0 for other operators.
+int64_t spatialOf(const Node* node);
+
+// Whether the result has the dtype of the tensor operands where all are floating.
+bool keepsDtype(const Node* node);
+
+// Whether it may be a tensor or None, as only a call tells.
+bool mayBeTensor(const Value* value);
 
 // Whether each element of the node's result is a function of the elements at the same place of its tensor
 // operands, and of numbers: with one such operand it can be computed ahead of time for each code.

@@ -297,7 +297,8 @@ py::dict operatorRows() {
     const auto clip = t.clip ? py::object(py::make_tuple(t.clip->low, t.clip->high)) : py::object(py::none());
     rows[py::str(name)] = py::make_tuple(
         weighted, t.holds_weights, t.product, t.elementwise, clip, t.within, t.nonnegative_if, t.moves_data,
-        t.dropout, t.asks_for_shape, t.tells_layout, t.gives, t.commutes);
+        t.dropout, t.asks_for_shape, t.tells_layout, t.gives, t.commutes, t.keeps_shape, t.spatial,
+        t.keeps_dtype, t.gives_floats);
   }
   return rows;
 }

@@ -173,15 +173,6 @@ def _reduces(node: NodeView) -> bool:
 
 
 FLOAT32 = 6  # as graphs have it
-# Operators that give floats, whatever they read.
-GIVES_FLOATS = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("embedding", "embedding_bag", "layer_norm", "rms_norm", "group_norm", "batch_norm"),
-        *("softmax", "gelu", "silu", "sigmoid", "tanh", "sqrt", "rsqrt", "reciprocal"),
-        *("scaled_dot_product_attention", "lstm", "gru"),
-    )
-)
 
 
 def _is_float(node: NodeView) -> bool:
@@ -206,7 +197,7 @@ def _gives_floats(value: ValueView) -> bool:
         elif maker is not None and maker.index not in seen:
             seen.add(maker.index)
             casts = maker.kind == "aten::to" and maker.overload == "dtype"
-            if (casts and maker.inputs[1].constant == FLOAT32) or maker.kind in GIVES_FLOATS:
+            if (casts and maker.inputs[1].constant == FLOAT32) or maker.traits.gives_floats:
                 return True
             if maker.kind in LISTS:
                 pending += maker.inputs

@@ -3,8 +3,8 @@
 //   %n : int = aten::size(%x, 3)
 //   %y = aten::adaptive_avg_pool2d(%x, [1, %n])      ->   %y = aten::mean(%x, [-2], True, None)
 //
-// Traces have nn.AdaptiveAvgPool2d((1, None)) so, as nets that read lines of text do. A size is that of the operand's own
-// axis for certain where the rank is known, or where it is asked of the last axis that a batch of images has.
+// Traces have nn.AdaptiveAvgPool2d((1, None)) so, as nets that read lines of text do. A size is of the operand's own axis
+// for certain where the rank is known: of a batch of images by its axis 3.
 #include "facts/shape_facts.h"
 #include "facts/shapes.h"
 #include "graph/registry.h"
@@ -14,20 +14,6 @@ namespace {
 
 const auto pool2d = symbol("aten::adaptive_avg_pool2d");
 const auto pool3d = symbol("aten::adaptive_avg_pool3d");
-
-// How many axes the operand has.
-std::optional<int64_t> rankOf(const Shapes& shapes, const Node* pool, at::ArrayRef<const Value*> sizes) {
-  if (const auto known = shapes.rank(inputOf(pool, "self"))) {
-    return known;
-  }
-  const int64_t batched = spatialOf(pool) + 2;
-  const bool asks = std::ranges::any_of(sizes, [&](const Value* size) {
-    return size->node()->kind() == aten::size && size->node()->inputs().size() == 2 &&
-           inputOf(size->node(), "self") == inputOf(pool, "self") &&
-           constantNumber(size->node(), "dim") == static_cast<double>(batched - 1);
-  });
-  return asks ? std::optional(batched) : std::nullopt;
-}
 
 Value* asMean(const Shapes& shapes, Node* pool) {
   if (pool->kind() != pool2d && pool->kind() != pool3d) {
@@ -39,7 +25,7 @@ Value* asMean(const Shapes& shapes, Node* pool) {
   if (!listed || shapes.isWritten(inputOf(pool, "self")) || shapes.isWritten(list->output())) {
     return nullptr;
   }
-  const auto rank = rankOf(shapes, pool, list->inputs());
+  const auto rank = shapes.rank(inputOf(pool, "self"));
   std::vector<int64_t> gone;
   for (int64_t i = 0; rank && i < spatial; ++i) {
     const Extent size = shapes.ofNumber(list->input(i));

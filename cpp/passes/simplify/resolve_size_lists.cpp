@@ -14,15 +14,6 @@
 namespace jit_passes {
 namespace {
 
-constexpr int64_t kMostAxes = 64; // of a tensor of PyTorch's
-
-// Axes that the first operand of an operator has at least: its images may have no batch.
-int64_t leastAxesOf(const Node* node) {
-  const auto weighted = weightedOperator(node);
-  const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node);
-  return spatial > 0 ? spatial + 1 : 0;
-}
-
 class SizeLists {
  public:
   explicit SizeLists(const PassContext& context) : known_(context), shapes_(context, /*batched=*/false) {}
@@ -48,7 +39,7 @@ class SizeLists {
     if (known_.isWritten(tensor) || !start || !end || *start >= *end || (*start < 0 && *end > 0)) {
       return nullptr;
     }
-    if (leastAxes(tensor, slice) < std::max(-*start, *end)) {
+    if (shapes_.leastRank(tensor) < std::max(-*start, *end)) {
       return nullptr;
     }
     std::vector<Value*> sizes;
@@ -60,21 +51,6 @@ class SizeLists {
   }
 
  private:
-  // By its type, by whoever makes it, and by those that read it in the same block.
-  int64_t leastAxes(const Value* tensor, const Node* asks) const {
-    int64_t least = shapes_.rank(tensor).value_or(0);
-    for (const Use& use : tensor->uses()) {
-      if (use.offset == 0 && use.user->owningBlock() == asks->owningBlock()) {
-        least = std::max(least, leastAxesOf(use.user));
-      }
-    }
-    const Node* maker = tensor->node();
-    while (isElementwise(maker) && isTensor(mainOperand(maker))) {
-      maker = mainOperand(maker)->node();
-    }
-    return std::max(least, leastAxesOf(maker));
-  }
-
   KnownValues known_;
   Shapes shapes_;
 };

@@ -1,0 +1,47 @@
+// How many axes each tensor of a graph has: what its maker tells, and what its readers demand.
+//
+//   %h = aten::embedding(%table, %tokens)        one axis at least, as the tokens may be one number
+//   %y = aten::linear(%h, %weight)
+//   %t = aten::transpose(%y, 1, 2)               three at least: %h has the first two axes of %tokens
+#pragma once
+
+#include "axes.h"
+#include "known_values.h"
+
+namespace jit_passes {
+
+class Shapes;
+
+// Ranges of one graph. They only become narrower.
+class Ranks final : public AxisFacts {
+ public:
+  // `shapes` tells sizes by these ranks, and is asked for lists of sizes and for axes of size 1.
+  Ranks(Graph& graph, const KnownValues& known, const Shapes& shapes);
+
+  // Finds all ranges. With `batched`, images have a batch axis.
+  void settle(bool batched);
+
+  AxisRange axes(const Value* tensor) const override;
+  std::optional<int64_t> length(const Value* list) const override;
+  bool squeezes(const Node* squeeze) const override { return squeezing_.count(squeeze) > 0; }
+
+ private:
+  void propagate();
+  // Whether sizes, which are known better by now, tell of further ranks.
+  bool askSizes();
+  AxisRange made(const Value* tensor) const;
+  AxisRange ofBranches(const Value* result) const;
+  void read(const Node* node);
+  void demand(const Node* reader, const Value* tensor, const AxisRange& range);
+  void narrow(const Value* tensor, const AxisRange& range);
+
+  const KnownValues& known_;
+  const Shapes& shapes_;
+  std::vector<Node*> nodes_; // in program order
+  std::unordered_map<const Value*, AxisRange> ranges_;
+  std::unordered_map<const Value*, int64_t> lengths_; // of lists, beyond those that the graph tells
+  std::unordered_set<const Node*> squeezing_;
+  bool changed_ = false, batched_ = false;
+};
+
+} // namespace jit_passes

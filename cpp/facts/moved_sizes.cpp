@@ -72,7 +72,7 @@ std::optional<Extent> Shapes::ofPart(const Node* unpacked, int64_t axis, std::op
     return axis != *along ? std::optional(extent) : std::nullopt;
   }
   const int64_t parts = unpacked->outputs().size();
-  const bool equal = list->kind() == aten::chunk || integer(list->input(1)).value_or(0) * parts == *whole;
+  const bool equal = list->kind() == aten::chunk || wholeNumber(list->input(1)).value_or(0) * parts == *whole;
   return equal && *whole % parts == 0 ? std::optional(Extent::ofNumber(*whole / parts)) : std::nullopt;
 }
 

@@ -67,7 +67,6 @@ class Shapes {
   };
 
   std::optional<Split> split(const Node* node) const;
-  static std::optional<int64_t> integer(const Value* value); // a constant
   const Ranks& ranks() const;
   // Sizes that were found with fewer ranks known.
   void forgetSizes() const;

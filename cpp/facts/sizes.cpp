@@ -131,12 +131,6 @@ std::optional<int64_t> wholeNumber(const Value* value) {
   return constant && constant->isInt() ? std::optional(constant->toInt()) : std::nullopt;
 }
 
-std::optional<int64_t> Shapes::integer(const Value* value) {
-  const auto number = constantNumber(value);
-  return number && *number == std::floor(*number) ? std::optional(static_cast<int64_t>(*number))
-                                                  : std::nullopt;
-}
-
 Extent Shapes::ofNumber(const Value* value) const {
   if (const auto known = numbers_.find(value); known != numbers_.end()) {
     return Extent::ofNumber(known->second);
@@ -181,8 +175,9 @@ Extent Shapes::ofElement(const Value* list, int64_t index, const Extent& otherwi
     if (node->kind() != aten::slice || index < 0) {
       return otherwise;
     }
-    const auto start = isNone(node, "start") ? std::optional<int64_t>(0) : integer(inputOf(node, "start"));
-    if (!start || *start < 0 || integer(inputOf(node, "step")) != 1) {
+    const auto start =
+        isNone(node, "start") ? std::optional<int64_t>(0) : wholeNumber(inputOf(node, "start"));
+    if (!start || *start < 0 || wholeNumber(inputOf(node, "step")) != 1) {
       return otherwise;
     }
     index += *start, list = mainOperand(node);
@@ -205,7 +200,7 @@ std::optional<int64_t> Shapes::ofArithmetic(const Node* node) const {
   static const auto sums = symbols({"aten::add", "aten::sub"});
   const bool divides = isQuotient(node), is_sum = sums.count(node->kind()) > 0;
   if ((!divides && !is_sum && node->kind() != aten::mul) || node->inputs().size() < 2 ||
-      (is_sum && node->inputs().size() == 3 && integer(inputOf(node, "alpha")) != 1)) {
+      (is_sum && node->inputs().size() == 3 && wholeNumber(inputOf(node, "alpha")) != 1)) {
     return std::nullopt;
   }
   const auto numberOf = [&](const Value* value) -> std::optional<int64_t> {
@@ -268,12 +263,12 @@ std::optional<std::vector<Extent>> Shapes::ofList(const Value* list) const {
   const int64_t count = first->size();
   const auto end = [&](const char* name, int64_t otherwise) -> std::optional<int64_t> {
     const Value* given = inputOf(node, name);
-    const auto number = isNone(given) ? std::optional(otherwise) : integer(given);
+    const auto number = isNone(given) ? std::optional(otherwise) : wholeNumber(given);
     return number ? std::optional(std::clamp<int64_t>(*number < 0 ? *number + count : *number, 0, count))
                   : number;
   };
   const auto from = end("start", 0), to = end("end", count);
-  return from && to && integer(inputOf(node, "step")) == 1
+  return from && to && wholeNumber(inputOf(node, "step")) == 1
              ? std::optional(
                    std::vector<Extent>(first->begin() + *from, first->begin() + std::max(*from, *to)))
              : std::nullopt;

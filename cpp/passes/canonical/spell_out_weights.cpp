@@ -14,7 +14,7 @@
 namespace jit_passes {
 namespace {
 
-bool isRecurrentLayer(const Node* node) {
+bool listsWeights(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       symbol("aten::lstm"), symbol("aten::gru"), symbol("aten::rnn_tanh"), symbol("aten::rnn_relu")};
   return kinds.count(node->kind()) > 0 && node->maybeSchema() != nullptr;
@@ -48,7 +48,7 @@ std::vector<std::string> weightNames(const Node* node, size_t params, size_t cou
 
 bool spellOutWeights(PassContext& context) {
   return changeNodes(*context.graph(), [](Node* node) {
-    if (!isRecurrentLayer(node)) {
+    if (!listsWeights(node)) {
       return false;
     }
     const size_t params = *node->maybeSchema()->argumentIndexWithName("params");

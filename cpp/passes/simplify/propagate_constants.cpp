@@ -16,6 +16,7 @@
 //   %two_n : int = aten::mul(%n, 2)
 //   %sizes : int[] = prim::ListConstruct(%n, %two_n)
 //   %parts = aten::split(%constant [48, 16], %sizes, 0)   ->   with the sizes [16, 32]
+#include "facts/shape_facts.h"
 #include "graph/graph.h"
 #include "simplify.h"
 
@@ -41,16 +42,6 @@ bool takeWhatDoesNotRaise(Node* branch) {
     changed = true;
   }
   return changed;
-}
-
-// A number, also as the tensor that traces make of it.
-std::optional<int64_t> wholeNumber(const Value* value) {
-  if (const auto number = constantNumber(value)) {
-    return *number == std::floor(*number) ? std::optional(static_cast<int64_t>(*number)) : std::nullopt;
-  }
-  const auto tensor = constantTensor(value);
-  return tensor && tensor->dim() == 0 && !tensor->is_floating_point() ? std::optional(tensor->item<int64_t>())
-                                                                      : std::nullopt;
 }
 
 // A size as a multiple of an unknown one.

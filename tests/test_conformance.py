@@ -196,6 +196,14 @@ def test_an_engine_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         conformance(model, data()[:1], ["c"])
 
 
+def test_an_engine_that_raises() -> None:
+    def broken(x: Tensor) -> dict[str, Tensor]:
+        raise IndexError(f"no tile of {len(x)}")
+
+    found = conformance(reference(), data()[:1], ["fixed_point", broken])
+    assert found.equal and found.missing["broken"] == "IndexError: no tile of 2"
+
+
 def test_bad_input() -> None:
     model, batches = reference(), data()[:1]
     with pytest.raises(JitPassesError, match=r"an engine is one of reference, .*'onnx'"):
@@ -212,6 +220,8 @@ def test_bad_input() -> None:
         conformance(model, batches, [lambda x: {"x": x}])
     with pytest.raises(JitPassesError, match=r"with shape \[2\]"):
         conformance(model, batches, [lambda x: {"x": torch.zeros(2, dtype=torch.int8)}])
+    with pytest.raises(JitPassesError, match=r"gave NoneType: .* a mapping"):
+        conformance(model, batches, [lambda x: None])
     with pytest.raises(JitPassesError, match="convert returns"):
         conformance(jit_passes.lower(model), batches)
     with pytest.raises(JitPassesError, match="convert"):

@@ -112,7 +112,10 @@ def _made(
 def _own(engine: OwnEngine) -> Callable[[tuple[Any, ...]], Mapping[str, torch.Tensor]]:
     def run(arguments: tuple[Any, ...]) -> Mapping[str, torch.Tensor]:
         args, kwargs = arguments
-        return engine(*args, **kwargs)
+        try:
+            return engine(*args, **kwargs)
+        except Exception as error:  # of the caller's code: the other engines go on
+            raise JitPassesError(first_line(error)) from error
 
     return run
 
@@ -142,6 +145,11 @@ class _Comparison:
         self, engine: str, batch: int, arguments: tuple[Any, ...],
         expected: Codes, found: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
+        if not isinstance(found, Mapping):
+            raise ArgumentError(
+                f"the engine {engine!r} gave {type(found).__name__}: it returns a mapping from "
+                "names of values, or 'output', to tensors of codes"
+            )
         if unknown := [name for name in found if name not in self.names]:
             raise JitPassesError(
                 f"the engine {engine!r} gives {unknown[0]!r}, which is no quantized value of the "

@@ -206,11 +206,26 @@ def test_rows_on_engines(
         torch.jit.script(model), mode="dynamic", target=Stock(engine)
     )
     x = torch.randn(shape)
+    assert_rows(quantized, x)
     large = (1 + torch.rand(shape)) * 2e37
     assert not large.sum().isfinite()
     if engine != "onednn":  # its products overflow by themselves from 1e37
         with torch.no_grad():
             assert sqnr(model(large), quantized(large)) > 30
+
+
+@pytest.mark.parametrize("shape", [(32,), (6, 32), (2, 3, 32)], ids=len)
+def test_rows_of_weights_in_groups(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    model = torch.jit.script(nn.Sequential(nn.Linear(32, 8), nn.ReLU()).eval())
+    config = {"global": {"mode": "dynamic", "weight": {"bits": 4, "group_size": 32}}}
+    for target in TARGETS:
+        quantized = jit_passes.quantize_script(model, target=target, config={"version": 1} | config)
+        assert_rows(quantized, torch.randn(shape))
+
+
+def assert_rows(quantized: torch.jit.ScriptModule, x: Tensor) -> None:
+    """Check that a number of the last row that is not finite makes that row NaN, and no other."""
     for value in (torch.nan, torch.inf, -torch.inf):
         bad = x.clone()
         bad[..., 3].view(-1)[-1] = value

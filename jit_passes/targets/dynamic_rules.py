@@ -64,26 +64,34 @@ def _linear(per_channel: bool, reduce_range: bool, relu: bool) -> Any:
     ).compile()
 
 
-def _in_groups(reduce_range: bool) -> Any:
-    """Round the input as it is quantized: PyTorch has no kernel for weights in groups."""
+def _in_groups(reduce_range: bool, isolate: bool) -> Any:
+    """Round the input as it is quantized: PyTorch has no kernel for weights in groups.
+
+    To isolate a NaN, numbers that are not finite count as 0, and x - x makes their rows NaN.
+    """
     weight = CODES["_per_channel"]
+    x = "%finite" if isolate else "%x"
+    finite = "%finite = aten::nan_to_num(%x, 0.0, 0.0, 0.0)\n"
+    layer = f"aten::linear(aten::dequantize(%codes), {weight}, %bias)"
+    lost = "aten::sum(aten::sub(%x, %x, 1), [-1], True, None)"
     return RewriteRule(
         f"linear_groups_dynamic{'_7_bits' * reduce_range}",
         f"{quantized_as_it_runs('%x')}aten::linear(%x_d, {weight}, %bias)",
         # The range holds 0 in any case, and there is one of no numbers too.
-        "%numbers = aten::constant_pad_nd(aten::flatten(%x, 0, -1), [0, 1], 0)\n"
+        f"{finite * isolate}"
+        f"%numbers = aten::constant_pad_nd(aten::flatten({x}, 0, -1), [0, 1], 0)\n"
         "%scale : float, %zero : int = "
         f"aten::_choose_qparams_per_tensor(%numbers, {reduce_range})\n"
-        f"%codes = aten::quantize_per_tensor(%x, %scale, %zero, {QUINT8})\n"
-        f"aten::linear(aten::dequantize(%codes), {weight}, %bias)",
+        f"%codes = aten::quantize_per_tensor({x}, %scale, %zero, {QUINT8})\n"
+        f"{f'aten::add({layer}, {lost}, 1)' if isolate else layer}",
         _kernel_chooses(reduce_range, in_groups=True),
     ).compile()
 
 
 @cache
-def round_inputs() -> RuleSet:
+def round_inputs(isolate: bool) -> RuleSet:
     """Return the step for layers with weights in groups: inputs are rounded, products in float."""
-    return RuleSet("round_inputs", tuple(map(_in_groups, (False, True))))
+    return RuleSet("round_inputs", tuple(_in_groups(reduced, isolate) for reduced in (False, True)))
 
 
 @cache

@@ -105,7 +105,7 @@ class Stock(Target):
                 expand_cells(),
                 PassCall("clamp_codes", contiguous=engine == "qnnpack"),
                 *fuse_dynamic(),
-                round_inputs(),
+                round_inputs(self.isolate_nan),
                 *((isolate_nan(),) if self.isolate_nan else ()),
                 RuleSet("fuse_quantized", rules(engine)),
                 "fuse_cat",

@@ -1,4 +1,4 @@
-"""Bilinear resizing within plans: against PyTorch's operator, and networks that have it."""
+"""Linear and bilinear resizing within plans: against PyTorch's operator, and in networks."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "smaller": {"size": (2, 3)},
     "a pixel": {"size": (1, 1), "align_corners": True},
 }
+OPTIONS_OF_LINES: list[dict[str, Any]] = [
+    {"scale_factor": 2.0}, {"scale_factor": 0.6, "align_corners": True}, {"size": 9}, {"size": 1},
+]  # fmt: skip
+LINES = [(2, 3, 7), (1, 40, 16), (3, 65, 5)]
 SHAPES = [(2, 3, 6, 7), (1, 40, 4, 9), (3, 65, 2, 5), (1, 3, 8, 2)]
 
 
@@ -37,17 +41,26 @@ class Resized(nn.Module):
         self.out = Grid(0.021, 131) if other else Grid(0.03, 120)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = F.interpolate(self.into(x), mode="bilinear", **self.options)
+        y = self.resized(self.into(x))
         return self.out(torch.relu(y)) + 0.0
+
+    def resized(self, x: Tensor) -> Tensor:
+        mode = "linear" if x.dim() == 3 else "bilinear"
+        y: Tensor = F.interpolate(x, mode=mode, **self.options)
+        return y
+
+
+CASES = [(options, shape) for options in OPTIONS.values() for shape in SHAPES] + [
+    (options, shape) for options in OPTIONS_OF_LINES for shape in LINES
+]
 
 
 @pytest.mark.parametrize("other", [False, True])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_plans(name: str, shape: tuple[int, ...], other: bool) -> None:
+@pytest.mark.parametrize(("options", "shape"), CASES, ids=str)
+def test_plans(options: dict[str, Any], shape: tuple[int, ...], other: bool) -> None:
     """Ties are a step away where float32 rounds to another side, in PyTorch or here."""
     torch.manual_seed(0)
-    net = Resized(OPTIONS[name], other)
+    net = Resized(options, other)
     region = traced(net, torch.randn(shape))
     plan = plan_of(region)
     assert "resize_bilinear" in kinds_of(plan)
@@ -56,7 +69,7 @@ def test_plans(name: str, shape: tuple[int, ...], other: bool) -> None:
         (got,) = plan.run([x])
         with torch.no_grad():
             expected = region(x)
-            wide = F.interpolate(net.into(x).double(), mode="bilinear", **net.options).relu()
+            wide = net.resized(net.into(x).double()).relu()
         assert got.shape == expected.shape
         exact = wide.clamp(max=(255 - net.out.zero_point) * net.out.scale) / net.out.scale
         assert (got / net.out.scale - exact).abs().max() < 0.5 + 1e-3

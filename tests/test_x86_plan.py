@@ -133,6 +133,8 @@ class Unary(nn.Module):
 
 
 AVERAGES = {
+    "avg_pool1d": (nn.AvgPool1d(3, 2, 1), 3),
+    "avg_pool1d_ceil": (nn.AvgPool1d(3, 2, 1, ceil_mode=True, count_include_pad=False), 3),
     "avg_pool2d": (nn.AvgPool2d(3, 2, 1), 4),
     "avg_pool2d_ceil": (
         nn.AvgPool2d((2, 3), 2, (1, 0), ceil_mode=True, count_include_pad=False),

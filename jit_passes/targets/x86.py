@@ -139,7 +139,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         OperatorSupport("aten::max_pool3d", _SHARED, ranks=(4, 5), check=_in_plan),
         *(
             OperatorSupport(f"aten::avg_pool{n}d", _OWN, ranks=(n + 1, n + 2), check=_in_plan)
-            for n in (2, 3)
+            for n in (1, 2, 3)
         ),
         *(
             OperatorSupport(f"aten::adaptive_avg_pool{n}d", _OWN, (0,), ranks=(n + 1, n + 2),
@@ -147,6 +147,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::mean", _OWN, ranks=RANKS, check=_in_plan),
+        OperatorSupport("aten::upsample_linear1d", _OWN, (0,), CLIPS, (3, 3), _in_plan),
         OperatorSupport("aten::upsample_bilinear2d", _OWN, (0,), CLIPS, (4, 4), _in_plan),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, begins=True)

@@ -1,5 +1,6 @@
 // Copies between orders of axes. Where channels lie side by side on one side and pixels on the other, a row of pixels is
-// transposed in tiles, so that both sides stay within a few lines of the cache. Four bytes go by eights in registers.
+// transposed in tiles, so that both sides stay within a few lines of the cache. In registers, elements of four bytes go by
+// eights, and bytes by sixteens.
 #include "copy_across.h"
 
 #include <algorithm>
@@ -81,15 +82,52 @@ JIT_PASSES_AVX2 void transposeFloats(const From& from, const To& to, int64_t pix
   copyTiles<4>(from, to, pixels, whole, channels);
 }
 
+// Sixteen pixels of sixteen channels, likewise. After four rounds of pairs that interleave, rows are columns.
+JIT_PASSES_AVX2_INLINE void transposeSixteens(const From& from, const To& to, int64_t x, int64_t c) {
+  __m128i t[16], u[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    t[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from.at(x + i, c)));
+  }
+#pragma GCC unroll 4
+  for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      u[2 * i] = _mm_unpacklo_epi8(t[i], t[i + 8]), u[2 * i + 1] = _mm_unpackhi_epi8(t[i], t[i + 8]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+      t[i] = u[i];
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.at(x, c + i)), t[i]);
+  }
+}
+
+JIT_PASSES_AVX2 void transposeBytes(const From& from, const To& to, int64_t pixels, int64_t channels) {
+  const int64_t whole = channels / kSide * kSide, sixteens = pixels / kSide * kSide;
+  for (int64_t c = 0; c < whole; c += kSide) {
+    for (int64_t x = 0; x < sixteens; x += kSide) {
+      transposeSixteens(from, to, x, c);
+    }
+    copyTile<1>(from, to, sixteens, pixels - sixteens, c, kSide);
+  }
+  copyTiles<1>(from, to, pixels, whole, channels);
+}
+
 #else
 void transposeFloats(const From&, const To&, int64_t, int64_t) {}
+void transposeBytes(const From&, const To&, int64_t, int64_t) {}
 #endif
 
 } // namespace
 
 void CopyAcross::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
   const auto tiles = bytes == 1 ? copyTiles<1> : copyTiles<4>;
-  const bool vectors = bytes == 4 && form >= Form::Avx2;
+  const auto transpose = bytes == 1 ? transposeBytes : transposeFloats;
+  const bool vectors = form >= Form::Avx2;
   for (int64_t row = begin; row < end; ++row) {
     const From from{in.rowAt(row), in.pixel, in_channel};
     const To to{out.rowAt(row), out.pixel, out_channel};
@@ -100,9 +138,9 @@ void CopyAcross::run(const Image& in, const Image& out, int64_t begin, int64_t e
         std::memcpy(to.at(x, 0), from.at(x, 0), dense ? out.width * pixel : pixel);
       }
     } else if (vectors && in_channel == bytes && out.pixel == bytes) {
-      transposeFloats(from, to, out.width, out.channels);
+      transpose(from, to, out.width, out.channels);
     } else if (vectors && in.pixel == bytes && out_channel == bytes) {
-      transposeFloats(from.transposed(), to.transposed(), out.channels, out.width);
+      transpose(from.transposed(), to.transposed(), out.channels, out.width);
     } else {
       tiles(from, to, out.width, 0, out.channels);
     }

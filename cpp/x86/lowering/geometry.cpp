@@ -65,6 +65,16 @@ Dims pixelDims(const Sizes& sizes, int64_t axis) {
   return dims;
 }
 
+Dims alongNeighbours(Dims dims, at::IntArrayRef strides, int64_t channel, int64_t unit) {
+  const auto neighbours = std::ranges::find_if(dims, [&](const Dim& dim) {
+    return dim.axis >= 0 && dim.size > 1 && strides[dim.axis] * dim.factor == unit;
+  });
+  if (channel != unit && neighbours != dims.end()) {
+    std::swap(*neighbours, dims.back());
+  }
+  return dims;
+}
+
 Dims imageDims(const Sizes& sizes, int64_t axis) {
   TORCH_INTERNAL_ASSERT(axis == 0 || axis == 1, "an image has one axis in front of its channels at most");
   Dims dims = axisDims({sizes.begin() + axis, sizes.end()}, 0);

@@ -21,6 +21,9 @@ using Dims = std::array<Dim, 4>;
 Dims axisDims(const Sizes& sizes, int64_t axis);
 // As axisDims, for kernels that go pixel by pixel: where there are few rows, the last axis is divided into some.
 Dims pixelDims(const Sizes& sizes, int64_t axis);
+// The columns go along the axis whose elements are neighbours in a tensor of these strides, if its channels are none:
+// so a kernel reads or writes whole lines of the cache. `unit` is the stride of neighbours.
+Dims alongNeighbours(Dims dims, at::IntArrayRef strides, int64_t channel, int64_t unit);
 // Rows of its images: all but the last axis.
 int64_t linesOf(const Dims& dims);
 // Of a batch of images, or of one: what is behind the channels is spatial.

@@ -114,7 +114,7 @@ const RegisterOperator average_pool_operator{
     {.name = "average_pool",
      .attributes = {PoolAttributes::Count, PoolAttributes::Count},
      .types = Types::Same,
-     .from = {{"avg_pool2d", averagePool<2>}, {"avg_pool3d", averagePool<3>}},
+     .from = {{"avg_pool1d", averagePool<1>}, {"avg_pool2d", averagePool<2>}, {"avg_pool3d", averagePool<3>}},
      .check = checkAverage,
      .infer = sizesOfPool,
      .channels = axisInFront,

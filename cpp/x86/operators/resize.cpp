@@ -34,11 +34,10 @@ void checkSizes(const Operator& op, int64_t sizes, int64_t least) {
 void checkAdaptive(const Operator& op) { checkSizes(op, op.attributes.size() - 1, -1); }
 void checkNearest(const Operator& op) { checkSizes(op, op.attributes.size() - 1, 1); }
 
-void checkBilinear(const Operator& op) {
-  checkSpatial(op.attributes[0]);
+void checkBlended(const Operator& op) {
   refuseUnless(
-      op.attributes[0] == 2 && between(op.attributes.back(), 0, 1),
-      "it has two axes, and whether corners are aligned is 0 or 1");
+      between(op.attributes[0], 1, 2) && between(op.attributes.back(), 0, 1),
+      "it has one axis or two, and whether corners are aligned is 0 or 1");
   checkSizes(op, op.attributes.size() - 2, 1);
 }
 
@@ -92,8 +91,9 @@ Planned resizeNearest(const RegionReader& reader, Node* node) {
   return planned;
 }
 
-Planned resizeBilinear(const RegionReader& reader, Node* node) {
-  Planned planned = resizeNearest<2>(reader, node);
+template <size_t Spatial>
+Planned resizeBlended(const RegionReader& reader, Node* node) {
+  Planned planned = resizeNearest<Spatial>(reader, node);
   planned.op.kind = Kind("resize_bilinear");
   planned.op.attributes.push_back(reader.operand(node, "align_corners").toBool());
   return planned;
@@ -122,11 +122,13 @@ Part nearestKernel(const StepContext& c) {
   return unary(std::move(kernel), x, y);
 }
 
-Part bilinearKernel(const StepContext& c) {
+// An image of one axis has one row.
+Part blendedKernel(const StepContext& c) {
   const Placed x = image(c.in()), y = image(c.out());
-  const bool aligns = c.op.attributes.back() != 0;
-  const auto rows = blendedTaps(x.image.height, y.image.height, factorOf(c.op, 0), aligns),
-             columns = blendedTaps(x.image.width, y.image.width, factorOf(c.op, 1), aligns);
+  const bool aligns = c.op.attributes.back() != 0, lines = c.op.attributes[0] == 1;
+  const auto row_factor = lines ? std::nullopt : factorOf(c.op, 0);
+  const auto rows = blendedTaps(x.image.height, y.image.height, row_factor, aligns),
+             columns = blendedTaps(x.image.width, y.image.width, factorOf(c.op, lines ? 0 : 1), aligns);
   const Grid &from = *c.in().grid, &to = *c.out().grid;
   if (to.is_float) {
     return unary(BlendFloats{rows, columns}, x, y);
@@ -170,19 +172,19 @@ const RegisterOperator nearest_operator{
      .channels = axisInFront,
      .lower = lowerChannels,
      .kernel = nearestKernel}};
-// Attributes: as for nearest neighbours, of two axes, and behind them whether corners are aligned.
+// Attributes: as for nearest neighbours, of one axis or two, and behind them whether corners are aligned.
 const RegisterOperator bilinear_operator{
     {.name = "resize_bilinear",
      .attributes = {2, 4},
      .tensors = {0, 1},
      .types = Types::Same,
-     .from = {{"upsample_bilinear2d", resizeBilinear}},
-     .check = checkBilinear,
+     .from = {{"upsample_linear1d", resizeBlended<1>}, {"upsample_bilinear2d", resizeBlended<2>}},
+     .check = checkBlended,
      .infer = sizesOfResized,
      .computes = computesSizesInFront,
      .channels = axisInFront,
      .lower = lowerChannels,
-     .kernel = bilinearKernel}};
+     .kernel = blendedKernel}};
 
 } // namespace
 } // namespace jit_passes::x86

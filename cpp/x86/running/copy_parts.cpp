@@ -78,9 +78,9 @@ Part copied(const Step& step, const Memory& from, const Memory& to) {
   if (int64_t(std::max(sizes.size(), all.size())) > kMostAxes) {
     return copiedFar(sizes, strides, {{}, offset, from.home}, to);
   }
-  const Dims dims = pixelDims(sizes, to.axis);
   const int64_t bytes = to.bytes(), channels = to.axis < 0 ? 1 : sizes[to.axis];
   const int64_t channel = to.axis < 0 ? bytes : strides[to.axis];
+  const Dims dims = alongNeighbours(pixelDims(sizes, to.axis), strides, channel, bytes);
   Placed x{imageOf(dims, strides, channels, bytes), offset, from.home};
   Placed y{
       imageOf(dims, to.strides, channels, bytes),

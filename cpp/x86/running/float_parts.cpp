@@ -49,9 +49,10 @@ Part taken(size_t source, const Memory& to) {
 }
 
 Part given(const Memory& from, const Sizes& strides, size_t number) {
-  const Dims dims = pixelDims(from.sizes, from.axis);
+  const int64_t channel = from.axis < 0 ? 1 : strides[from.axis];
+  const Dims dims = alongNeighbours(pixelDims(from.sizes, from.axis), strides, channel, 1);
   const Placed x = image(from, dims);
-  const Strides to = floatStrides(dims, strides, from.axis < 0 ? 1 : strides[from.axis]);
+  const Strides to = floatStrides(dims, strides, channel);
   return {x.image.rows(), [=, form = bestForm()](const Call& call, int64_t begin, int64_t end) {
             const CopyAcross kernel{kFloat, to.channel * kFloat, kFloat, form};
             kernel.run(x.in(call), imageAt(call.result(number), x.image, to), begin, end);
@@ -59,10 +60,13 @@ Part given(const Memory& from, const Sizes& strides, size_t number) {
 }
 
 Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> grid) {
-  const Dims dims = pixelDims(to.sizes, to.axis);
+  const int64_t channel = to.axis < 0 ? kFloat : from.strides[to.axis];
+  const Dims pixels =
+      pixelDims(to.sizes, to.axis); // whose lines the flags of numbers that are not finite count
+  const Dims dims = grid ? pixels : alongNeighbours(pixels, from.strides, channel, kFloat);
   const Placed x{imageOf(dims, from.strides, to.channels(), kFloat), from.offset, from.home},
       y = image(to, dims);
-  const Strides strides = elementStrides(x, to.axis < 0 ? 1 : from.strides[to.axis] / kFloat);
+  const Strides strides = elementStrides(x, channel / kFloat);
   const Quantize fixed = quantizeTo(grid ? Grid{1, 0, 0, 255} : *to.grid);
   return {fixed.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
             const auto* floats = reinterpret_cast<const float*>(x.in(call).data);
@@ -76,7 +80,8 @@ Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> 
 }
 
 Part dequantized(const Memory& from, const Memory& to) {
-  const Dims dims = pixelDims(from.sizes, from.axis);
+  const Dims dims =
+      alongNeighbours(pixelDims(from.sizes, from.axis), to.strides, channelStride(to) * kFloat, kFloat);
   const Placed x = image(from, dims), y = image(to, dims);
   const Strides strides = elementStrides(y, channelStride(to));
   const Dequantize kernel{static_cast<float>(from.grid->scale), static_cast<int32_t>(from.grid->zero_point)};

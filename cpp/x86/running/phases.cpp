@@ -109,9 +109,10 @@ class Preparation {
     if (from.grid->is_float) {
       return given(from, strides, step.output);
     }
-    const Dims dims = pixelDims(from.sizes, from.axis);
+    const int64_t channel = from.axis < 0 ? 1 : strides[from.axis];
+    const Dims dims = alongNeighbours(pixelDims(from.sizes, from.axis), strides, channel, 1);
     const Placed codes = image(from, dims);
-    const Strides to = floatStrides(dims, strides, from.axis < 0 ? 1 : strides[from.axis]);
+    const Strides to = floatStrides(dims, strides, channel);
     const Dequantize kernel{
         static_cast<float>(from.grid->scale), static_cast<int32_t>(from.grid->zero_point)};
     return {

@@ -88,7 +88,7 @@ OPERATORS: dict[str, tuple[int, Function, bool, bool]] = {
     "gelu": (2, F.gelu, FLOAT, INSIDE),
     "silu": (2, F.silu, FLOAT, INSIDE),
     "exp": (2, torch.exp, FLOAT, INSIDE),
-    "prelu": (2, lambda y: F.prelu(y, GAINS), FLOAT, FLOAT),
+    "prelu": (2, lambda y: F.prelu(y, GAINS), FLOAT, INSIDE),
     "clamp": (2, lambda y: F.max_pool2d(y, 2).clamp(-0.3, 0.5), INSIDE, INSIDE),
     "layer norm": (2, lambda y: F.layer_norm(y, [8], GAINS, SHIFT), INSIDE, INSIDE),
     "layer norm of images": (2, lambda y: F.layer_norm(y, [8, 8]), INSIDE, FLOAT),

@@ -169,6 +169,27 @@ def test_batch_norms(rank: int) -> None:
     assert_steps(traced(Unary(nn.Sequential(norm, nn.ReLU()), Grid(0.021, 60)), x), [x], 1)
 
 
+@pytest.mark.parametrize("slopes", [1, 6])
+@pytest.mark.parametrize("rank", [2, 3, 4, 5])
+def test_prelu(rank: int, slopes: int) -> None:
+    """Slopes of any sign, and none; on codes, and in float32."""
+    torch.manual_seed(0)
+    prelu = nn.PReLU(slopes)
+    prelu.weight.data = torch.tensor([-0.7, 0.25, 0.0, 2.0, 0.3, -1.5])[-slopes:]
+    x = torch.randn((3, 6, 9, 4, 5)[:rank])
+    for out in (Grid(0.021, 60), None):
+        assert_steps(traced(Unary(prelu, out), x), [x], 1)
+    region = traced(nn.Sequential(Grid(0.031, 131), nn.Identity(), nn.Tanh(), prelu), x)
+    bad = x.clone()
+    bad.view(-1)[7] = torch.nan
+    for given in (x, bad):
+        found = plan_of(region).run([given])[0]
+        with torch.no_grad():
+            assert torch.allclose(found, region(given), rtol=1e-6, atol=1e-7, equal_nan=True)
+    with pytest.raises(RuntimeError, match=r"has 6 slopes, and got the shape 2 5"):
+        plan_of(traced(Unary(nn.PReLU(6), None), x)).run([torch.randn(2, 5, *x.shape[2:])])
+
+
 @pytest.mark.parametrize("name", AVERAGES)
 def test_averages(name: str) -> None:
     operator, rank = AVERAGES[name]
@@ -197,6 +218,9 @@ MOVES = {
     "reshape": (lambda x: x.reshape(2, 3, 2, -1), 4),
     "permute": (lambda x: x.permute(0, 2, 3, 1), 4),
     "permute_all": (lambda x: x.permute(3, 1, 0, 2), 4),
+    "swap": (lambda x: x.transpose(2, 3), 4),
+    "swap_and_clone": (lambda x: x.transpose(2, 3).contiguous(), 4),
+    "swap_of_volume": (lambda x: x.transpose(2, 4), 5),
     "pad": (lambda x: F.pad(x, (1, 0, 2, 3)), 4),
     "pad_channels": (lambda x: F.pad(x, (0, 0, 0, 1, 2, 0)), 4),
     "resize1d": (lambda x: F.interpolate(x, size=17), 3),

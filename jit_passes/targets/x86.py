@@ -157,6 +157,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_in_plan,
                         reads_parts=_joins_channels),
         OperatorSupport("aten::group_norm", _OWN, (0,), CLIPS, (2, RANKS[1]), _in_plan),
+        OperatorSupport("aten::prelu", _OWN, (0,), ranks=(2, RANKS[1]), check=_in_plan),
         OperatorSupport("aten::roll", _SHARED, ranks=RANKS, check=_in_plan),
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),

@@ -46,6 +46,18 @@ JIT_PASSES_VECTORIZED void lookUpRun(const PixelRun& run, const uint8_t* table) 
   }
 }
 
+JIT_PASSES_VECTORIZED void preluPixel(
+    const uint8_t* in, const Prelu& prelu, const float* __restrict below, int64_t count,
+    uint8_t* __restrict out) {
+  const ToCode code(prelu.range);
+  const float above = prelu.above, offset = prelu.offset;
+  const int32_t zero_point = prelu.in_zero_point;
+  for (int64_t c = 0; c < count; ++c) {
+    const int32_t x = in[c] - zero_point;
+    out[c] = code(__builtin_fmaf(static_cast<float>(x), x > 0 ? above : below[c], offset));
+  }
+}
+
 #ifdef JIT_PASSES_HAS_VNNI
 
 template <bool kFull>
@@ -223,6 +235,15 @@ void LookUp::run(const Image& in, const Image& out, int64_t begin, int64_t end) 
       for (int64_t x = 0; x < row.pixels; ++x) {
         std::memcpy(row.out + x * row.out_step, row.in + x * row.in_step, row.count);
       }
+    }
+  }
+}
+
+void Prelu::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  for (int64_t index = begin; index < end; ++index) {
+    for (int64_t i = 0; i < out.width; ++i) {
+      preluPixel(
+          in.rowAt(index) + i * in.pixel, *this, below, out.channels, out.rowAt(index) + i * out.pixel);
     }
   }
 }

@@ -54,6 +54,12 @@ JIT_PASSES_VECTORIZED void scaleChannels(
   }
 }
 
+JIT_PASSES_VECTORIZED void preluFloats(const float* x, const float* slopes, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = x[i] > 0 ? x[i] : x[i] * slopes[i];
+  }
+}
+
 // At most so many floats of an operand are taken at once.
 constexpr int64_t kFloats = 1024;
 
@@ -125,6 +131,16 @@ void ScaleFloats::run(const Image& in, const Image& out, int64_t begin, int64_t 
     for (int64_t i = 0; i < out.width; ++i) {
       scaleChannels(
           reinterpret_cast<const float*>(in.rowAt(index) + i * in.pixel), factor, bias, out.channels,
+          reinterpret_cast<float*>(out.rowAt(index) + i * out.pixel));
+    }
+  }
+}
+
+void PreluFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  for (int64_t index = begin; index < end; ++index) {
+    for (int64_t i = 0; i < out.width; ++i) {
+      preluFloats(
+          reinterpret_cast<const float*>(in.rowAt(index) + i * in.pixel), slopes, out.channels,
           reinterpret_cast<float*>(out.rowAt(index) + i * out.pixel));
     }
   }

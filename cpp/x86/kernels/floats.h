@@ -96,6 +96,13 @@ struct ScaleFloats {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
+// y = x where x is above 0, else x * slopes[c]; NaN stays. Items: rows.
+struct PreluFloats {
+  const float* slopes;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // The largest number of a window, or a NaN if there is one. Items: rows times blocks of channels.
 struct MaxFloats {
   std::vector<Span> z, y, x;

@@ -279,6 +279,17 @@ struct Multiply {
   void run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const;
 };
 
+// y = code of fma(x - in_zero_point, factor, offset), with the factor `above` for x above in_zero_point and below[c] for
+// the others: s_x / s_y, and that times the slope of each channel. Items: rows.
+struct Prelu {
+  const float* below;
+  float above, offset;
+  int32_t in_zero_point;
+  CodeRange range = {};
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // y = table[x], or a copy without a table: a slice of a concatenation, another border, another scale. `in` may
 // be `out`. Items: rows.
 struct LookUp {

@@ -7,7 +7,6 @@ translated in `operators.py`, since it has none of them.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from ..._version import __version__
 from ...errors import ArgumentError, JitPassesError, first_line
 from ...files import check_writable, write_whole
 from ...logs import silenced
-from ...stages.module import Report, part_of
+from ..origin import origin_of
 from ..program import to_exported_program
 from .dynamic import check_chosen
 from .fold import fold_weights
@@ -86,7 +85,7 @@ def export_onnx(
         raise JitPassesError(f"the model is not exported to ONNX: {_reason(error)}") from error
     written.rename_axes(_axes(program, dynamic_shapes))
     _name(written, fixed=output_names or ())
-    _describe(written.model, part_of(model, method))
+    _describe(written.model, origin_of(model, method))
     if sum(value.nbytes for value in program.state_dict.values()) > LARGE:
         written.save(path, external_data=True)
         onnx.checker.check_model(os.fspath(path))
@@ -175,11 +174,8 @@ def _free(name: str, taken: set[str]) -> str:
     return found
 
 
-def _describe(model: Any, origin: Any) -> None:
+def _describe(model: Any, origin: str) -> None:
     """Write down what made a file."""
     model.producer_name, model.producer_version = "jit_passes", __version__
-    report = Report.read(origin)
-    made = {"jit_passes": __version__, "torch": torch.__version__}
-    made |= {} if report is None else dict(report.made)
     model.metadata_props.clear()
-    model.metadata_props["jit_passes"] = json.dumps(made)
+    model.metadata_props["jit_passes"] = origin

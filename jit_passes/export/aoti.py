@@ -118,6 +118,8 @@ def _compile(
         if isinstance(reason, InvalidCxxCompiler):
             raise JitPassesError(
                 "AOTInductor needs a C++ compiler: install g++, or name one in the environment "
-                f"variable CXX ({first_line(reason)})"
+                f"variable CXX. PyTorch says: {first_line(reason)}"
             ) from error
-        raise JitPassesError(f"AOTInductor does not compile it: {first_line(reason)}") from error
+        raise JitPassesError(
+            f"AOTInductor does not compile the model. PyTorch says: {first_line(reason)}"
+        ) from error

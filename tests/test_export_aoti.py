@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,31 @@ def test_package_computes_what_the_program_does(reference: Any, tmp_path: Path) 
         code = files.read(source).decode()
     assert [code.count(f"cpu__{kind}_pointwise_tensor(") for kind in ("qconv", "qlinear")] == [1, 1]
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt2"]
+
+
+def test_package_that_would_compute_wrongly(
+    reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is run once, with its own checks switched on, ahead of being written."""
+    name, seen = "AOTI_RUNTIME_CHECK_INPUTS", []
+
+    def compiled(program: Any, *, package_path: str, **options: Any) -> None:
+        Path(package_path).write_bytes(b"package")
+
+    def loaded(path: str) -> Any:
+        def run(*args: Any) -> None:
+            seen.append(os.environ.get(name))
+            raise RuntimeError("expected size 8==8, stride 1==256 at dim=1\nand so on")
+
+        return run
+
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compiled)
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", loaded)
+    monkeypatch.delenv(name, raising=False)
+    with pytest.raises(JitPassesError, match="one input channel.*stride 1==256 at dim=1$"):
+        export_aoti(reference, tmp_path / "model.pt2", data(2, 3, 8, 8)[0])
+    assert (seen, os.environ.get(name)) == (["1"], None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_missing_compiler(reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

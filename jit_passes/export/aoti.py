@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from ..errors import JitPassesError, first_line, warn
 from ..files import check_writable, read_bytes, write_whole
@@ -20,6 +21,7 @@ from ..stages.module import Report, quantized_part
 from .origin import origin_of
 from .program import to_exported_program
 
+CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"  # a variable that packages read in their first call
 TARGETS = ("inductor", "reference")  # of models whose placement Inductor reads
 
 
@@ -52,7 +54,7 @@ def export_aoti(
 
     Raises:
         JitPassesError: the model is for another engine, or `to_exported_program` refuses it; there
-            is no C++ compiler; or Inductor does not compile the program.
+            is no C++ compiler; or Inductor does not compile the program, or compiles it wrongly.
         JitPassesError: the file cannot be written; this is an OSError too.
 
     Warns:
@@ -67,6 +69,7 @@ def export_aoti(
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "model.pt2")
         _compile(program, package, settings)
+        _check_layouts(program, package)
         write_whole(path, read_bytes(package))
 
 
@@ -123,3 +126,38 @@ def _compile(
         raise JitPassesError(
             f"AOTInductor does not compile the model. PyTorch says: {first_line(reason)}"
         ) from error
+
+
+def _check_layouts(program: torch.export.ExportedProgram, package: Path) -> None:
+    """Run a package on the example inputs, with its own checks of sizes and strides.
+
+    Inductor of torch 2.13 reads results of quantized convolutions with one input channel in the
+    wrong layout where a size is open, which a package tells in no other way.
+
+    Raises:
+        JitPassesError: a kernel gives another layout than the package reads.
+    """
+    import torch._inductor as inductor
+
+    args, kwargs = tree_map_only(torch.Tensor, torch.clone, program.example_inputs)
+    before = os.environ.get(CHECKS)
+    os.environ[CHECKS] = "1"
+    try:
+        with torch.no_grad():
+            inductor.aoti_load_package(str(package))(*args, **kwargs)
+    except RuntimeError as error:
+        why = (
+            "AOTInductor compiles the model wrongly, as is known of an int8 convolution with one "
+            "input channel and an open size"
+        )
+        reason = first_line(error).partition("\n")[0]
+        said = f"or keep the operator in float. PyTorch says: {reason}"
+        raise JitPassesError(
+            f"{why}: fix the sizes (dynamic_shapes=None), {said}",
+            command=f"{why}: give one sample, {said}",
+        ) from error
+    finally:
+        if before is None:
+            del os.environ[CHECKS]
+        else:
+            os.environ[CHECKS] = before

@@ -71,7 +71,7 @@ def test_package_that_would_compute_wrongly(
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", compiled)
     monkeypatch.setattr(torch._inductor, "aoti_load_package", loaded)
     monkeypatch.delenv(name, raising=False)
-    with pytest.raises(JitPassesError, match="one input channel.*stride 1==256 at dim=1$"):
+    with pytest.raises(JitPassesError, match=r"one input channel.*stride 1==256 at dim=1$"):
         export_aoti(reference, tmp_path / "model.pt2", data(2, 3, 8, 8)[0])
     assert (seen, os.environ.get(name)) == (["1"], None)
     assert not list(tmp_path.iterdir())

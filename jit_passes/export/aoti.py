@@ -112,7 +112,7 @@ def _compile(
 
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning)  # PyTorch's about itself
+            warnings.simplefilter("ignore")  # PyTorch's are about its own code
             inductor.aoti_compile_and_package(
                 program, package_path=str(package), inductor_configs=settings
             )

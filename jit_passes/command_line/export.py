@@ -40,7 +40,7 @@ MODELS = {  # and who reads them
     "c": "C99",
 }
 READ = {
-    "onnx": ("onnxruntime", "openvino", "tensorrt"),
+    "onnx": ("onnxruntime", "openvino", "tensorrt", "qonnx"),
     "pt2": ("inductor", "xnnpack"),
     "aoti": ("inductor",),
 }
@@ -65,7 +65,7 @@ Examples:
               "of AOTInductor.")  # fmt: skip
 @click.option("--engine", type=options.TargetType(),
               help="Quantize MODEL first, as this engine computes: onnxruntime, openvino, "
-              "inductor, tensorrt, xnnpack or reference.")  # fmt: skip
+              "inductor, tensorrt, xnnpack, qonnx or reference.")  # fmt: skip
 @options.CONFIG
 @options.MODE
 @click.option("--version", help="Version of the form, for those that have several.")

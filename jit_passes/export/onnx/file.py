@@ -15,16 +15,20 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from ..._version import __version__
-from ...errors import ArgumentError, JitPassesError, first_line
+from ...errors import ArgumentError, JitPassesError, first_line, not_among
 from ...files import check_writable, write_whole
 from ...logs import silenced
+from ...stages.module import Report, part_of
+from ...targets import QONNX
 from ..origin import origin_of
 from ..program import to_exported_program
 from .dynamic import check_chosen
 from .fold import fold_weights
 from .operators import translations
 from .pools import spell_out_pools
+from .qonnx import codes_of_weights, write_quant
 
+FORMS = ("qdq", "qonnx")
 FIRST, LAST = 18, 23  # opsets
 LARGE = 2**31 - 2**20  # bytes: a file of protobuf ends below 2 GiB
 # It tells which operators of torchvision it leaves out.
@@ -39,6 +43,7 @@ def export_onnx(
     *,
     opset: int = 21,
     output_names: Sequence[str] | None = None,
+    form: str | None = None,
     method: str = "forward",
 ) -> None:
     """Write a float model, or a reference model with its quantization, as an ONNX file.
@@ -53,16 +58,21 @@ def export_onnx(
         dynamic_shapes: the sizes that are open, as `torch.export.export` takes them; None for none.
         opset: of the file, 18 to 23. Codes of 16 bits and groups need 21.
         output_names: names of the results; None for those of their values.
+        form: "qdq" for QuantizeLinear and DequantizeLinear, "qonnx" for the operator `Quant` of
+            QONNX; None for that of the model's target, which is "qonnx" for the target `qonnx` and
+            "qdq" for all others.
         method: the method to export.
 
     Raises:
         JitPassesError: onnx or onnxscript is not installed; `to_exported_program` refuses the
             model; ONNX has no form for an operator, or for scales that the model chooses as it
-            runs; or the opset is unknown.
+            runs; or the opset or the form is unknown.
         JitPassesError: the file cannot be written; this is an OSError too.
     """
     if opset not in range(FIRST, LAST + 1):
         raise ArgumentError(f"opset is a whole number from {FIRST} to {LAST}, not {opset!r}")
+    if form is not None and form not in FORMS:
+        raise ArgumentError(not_among("form", form, FORMS))
     check_writable(path)
     onnx = _imported("onnx")
     _imported("onnxscript")
@@ -85,6 +95,8 @@ def export_onnx(
         raise JitPassesError(f"the model is not exported to ONNX: {_reason(error)}") from error
     written.rename_axes(_axes(program, dynamic_shapes))
     _name(written, fixed=output_names or ())
+    if (form or _form_of(part_of(model, method))) == "qonnx":
+        write_quant(written.model, codes_of_weights(program))
     _describe(written.model, origin_of(model, method))
     if sum(value.nbytes for value in program.state_dict.values()) > LARGE:
         written.save(path, external_data=True)
@@ -93,6 +105,12 @@ def export_onnx(
     proto = written.model_proto
     onnx.checker.check_model(proto, full_check=True)
     write_whole(path, proto.SerializeToString())
+
+
+def _form_of(model: torch.jit.ScriptModule) -> str:
+    """Return the form of quantize and dequantize that the model's target reads."""
+    report = Report.read(model)
+    return "qonnx" if report is not None and report.target.get("name") == QONNX.name else "qdq"
 
 
 def _imported(name: str) -> Any:

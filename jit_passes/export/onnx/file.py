@@ -24,6 +24,7 @@ from ..origin import origin_of
 from ..program import to_exported_program
 from .dynamic import check_chosen
 from .fold import fold_weights
+from .names import name_values
 from .operators import translations
 from .pools import spell_out_pools
 from .qonnx import codes_of_weights, write_quant
@@ -94,7 +95,7 @@ def export_onnx(
     except Exception as error:
         raise JitPassesError(f"the model is not exported to ONNX: {_reason(error)}") from error
     written.rename_axes(_axes(program, dynamic_shapes))
-    _name(written, fixed=output_names or ())
+    name_values(written, fixed=output_names or ())
     if (form or _form_of(part_of(model, method))) == "qonnx":
         write_quant(written.model, codes_of_weights(program))
     _describe(written.model, origin_of(model, method))
@@ -152,44 +153,6 @@ def _is_shape(value: Any) -> bool:
     sizes = (int, torch.export.Dim, type(None))
     listed = isinstance(value, list | tuple) and bool(value)
     return value is None or (listed and any(isinstance(size, sizes[:2]) for size in value))
-
-
-def _name(written: Any, fixed: Sequence[str]) -> None:
-    """Give the values of a file the names that they have here, and nodes the names of their values.
-
-    `torch.onnx` takes the names of nodes of the program, `conv2d_1`. A quantized value has three
-    tensors: `conv:conv2d`, `conv:conv2d:quantized` and `conv:conv2d:dequantized`.
-    """
-    known = {
-        node.name: node.meta["custom"]["name"]
-        for module in written.exported_program.graph_module.modules()
-        if isinstance(module, torch.fx.GraphModule)
-        for node in module.graph.nodes
-        if "custom" in node.meta and "name" in node.meta["custom"]
-    }
-    suffixes = {"QuantizeLinear": ":quantized", "DequantizeLinear": ":dequantized"}
-    suffixes["DynamicQuantizeLinear"] = ":quantized"
-    graph = written.model.graph
-    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())} | set(fixed)
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            if value.name in known and value.name not in fixed:
-                name = known[value.name] + suffixes.get(node.op_type, "")
-                value.name = _free(name, taken)
-                taken.add(value.name)
-        space = node.metadata_props.get("namespace", "")
-        node.metadata_props.clear()  # of nodes of PyTorch, and lines of files of this machine
-        if space:
-            node.metadata_props["namespace"] = space
-        node.name = node.outputs[0].name
-
-
-def _free(name: str, taken: set[str]) -> str:
-    found, number = name, 0
-    while found in taken:
-        number += 1
-        found = f"{name}#{number}"
-    return found
 
 
 def _describe(model: Any, origin: str) -> None:

@@ -16,14 +16,15 @@ Source: https://github.com/fastmachinelearning/qonnx, docs/qonnx-custom-ops.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from ...errors import JitPassesError
 from .fold import remove_unused
-from .graph import block_size, made_by, nodes_of
+from .graph import block_size, made_by
 
 DOMAIN, VERSION = "qonnx.custom_op.general", 1
 Codes = tuple[int, int]
@@ -35,14 +36,24 @@ def codes_of_weights(program: torch.export.ExportedProgram) -> dict[str, Codes]:
     DequantizeLinear has them of a whole type alone.
     """
     paths = program.graph_signature.inputs_to_buffers
-    found: dict[str, Codes] = {}
-    for node in nodes_of(program):
-        source = next(iter(node.all_input_nodes), None)
-        if ".dequantize_per_" in str(node.target) and source is not None and source.name in paths:
+    return dict(_codes_of_weights(program.graph_module, paths))
+
+
+def _codes_of_weights(module: Any, paths: Mapping[str, str]) -> Iterator[tuple[str, Codes]]:
+    """Yield paths and codes, given the paths that inputs of a graph stand for, by their names."""
+    for node in module.graph.nodes:
+        source = getattr(node.args[0], "name", "") if node.args else ""
+        if node.target is torch.ops.higher_order.cond:
+            _, *branches, operands = node.args
+            for branch in (getattr(module, each.target) for each in branches):
+                inputs = [each.name for each in branch.graph.nodes if each.op == "placeholder"]
+                given = (getattr(operand, "name", "") for operand in operands)
+                pairs = zip(inputs, given, strict=True)
+                inner = {name: paths[outer] for name, outer in pairs if outer in paths}
+                yield from _codes_of_weights(branch, inner)
+        elif ".dequantize_per_" in str(node.target) and source in paths:
             first = 4 if "channel" in str(node.target) else 3
-            low, high, *_ = (arg for arg in node.args[first:] if isinstance(arg, int))
-            found[paths[source.name]] = low, high
-    return found
+            yield paths[source], tuple(node.args[first : first + 2])
 
 
 def write_quant(model: Any, weights: Mapping[str, Codes]) -> None:
@@ -68,7 +79,7 @@ def write_quant(model: Any, weights: Mapping[str, Codes]) -> None:
 def _write(graph: Any, node: Any, weights: Mapping[str, Codes]) -> None:
     ir = importlib.import_module("onnx_ir")
     codes, scale, *zeros = node.inputs
-    name = node.outputs[0].name.removesuffix(":dequantized")
+    name = re.sub(r":dequantized(#\d+)?$", r"\1", node.outputs[0].name)
     clip = made_by(codes, "Clip")
     quantize = made_by(codes if clip is None else clip.inputs[0], "QuantizeLinear")
     known = quantize is not None or codes.name in weights
@@ -114,6 +125,9 @@ def _write(graph: Any, node: Any, weights: Mapping[str, Codes]) -> None:
         ir.AttrString("rounding_mode", "ROUND"),
     ):
         node.attributes[attribute.name] = attribute
+    # In place of a quantize that has this name, which goes.
+    if quantize is not None:
+        quantize.outputs[0].name = f"{name}:codes"
     node.outputs[0].name = node.name = f"{name}:quantized"
 
 
@@ -127,13 +141,16 @@ def _without_form(name: str) -> JitPassesError:
 def _values(graph: Any, codes: Any, scales: Any, zero: Any, axis: int) -> Any:
     """Return the initializer of a weight with its values in place of its codes."""
     ir = importlib.import_module("onnx_ir")
+    name = f"{codes.name}:values"
+    if name in graph.initializers:  # read twice, by one grid
+        return graph.initializers[name]
     array = _array(codes)
     along = [1] * array.ndim
     along[axis % array.ndim] = -1
     parts = [part.reshape(along) if part.size > 1 else part for part in (scales, zero)]
     tensor = ir.tensor(((array - parts[1].astype("int32")) * parts[0]).astype("float32"))
     value = ir.Value(
-        name=f"{codes.name}:values", const_value=tensor, type=ir.TensorType(tensor.dtype),
+        name=name, const_value=tensor, type=ir.TensorType(tensor.dtype),
         shape=tensor.shape,
     )  # fmt: skip
     graph.register_initializer(value)

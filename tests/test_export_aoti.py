@@ -98,6 +98,27 @@ def test_weights_that_overflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         export_aoti(wide, tmp_path / "model.pt2", batches[0])
 
 
+class Counting(nn.Module):
+    """A module that counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+def test_state_that_changes(tmp_path: Path) -> None:
+    """A package would lose it, and compute something else from the second call on."""
+    model = torch.jit.script(Counting().eval())
+    with pytest.raises(JitPassesError, match="changes its 'calls', and a package"):
+        export_aoti(model, tmp_path / "model.pt2", torch.ones(3))
+    assert not list(tmp_path.iterdir())
+    assert float(model.calls) == 0
+
+
 def test_other_models_and_paths(reference: Any, tmp_path: Path) -> None:
     x = data(2, 3, 8, 8)
     path = tmp_path / "model.pt2"

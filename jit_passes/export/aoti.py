@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from ..errors import JitPassesError, first_line, warn
+from ..errors import JitPassesError, first_line, shortened, warn
 from ..files import check_writable, read_bytes, write_whole
 from ..stages.module import Report, quantized_part
 from .origin import origin_of
@@ -53,8 +53,9 @@ def export_aoti(
         method: the method to compile.
 
     Raises:
-        JitPassesError: the model is for another engine, or `to_exported_program` refuses it; there
-            is no C++ compiler; or Inductor does not compile the program, or compiles it wrongly.
+        JitPassesError: the model is for another engine, or changes its buffers, or
+            `to_exported_program` refuses it; there is no C++ compiler; or Inductor does not
+            compile the program, or compiles it wrongly.
         JitPassesError: the file cannot be written; this is an OSError too.
 
     Warns:
@@ -65,6 +66,7 @@ def export_aoti(
         raise JitPassesError(f"a package of AOTInductor is a file '*.pt2', not '{os.fspath(path)}'")
     _check_target(Report.read(quantized_part(model, method)))
     program = to_exported_program(model, example_inputs, dynamic_shapes, method=method)
+    _check_state(program)
     settings = {"freezing": True, "aot_inductor.metadata": {"jit_passes": origin_of(model, method)}}
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "model.pt2")
@@ -96,6 +98,26 @@ def _check_target(report: Report | None) -> None:
             "without VNNI, kernels of this processor add pairs of products in int16, where weights "
             "of 8 bits overflow: give weights 7 bits in the configuration (weight: {bits: 7}), or "
             "compile on the processor that will run the package"
+        )
+
+
+def _check_state(program: torch.export.ExportedProgram) -> None:
+    """Check that a program changes none of its buffers: packages of torch 2.13 lose what it writes.
+
+    Raises:
+        JitPassesError: it changes one.
+    """
+    # Writes in place are in the signature only once they are taken apart.
+    changed = program.run_decompositions({}).graph_signature.buffers_to_mutate
+    if changed:
+        names = shortened([f"'{name}'" for name in sorted(set(changed.values()))])
+        why = (
+            f"the model changes its {names}, and a package of AOTInductor begins each call with the "
+            "same state"
+        )
+        raise JitPassesError(
+            f"{why}: give the state as an argument and return it, or use to_exported_program",
+            command=f"{why}: use --to pt2",
         )
 
 

@@ -112,8 +112,8 @@ def _check_state(program: torch.export.ExportedProgram) -> None:
     if changed:
         names = shortened([f"'{name}'" for name in sorted(set(changed.values()))])
         why = (
-            f"the model changes its {names}, and a package of AOTInductor begins each call with the "
-            "same state"
+            f"the model changes its {names}, and a package of AOTInductor begins each call with "
+            "the same state"
         )
         raise JitPassesError(
             f"{why}: give the state as an argument and return it, or use to_exported_program",

@@ -66,8 +66,8 @@ def quantized(model: nn.Module, batches: list[Tensor], target: str, **options: A
     torch.manual_seed(0)
     scripted = torch.jit.script(model.eval())
     given = {"mode": "static", "progress": False} | options
-    if target == "onnxruntime" and given["mode"] == "static" and not VNNI:
-        # Its kernels add pairs of products in int16, where weights of 8 bits overflow.
+    if target in ("onnxruntime", "inductor") and given["mode"] == "static" and not VNNI:
+        # Their kernels add pairs of products in int16, where weights of 8 bits overflow.
         config = given.get("config") or {"version": 1}
         few = {"weight": {"bits": 7}} | config.get("global", {})
         given["config"] = {**config, "global": few}

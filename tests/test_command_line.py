@@ -219,6 +219,21 @@ def test_export_of_a_program(run: Run, model: Path, data: Path, tmp_path: Path) 
     assert run("export", model, "--to", "pt2", "--version", "1", "-o", written).code == 2
 
 
+def test_export_of_a_package(
+    run: Run, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong is told ahead of the compiler; a missing one is an error of the machine."""
+    written = tmp_path / "package.pt2"
+    how = ("export", model, "--to", "aoti", "--data", data, "-o", written)
+    done = run(*how, "--engine", "onnxruntime")
+    assert (done.code, "--engine onnxruntime reads files of --to onnx" in done.err) == (2, True)
+    assert run(*how, "--version", "1").code == 2
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, str(tmp_path / "no_compiler")))
+    done = run(*how)
+    assert done.code != 0 and "needs a C++ compiler" in done.err
+    assert not written.exists()
+
+
 def test_listings(run: Run) -> None:
     done = run("passes")
     assert [line.split()[0] for line in done.out.splitlines()] == list(jit_passes.passes)

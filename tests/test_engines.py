@@ -77,7 +77,7 @@ class Residual(nn.Module):
 @pytest.mark.parametrize(
     ("target", "rounded"),  # whether a convolution's result is, in front of the sum
     [("onnxruntime", True), ("openvino", False), ("inductor", False), ("tensorrt", False),
-     ("xnnpack", True)],
+     ("xnnpack", True), ("qonnx", True)],
 )  # fmt: skip
 def test_placement_and_grids(target: str, rounded: bool) -> None:
     batches = data(2, 8, 8, 8)
@@ -87,11 +87,11 @@ def test_placement_and_grids(target: str, rounded: bool) -> None:
     kinds = ["dequantize" in operand.name for operand in total.args[:2]]
     assert kinds == [True, rounded]
     grids = {node.args[2:] for node in quantizes(program)}
-    signed = target in ("tensorrt", "xnnpack")
+    signed = target in ("tensorrt", "xnnpack", "qonnx")
     assert {grid[1:] for grid in grids} == {
         (-128, 127, torch.int8) if signed else (0, 255, torch.uint8)
     }
-    assert ({grid[0] for grid in grids} == {0}) == (target == "tensorrt")
+    assert ({grid[0] for grid in grids} == {0}) == (target in ("tensorrt", "qonnx"))
     biases = {name for name in program.state_dict if name.endswith("bias")}
     dtypes = {program.state_dict[name].dtype for name in biases}
     assert dtypes == {torch.int32 if target == "onnxruntime" else torch.float32}

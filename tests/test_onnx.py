@@ -194,6 +194,51 @@ def test_branches(tmp_path: Path) -> None:
             torch.testing.assert_close(found, expected)
 
 
+class Quantized(nn.Module):
+    """Two branches, whose operators have names of their own, and a layer that both read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.a(x)) if bool(x.sum() > 0) else self.a(torch.relu(self.b(x)))
+        return self.a(y)
+
+
+def graphs(graph: Any) -> Iterator[Any]:
+    """Yield a graph and those of its branches."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from graphs(attribute.g)
+
+
+@pytest.mark.parametrize("form", ["qdq", "qonnx"])
+def test_names_in_branches(form: str, tmp_path: Path) -> None:
+    """Each product has the name of the layer whose weight it reads; no name occurs twice."""
+    batches = [torch.randn(4, 8, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    model = reference_of(Quantized(), batches, weight={"bits": 7})
+    path = tmp_path / "model.onnx"
+    export_onnx(model, path, batches[0], form=form)
+    every = list(graphs(onnx.load(path).graph))
+    assert len(every) == 3
+    makers = {name: node for graph in every for node in graph.node for name in node.output}
+    assert len(makers) == sum(len(node.output) for graph in every for node in graph.node)
+    layers = []
+    for name, node in makers.items():
+        if node.op_type == "Gemm":
+            layer = name.partition(":")[0]
+            assert makers[node.input[1]].input[0].startswith(f"{layer}.weight")
+            layers.append(layer)
+    assert sorted(layers) == ["a", "a", "a", "b"]
+    if form == "qdq":
+        loaded = session(path)
+        for x in (batches[0].abs(), -batches[1].abs()):
+            assert torch.equal(run(loaded, x)[0], model(x)) and model(x).std() > 0
+
+
 TABLE = [
     case
     for theme in (activations, convolutions, products, rearranging)

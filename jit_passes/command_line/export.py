@@ -18,6 +18,7 @@ from ..export import (
     FORMATS,
     Encoding,
     encodings_of,
+    export_aoti,
     export_c,
     export_calibration,
     export_onnx,
@@ -32,8 +33,17 @@ from . import options
 from .files import check_output, load_model
 from .outcome import show
 
-MODELS = {"pt2": "torch.export.load", "onnx": "ONNX Runtime", "c": "C99"}  # and who reads them
-READ = {"onnx": ("onnxruntime", "openvino", "tensorrt"), "pt2": ("inductor", "xnnpack")}
+MODELS = {  # and who reads them
+    "pt2": "torch.export.load",
+    "aoti": "AOTInductor",
+    "onnx": "ONNX Runtime",
+    "c": "C99",
+}
+READ = {
+    "onnx": ("onnxruntime", "openvino", "tensorrt", "qonnx"),
+    "pt2": ("inductor", "xnnpack"),
+    "aoti": ("inductor",),
+}
 VECTORS = 8  # samples that a program in C is tested with, at most
 EPILOG = """\b
 Examples:
@@ -41,6 +51,7 @@ Examples:
   jit-passes export reference.pt --to tensorrt -o calibration.cache
   jit-passes export reference.pt --to aimet -o model.encodings
   jit-passes export model.pt --to pt2 --random 2x3x224x224 -o model.pt2
+  jit-passes export model.pt --to aoti --engine inductor --data calib.npz -o model.pt2
   jit-passes export reference.pt --to onnx --data calib.npz -o model.onnx
   jit-passes export model.pt --to onnx --engine onnxruntime --data calib.npz -o int8.onnx
   jit-passes export fixed_point.pt --to c --data calib.npz -o folder
@@ -50,10 +61,11 @@ Examples:
 @click.command(short_help="Write a model, or its scales, for another engine.", epilog=EPILOG)
 @options.MODEL
 @click.option("--to", "--format", "form", type=click.Choice([*FORMATS, *MODELS]), required=True,
-              help="The engine that will read it; pt2 is a program of torch.export.")  # fmt: skip
+              help="The engine that will read it; pt2 is a program of torch.export, aoti a package "
+              "of AOTInductor.")  # fmt: skip
 @click.option("--engine", type=options.TargetType(),
               help="Quantize MODEL first, as this engine computes: onnxruntime, openvino, "
-              "inductor, tensorrt, xnnpack or reference.")  # fmt: skip
+              "inductor, tensorrt, xnnpack, qonnx or reference.")  # fmt: skip
 @options.CONFIG
 @options.MODE
 @click.option("--version", help="Version of the form, for those that have several.")
@@ -69,10 +81,11 @@ def export(
     """Write MODEL, or its scales, to a file that another engine reads.
 
     Of a MODEL that is calibrated, trained, or quantized for the target `reference`, scales with
-    which an engine quantizes the float model. --to pt2 and --to onnx write the model itself, float
-    or quantized for an engine or for the target `reference`, and need a batch; the number of its
-    samples is open where it has two or more. --to c writes a model for the target `fixed_point` as
-    a folder of C99, for one sample, with the first samples as test vectors.
+    which an engine quantizes the float model. --to pt2, --to aoti and --to onnx write the model
+    itself, float or quantized for an engine or for the target `reference`, and need a batch; the
+    number of its samples is open where it has two or more. --to aoti compiles it, with the C++
+    compiler of this machine, for C++ programs without Python. --to c writes a model for the target
+    `fixed_point` as a folder of C99, for one sample, with the first samples as test vectors.
 
     With --engine a float MODEL is quantized and written in one go.
     """
@@ -80,10 +93,11 @@ def export(
         raise click.UsageError("--config and --mode say how to quantize: give --engine too")
     target = None if engine is None else _engine_of(engine)
     _check_version(form, version)
-    others = {name for kind, names in READ.items() if kind != form for name in names}
-    if target is not None and target.name in others:
-        kinds = " or ".join(kind for kind, names in READ.items() if target.name in names)
-        raise click.UsageError(f"--engine {target.name} reads files of --to {kinds}")
+    if target is not None:
+        kinds = [kind for kind, names in READ.items() if target.name in names]
+        if kinds and form not in kinds:
+            known = " or ".join(kinds)
+            raise click.UsageError(f"--engine {target.name} reads files of --to {known}")
     loaded = load_model(model)
     if form != "c":
         check_output(output, [path for path in (model, config, data["data"]) if path is not None])
@@ -105,7 +119,7 @@ def export(
         result["operators"] = [asdict(row) for row in rows]
     if batches is not None and form in MODELS:
         _export_model(loaded, output, form, version, method, batches)
-        reader = MODELS[form] if target is None or form == "pt2" else target.name
+        reader = target.name if target is not None and form == "onnx" else MODELS[form]
         show(f"{told}{output}: the model, for {reader}", result, as_json)
         return
     text, counts = _export_scales(loaded, output, form, version)
@@ -116,7 +130,7 @@ def _check_version(form: str, version: str | None) -> None:
     if version is None:
         return
     if form in MODELS and (form != "onnx" or not version.isdigit()):
-        raise click.UsageError("--version: pt2 has one only, and onnx has opsets, 21 say")
+        raise click.UsageError(f"--version: {form} has one only; onnx has opsets, 21 say")
     if form in FORMATS and "version" not in inspect.signature(FORMATS[form].write).parameters:
         raise click.UsageError(f"--version: the form {form} has one only")
 
@@ -167,6 +181,9 @@ def _export_model(
     if form == "onnx":
         chosen: dict[str, Any] = {} if version is None else {"opset": int(version)}
         export_onnx(model, output, given, shapes, method=method, **chosen)
+        return
+    if form == "aoti":
+        export_aoti(model, output, given, shapes, method=method)
         return
     buffer = io.BytesIO()
     torch.export.save(to_exported_program(model, given, shapes, method=method), buffer)

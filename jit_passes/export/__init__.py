@@ -15,6 +15,7 @@ from ..files import write_whole
 from ..stages.module import Report
 from . import aimet, nni, tensorrt
 from .aimet import from_aimet, load_aimet, text_of, to_aimet
+from .aoti import export_aoti
 from .c import export_c
 from .encoding import Encoding, Encodings, Layer
 from .nni import from_nni, load_nni, save_nni, to_nni
@@ -28,6 +29,7 @@ __all__ = [
     "Encodings",
     "Layer",
     "encodings_of",
+    "export_aoti",
     "export_c",
     "export_calibration",
     "export_onnx",

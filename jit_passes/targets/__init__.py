@@ -8,7 +8,7 @@ from typing import Any
 from .. import _C
 from ..errors import JitPassesError
 from ..registered import UnknownError
-from .engines import XNNPACK, Engine, Inductor, OnnxRuntime, OpenVINO, TensorRT
+from .engines import QONNX, XNNPACK, Engine, Inductor, OnnxRuntime, OpenVINO, TensorRT
 from .fixed_point import FixedPoint
 from .partition import CompileRegions, Partition, Region, RegionValue
 from .quantizers import PowerOfTwoQuantizer, QnnpackQuantizer, TargetQuantizer, X86Quantizer
@@ -18,6 +18,7 @@ from .target import Target
 from .x86 import X86
 
 __all__ = [
+    "QONNX",
     "X86",
     "XNNPACK",
     "CompileRegions",

@@ -7,7 +7,6 @@ translated in `operators.py`, since it has none of them.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,16 +15,21 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from ..._version import __version__
-from ...errors import ArgumentError, JitPassesError, first_line
+from ...errors import ArgumentError, JitPassesError, first_line, not_among
 from ...files import check_writable, write_whole
 from ...logs import silenced
 from ...stages.module import Report, part_of
+from ...targets import QONNX
+from ..origin import origin_of
 from ..program import to_exported_program
 from .dynamic import check_chosen
 from .fold import fold_weights
+from .names import name_values
 from .operators import translations
 from .pools import spell_out_pools
+from .qonnx import codes_of_weights, write_quant
 
+FORMS = ("qdq", "qonnx")
 FIRST, LAST = 18, 23  # opsets
 LARGE = 2**31 - 2**20  # bytes: a file of protobuf ends below 2 GiB
 # It tells which operators of torchvision it leaves out.
@@ -40,6 +44,7 @@ def export_onnx(
     *,
     opset: int = 21,
     output_names: Sequence[str] | None = None,
+    form: str | None = None,
     method: str = "forward",
 ) -> None:
     """Write a float model, or a reference model with its quantization, as an ONNX file.
@@ -54,16 +59,21 @@ def export_onnx(
         dynamic_shapes: the sizes that are open, as `torch.export.export` takes them; None for none.
         opset: of the file, 18 to 23. Codes of 16 bits and groups need 21.
         output_names: names of the results; None for those of their values.
+        form: "qdq" for QuantizeLinear and DequantizeLinear, "qonnx" for the operator `Quant` of
+            QONNX; None for that of the model's target, which is "qonnx" for the target `qonnx` and
+            "qdq" for all others.
         method: the method to export.
 
     Raises:
         JitPassesError: onnx or onnxscript is not installed; `to_exported_program` refuses the
             model; ONNX has no form for an operator, or for scales that the model chooses as it
-            runs; or the opset is unknown.
+            runs; or the opset or the form is unknown.
         JitPassesError: the file cannot be written; this is an OSError too.
     """
     if opset not in range(FIRST, LAST + 1):
         raise ArgumentError(f"opset is a whole number from {FIRST} to {LAST}, not {opset!r}")
+    if form is not None and form not in FORMS:
+        raise ArgumentError(not_among("form", form, FORMS))
     check_writable(path)
     onnx = _imported("onnx")
     _imported("onnxscript")
@@ -85,8 +95,10 @@ def export_onnx(
     except Exception as error:
         raise JitPassesError(f"the model is not exported to ONNX: {_reason(error)}") from error
     written.rename_axes(_axes(program, dynamic_shapes))
-    _name(written, fixed=output_names or ())
-    _describe(written.model, part_of(model, method))
+    name_values(written, fixed=output_names or ())
+    if (form or _form_of(part_of(model, method))) == "qonnx":
+        write_quant(written.model, codes_of_weights(program))
+    _describe(written.model, origin_of(model, method))
     if sum(value.nbytes for value in program.state_dict.values()) > LARGE:
         written.save(path, external_data=True)
         onnx.checker.check_model(os.fspath(path))
@@ -94,6 +106,12 @@ def export_onnx(
     proto = written.model_proto
     onnx.checker.check_model(proto, full_check=True)
     write_whole(path, proto.SerializeToString())
+
+
+def _form_of(model: torch.jit.ScriptModule) -> str:
+    """Return the form of quantize and dequantize that the model's target reads."""
+    report = Report.read(model)
+    return "qonnx" if report is not None and report.target.get("name") == QONNX.name else "qdq"
 
 
 def _imported(name: str) -> Any:
@@ -137,49 +155,8 @@ def _is_shape(value: Any) -> bool:
     return value is None or (listed and any(isinstance(size, sizes[:2]) for size in value))
 
 
-def _name(written: Any, fixed: Sequence[str]) -> None:
-    """Give the values of a file the names that they have here, and nodes the names of their values.
-
-    `torch.onnx` takes the names of nodes of the program, `conv2d_1`. A quantized value has three
-    tensors: `conv:conv2d`, `conv:conv2d:quantized` and `conv:conv2d:dequantized`.
-    """
-    known = {
-        node.name: node.meta["custom"]["name"]
-        for module in written.exported_program.graph_module.modules()
-        if isinstance(module, torch.fx.GraphModule)
-        for node in module.graph.nodes
-        if "custom" in node.meta and "name" in node.meta["custom"]
-    }
-    suffixes = {"QuantizeLinear": ":quantized", "DequantizeLinear": ":dequantized"}
-    suffixes["DynamicQuantizeLinear"] = ":quantized"
-    graph = written.model.graph
-    taken = {value.name for value in (*graph.inputs, *graph.initializers.values())} | set(fixed)
-    for node in graph.all_nodes():
-        for value in node.outputs:
-            if value.name in known and value.name not in fixed:
-                name = known[value.name] + suffixes.get(node.op_type, "")
-                value.name = _free(name, taken)
-                taken.add(value.name)
-        space = node.metadata_props.get("namespace", "")
-        node.metadata_props.clear()  # of nodes of PyTorch, and lines of files of this machine
-        if space:
-            node.metadata_props["namespace"] = space
-        node.name = node.outputs[0].name
-
-
-def _free(name: str, taken: set[str]) -> str:
-    found, number = name, 0
-    while found in taken:
-        number += 1
-        found = f"{name}#{number}"
-    return found
-
-
-def _describe(model: Any, origin: Any) -> None:
+def _describe(model: Any, origin: str) -> None:
     """Write down what made a file."""
     model.producer_name, model.producer_version = "jit_passes", __version__
-    report = Report.read(origin)
-    made = {"jit_passes": __version__, "torch": torch.__version__}
-    made |= {} if report is None else dict(report.made)
     model.metadata_props.clear()
-    model.metadata_props["jit_passes"] = json.dumps(made)
+    model.metadata_props["jit_passes"] = origin

@@ -34,7 +34,7 @@ def fold_weights(model: Any) -> None:
                     shape=tensor.shape,
                 )  # fmt: skip
             node.replace_input_with(index, made[key])
-    _remove_unused(model.graph)
+    remove_unused(model.graph)
     for value in made.values():
         model.graph.register_initializer(value)
 
@@ -64,7 +64,7 @@ def _computed(array: Any, steps: list[Any]) -> Any:
     return array
 
 
-def _remove_unused(graph: Any) -> None:
+def remove_unused(graph: Any) -> None:
     """Remove nodes that nothing reads, and initializers that only they have read."""
     for node in reversed(list(graph.all_nodes())):
         if not any(output.uses() or output.is_graph_output() for output in node.outputs):

@@ -26,3 +26,9 @@ def made_by(value: Any, kind: str) -> Any:
     """Return the node of ONNX that makes a value, if it is of that kind; None otherwise."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == kind else None
+
+
+def block_size(decoded: Any) -> int:
+    """Return how many inputs of a weight have a scale in common; 0 for all."""
+    attribute = None if decoded is None else decoded.attributes.get("block_size")
+    return 0 if attribute is None else int(attribute.as_int())

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .dynamic import chosen_of
-from .graph import made_by, nodes_of, state_of
+from .graph import block_size, made_by, nodes_of, state_of
 
 _ATEN = torch.ops.aten
 _FLOAT = 1  # ONNX's number of float32
@@ -49,7 +49,7 @@ def product_translations(
 
     def linear(input: Any, weight: Any, bias: Any = None) -> Any:
         decoded, chosen = made_by(weight, "DequantizeLinear"), chosen_of(input)
-        if size := _block_size(decoded):
+        if size := block_size(decoded):
             parts = [op.Transpose(part, perm=[1, 0]) for part in decoded.inputs if part is not None]
             weight = op.DequantizeLinear(*parts, axis=0, block_size=size)
             product = op.MatMul(input, weight)
@@ -102,12 +102,6 @@ def product_translations(
 
     dynamic = _has_dynamic_convolutions(program)
     return {_ATEN.linear.default: linear} | (dict.fromkeys(_KINDS, convolution) if dynamic else {})
-
-
-def _block_size(decoded: Any) -> int:
-    """Return how many inputs of a weight have a scale in common; 0 for all."""
-    attribute = None if decoded is None else decoded.attributes.get("block_size")
-    return 0 if attribute is None else attribute.as_int()
 
 
 def _options(

@@ -6,7 +6,8 @@ from .engine import Engine
 from .inductor import Inductor
 from .onnxruntime import OnnxRuntime
 from .openvino import OpenVINO
+from .qonnx import QONNX
 from .tensorrt import TensorRT
 from .xnnpack import XNNPACK
 
-__all__ = ["XNNPACK", "Engine", "Inductor", "OnnxRuntime", "OpenVINO", "TensorRT"]
+__all__ = ["QONNX", "XNNPACK", "Engine", "Inductor", "OnnxRuntime", "OpenVINO", "TensorRT"]

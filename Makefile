@@ -37,7 +37,8 @@ export PYTHONPATH = $(CURDIR)
 PYTEST = $(if $(PRELOAD),LD_PRELOAD="$(PRELOAD)") $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 \
   --dist loadgroup --max-worker-restart 0 --durations=30 --durations-min=1 $(TESTS)
 
-.PHONY: help demo build test test-fast soak fuzz asan test-torch lint stub docs site gallery format bench wheel sdist clean
+.PHONY: help demo build test test-fast soak fuzz asan test-torch lint lint-style lint-types lint-generated stub docs site \
+  gallery format bench wheel sdist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,16 +72,22 @@ asan: $(INSTALLED) ## run the tests of operators and plans, and 10,000 bad plans
 	$(MAKE) -C .torch-asan VENV=$(abspath $(VENV)) TESTS="--timeout 0 $(SANITIZED:%=tests/test_%.py)" \
 	  PRELOAD="$(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)" test
 
-lint: $(INSTALLED) ## check style, types, stub, tables of documents and imports; change nothing
+lint: lint-style lint-types lint-generated ## check style, types, stub, tables of documents and imports; change nothing
+
+lint-style: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m tools.stub --check
-	$(BIN)/stubtest --concise --allowlist tools/stubtest.txt jit_passes._C
-	$(BIN)/python -m tools.generate_docs --check
 	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.includes
+
+lint-types: $(INSTALLED)
+	$(BIN)/mypy
+	$(BIN)/stubtest --concise --allowlist tools/stubtest.txt jit_passes._C
+
+lint-generated: $(INSTALLED)
+	$(BIN)/python -m tools.stub --check
+	$(BIN)/python -m tools.generate_docs --check
 
 stub: $(INSTALLED) ## write jit_passes/_C.pyi anew from the extension
 	$(BIN)/python -m tools.stub

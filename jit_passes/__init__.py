@@ -15,6 +15,7 @@ from .export import (
     export_c,
     export_calibration,
     export_onnx,
+    export_vectors,
     from_exported_program,
     to_exported_program,
 )
@@ -132,6 +133,7 @@ __all__ = [
     "export_c",
     "export_calibration",
     "export_onnx",
+    "export_vectors",
     "fake_quantizers",
     "fill",
     "format_graph",

@@ -39,7 +39,8 @@ class Drawn(nn.Module):
         kinds = [draw.choice(("residual", "depthwise", "max", "average")) for _ in range(3)]
         self.blocks = nn.ModuleList(_Block(kind, width) for kind in kinds)
         self.hidden, self.head = nn.Linear(width, 8), nn.Linear(8, 5)
-        nn.init.constant_(self.hidden.bias, 0.25)
+        for layer in (self.hidden, self.head):  # neither gives zeros alone
+            nn.init.constant_(layer.bias, 0.25)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))

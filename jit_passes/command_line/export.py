@@ -21,6 +21,7 @@ from ..export import (
     export_c,
     export_calibration,
     export_onnx,
+    export_vectors,
     to_exported_program,
 )
 from ..export.encoding import KINDS
@@ -33,6 +34,8 @@ from .files import check_output, load_model
 from .outcome import show
 
 MODELS = {"pt2": "torch.export.load", "onnx": "ONNX Runtime", "c": "C99"}  # and who reads them
+MODELS |= {"vectors": "testbenches"}
+FOLDERS = ("c", "vectors")
 READ = {"onnx": ("onnxruntime", "openvino", "tensorrt"), "pt2": ("inductor", "xnnpack")}
 VECTORS = 8  # samples that a program in C is tested with, at most
 EPILOG = """\b
@@ -44,6 +47,7 @@ Examples:
   jit-passes export reference.pt --to onnx --data calib.npz -o model.onnx
   jit-passes export model.pt --to onnx --engine onnxruntime --data calib.npz -o int8.onnx
   jit-passes export fixed_point.pt --to c --data calib.npz -o folder
+  jit-passes export fixed_point.pt --to vectors --data calib.npz -o folder
 """
 
 
@@ -72,7 +76,8 @@ def export(
     which an engine quantizes the float model. --to pt2 and --to onnx write the model itself, float
     or quantized for an engine or for the target `reference`, and need a batch; the number of its
     samples is open where it has two or more. --to c writes a model for the target `fixed_point` as
-    a folder of C99, for one sample, with the first samples as test vectors.
+    a folder of C99, for one sample, with the first samples as test vectors; --to vectors writes
+    operands and results of each of its operators for these samples, for testbenches of hardware.
 
     With --engine a float MODEL is quantized and written in one go.
     """
@@ -85,7 +90,7 @@ def export(
         kinds = " or ".join(kind for kind, names in READ.items() if target.name in names)
         raise click.UsageError(f"--engine {target.name} reads files of --to {kinds}")
     loaded = load_model(model)
-    if form != "c":
+    if form not in FOLDERS:
         check_output(output, [path for path in (model, config, data["data"]) if path is not None])
     batches = options.given_data(loaded, method, **data) if target or form in MODELS else None
     if form in MODELS and batches is None:
@@ -158,10 +163,13 @@ def _export_model(
     if isinstance(batch, dict) and list(batch) == names[: len(batch)]:
         batch = tuple(batch.values())  # a program is called as its example was
     given = batch if isinstance(batch, tuple | dict) else (batch,)
-    if form == "c":
+    if form in FOLDERS:
         count = min(len(value) for value in given)
         samples = [tuple(value[i : i + 1] for value in given) for i in range(min(count, VECTORS))]
-        export_c(model, output, samples[0], samples[1:], method=method)
+        if form == "vectors":
+            export_vectors(model, samples, output, method=method)
+        else:
+            export_c(model, output, samples[0], samples[1:], method=method)
         return
     shapes = tree_map(_open_samples, given)
     if form == "onnx":

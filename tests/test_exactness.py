@@ -15,6 +15,8 @@ import jit_passes
 from jit_passes import JitPassesError, conformance, exactness
 from jit_passes.targets import FixedPoint
 from tests.seeds import FEW, seeds
+from tests.test_fixed_point import data as fixed_point_data
+from tests.test_fixed_point import slots
 
 ENGINES = ["fixed_point", "onnxruntime", "onnxruntime_optimized"]
 CONFIG: dict[str, Any] = {
@@ -93,6 +95,35 @@ def test_engines_agree_where_they_must(seed: int) -> None:
     shown = {row.name for row in found.rows if row.engine == "onnxruntime_optimized"}
     assert len(shown) == told.values + 1, found.unseen
     assert not told.doubts and "must agree" in str(told)
+
+
+def test_five_slots() -> None:
+    """A correlation of 16 bits and its bias are rounded apart, and engines agree on them."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    reference, _ = slots("shift")
+    x = fixed_point_data(1, seed=5)[0]
+    told = exactness(reference, x)
+    assert told.exact and {doubt.condition for doubt in told.doubts} <= {"pairs"}, told
+    found = conformance(reference, [x], ENGINES)
+    assert found.equal and not found.missing, found
+    seen = {row.operator for row in found.rows if row.engine == "onnxruntime_optimized"}
+    assert {"jit_passes::correlation", "jit_passes::add_bias"} <= seen
+
+
+def test_the_bound_of_a_bias_in_slots() -> None:
+    """A bias whose steps are far from those of the correlation leaves float32."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 2, 1)
+    with torch.no_grad():
+        conv.bias.copy_(torch.tensor([2.0**12, 2.0**-9]))
+    trained = jit_passes.quantize_slots(
+        torch.jit.script(nn.Sequential(conv)), recipe="graffitist", target=FixedPoint("shift")
+    )
+    for x in fixed_point_data():
+        trained.train()(x)
+    told = exactness(jit_passes.convert(trained.eval()), fixed_point_data(1)[0])
+    assert ("0:add_bias", "sum") in {(doubt.name, doubt.condition) for doubt in told.doubts}, told
 
 
 def conditions(module: nn.Module, target: Any = None, config: Any = None) -> dict[str, str]:

@@ -187,6 +187,8 @@ class Reader:
             self.buffers[node.output.id] = self.buffer(node, source).reshaped(shape)
         elif node.kind == "aten::max_pool2d":
             self._maximum(node)
+        elif node.kind == "aten::repeat_interleave" and self.value(source).dim() < AXES:
+            self._repeated(node)
         else:
             self._move(node)
 
@@ -289,6 +291,16 @@ class Reader:
         x, y = self.buffer(node, steps.codes), self.new(node)
         array = self.constant(node, "table", y.ctype, self.value(table))
         self.call(node, "lookup", [str(y.count), x, str(steps.zero), array, y], [x], y)
+
+    def _repeated(self, node: NodeView) -> None:
+        """Repeat each code along an axis: a copy with one more axis, of step 0 in the operand."""
+        x, y = self.buffer(node, node.main_operand), self.new(node)
+        times, axis = (self.value(value) for value in node.inputs[1:3])
+        behind = int(axis) % len(x.shape) + 1
+        shape, steps = list(x.shape), strides_of(x.shape)
+        shape.insert(behind, int(times))
+        steps.insert(behind, 0)
+        self._copy(node, x, y, (0, steps), (0, strides_of(shape)), tuple(shape))
 
     def _concatenation(self, node: NodeView) -> None:
         y, begin = self.new(node), 0

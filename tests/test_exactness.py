@@ -15,8 +15,6 @@ import jit_passes
 from jit_passes import JitPassesError, conformance, exactness
 from jit_passes.targets import FixedPoint
 from tests.seeds import FEW, seeds
-from tests.test_fixed_point import data as fixed_point_data
-from tests.test_fixed_point import slots
 
 ENGINES = ["fixed_point", "onnxruntime", "onnxruntime_optimized"]
 CONFIG: dict[str, Any] = {
@@ -97,12 +95,24 @@ def test_engines_agree_where_they_must(seed: int) -> None:
     assert not told.doubts and "must agree" in str(told)
 
 
+def in_slots(module: nn.Module) -> torch.jit.ScriptModule:
+    """Return a reference model whose convolutions are rounded twice."""
+    target = FixedPoint("shift")
+    scripted = torch.jit.script(module)
+    trained = jit_passes.quantize_slots(scripted, recipe="graffitist", target=target).train()
+    for x in data(0):
+        trained(x)
+    return jit_passes.convert(trained.eval())
+
+
 def test_five_slots() -> None:
     """A correlation of 16 bits and its bias are rounded apart, and engines agree on them."""
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    reference, _ = slots("shift")
-    x = fixed_point_data(1, seed=5)[0]
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU(), nn.Conv2d(4, 3, 3, stride=2)
+    reference = in_slots(nn.Sequential(*layers))
+    x = data(5)[0]
     told = exactness(reference, x)
     assert told.exact and {doubt.condition for doubt in told.doubts} <= {"pairs"}, told
     found = conformance(reference, [x], ENGINES)
@@ -117,12 +127,7 @@ def test_the_bound_of_a_bias_in_slots() -> None:
     conv = nn.Conv2d(3, 2, 1)
     with torch.no_grad():
         conv.bias.copy_(torch.tensor([2.0**12, 2.0**-9]))
-    trained = jit_passes.quantize_slots(
-        torch.jit.script(nn.Sequential(conv)), recipe="graffitist", target=FixedPoint("shift")
-    )
-    for x in fixed_point_data():
-        trained.train()(x)
-    told = exactness(jit_passes.convert(trained.eval()), fixed_point_data(1)[0])
+    told = exactness(in_slots(nn.Sequential(conv)), data(0)[0])
     assert ("0:add_bias", "sum") in {(doubt.name, doubt.condition) for doubt in told.doubts}, told
 
 

@@ -2,7 +2,7 @@
 
 The target is `fixed_point` with powers of two, calibrated. C is compiled by gcc for this processor:
 `-O2 -fsanitize=undefined,address`, any finding is an error, for its results, and `-Os` for its
-size. Weights of the larger networks are random, with BatchNorm statistics from data. Usage, from
+size. Weights are random, with BatchNorm statistics from data. Usage, from
 the repository root::
 
     python -m benchmarks.integers

@@ -16,6 +16,7 @@ from .export import (
     export_c,
     export_calibration,
     export_onnx,
+    export_vectors,
     from_exported_program,
     to_exported_program,
 )
@@ -134,6 +135,7 @@ __all__ = [
     "export_c",
     "export_calibration",
     "export_onnx",
+    "export_vectors",
     "fake_quantizers",
     "fill",
     "format_graph",

@@ -39,7 +39,8 @@ class Drawn(nn.Module):
         kinds = [draw.choice(("residual", "depthwise", "max", "average")) for _ in range(3)]
         self.blocks = nn.ModuleList(_Block(kind, width) for kind in kinds)
         self.hidden, self.head = nn.Linear(width, 8), nn.Linear(8, 5)
-        nn.init.constant_(self.hidden.bias, 0.25)
+        for layer in (self.hidden, self.head):  # neither gives zeros alone
+            nn.init.constant_(layer.bias, 0.25)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))
@@ -92,6 +93,42 @@ def test_engines_agree_where_they_must(seed: int) -> None:
     shown = {row.name for row in found.rows if row.engine == "onnxruntime_optimized"}
     assert len(shown) == told.values + 1, found.unseen
     assert not told.doubts and "must agree" in str(told)
+
+
+def in_slots(module: nn.Module) -> torch.jit.ScriptModule:
+    """Return a reference model whose convolutions are rounded twice."""
+    target = FixedPoint("shift")
+    scripted = torch.jit.script(module)
+    trained = jit_passes.quantize_slots(scripted, recipe="graffitist", target=target).train()
+    for x in data(0):
+        trained(x)
+    return jit_passes.convert(trained.eval())
+
+
+def test_five_slots() -> None:
+    """A correlation of 16 bits and its bias are rounded apart, and engines agree on them."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3, padding="same"), nn.ReLU(), nn.Conv2d(4, 3, 3, stride=2)
+    reference = in_slots(nn.Sequential(*layers))
+    x = data(5)[0]
+    told = exactness(reference, x)
+    assert told.exact and {doubt.condition for doubt in told.doubts} <= {"pairs"}, told
+    found = conformance(reference, [x], ENGINES)
+    assert found.equal and not found.missing, found
+    seen = {row.operator for row in found.rows if row.engine == "onnxruntime_optimized"}
+    assert {"jit_passes::correlation", "jit_passes::add_bias"} <= seen
+
+
+def test_the_bound_of_a_bias_in_slots() -> None:
+    """A bias whose steps are far from those of the correlation leaves float32."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 2, 1)
+    with torch.no_grad():
+        conv.bias.copy_(torch.tensor([2.0**12, 2.0**-9]))
+    told = exactness(in_slots(nn.Sequential(conv)), data(0)[0])
+    assert ("0:add_bias", "sum") in {(doubt.name, doubt.condition) for doubt in told.doubts}, told
 
 
 def conditions(module: nn.Module, target: Any = None, config: Any = None) -> dict[str, str]:

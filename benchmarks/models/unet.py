@@ -28,11 +28,18 @@ class DoubleConv(nn.Sequential):
 
 
 class Up(nn.Module):
-    """Transposed convolution, concatenation with the skip, two convolutions."""
+    """Transposed convolution, concatenation with the skip, two convolutions.
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
+    Or, for engines without transposed convolutions, nearest neighbours and a 1x1 convolution.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, transposed: bool) -> None:
         super().__init__()
-        self.upsample = nn.ConvTranspose2d(in_channels, out_channels, 2, stride=2)
+        self.upsample = (
+            nn.ConvTranspose2d(in_channels, out_channels, 2, stride=2)
+            if transposed
+            else nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(in_channels, out_channels, 1))
+        )
         self.conv = DoubleConv(2 * out_channels, out_channels)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
@@ -42,7 +49,7 @@ class Up(nn.Module):
 class UNet(nn.Module):
     """A four-level U-Net."""
 
-    def __init__(self, classes: int = 2, base: int = 32) -> None:
+    def __init__(self, classes: int = 2, base: int = 32, transposed: bool = True) -> None:
         super().__init__()
         self.stem = DoubleConv(3, base)
         self.down1 = DoubleConv(base, 2 * base)
@@ -50,10 +57,10 @@ class UNet(nn.Module):
         self.down3 = DoubleConv(4 * base, 8 * base)
         self.down4 = DoubleConv(8 * base, 16 * base)
         self.pool = nn.MaxPool2d(2)
-        self.up4 = Up(16 * base, 8 * base)
-        self.up3 = Up(8 * base, 4 * base)
-        self.up2 = Up(4 * base, 2 * base)
-        self.up1 = Up(2 * base, base)
+        self.up4 = Up(16 * base, 8 * base, transposed)
+        self.up3 = Up(8 * base, 4 * base, transposed)
+        self.up2 = Up(4 * base, 2 * base, transposed)
+        self.up1 = Up(2 * base, base, transposed)
         self.head = nn.Conv2d(base, classes, 1)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):

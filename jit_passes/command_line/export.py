@@ -22,6 +22,7 @@ from ..export import (
     export_c,
     export_calibration,
     export_onnx,
+    export_vectors,
     to_exported_program,
 )
 from ..export.encoding import KINDS
@@ -38,12 +39,14 @@ MODELS = {  # and who reads them
     "aoti": "AOTInductor",
     "onnx": "ONNX Runtime",
     "c": "C99",
+    "vectors": "testbenches",
 }
 READ = {
     "onnx": ("onnxruntime", "openvino", "tensorrt", "qonnx"),
     "pt2": ("inductor", "xnnpack"),
     "aoti": ("inductor",),
 }
+FOLDERS = ("c", "vectors")
 VECTORS = 8  # samples that a program in C is tested with, at most
 EPILOG = """\b
 Examples:
@@ -55,6 +58,7 @@ Examples:
   jit-passes export reference.pt --to onnx --data calib.npz -o model.onnx
   jit-passes export model.pt --to onnx --engine onnxruntime --data calib.npz -o int8.onnx
   jit-passes export fixed_point.pt --to c --data calib.npz -o folder
+  jit-passes export fixed_point.pt --to vectors --data calib.npz -o folder
 """
 
 
@@ -85,7 +89,9 @@ def export(
     itself, float or quantized for an engine or for the target `reference`, and need a batch; the
     number of its samples is open where it has two or more. --to aoti compiles it, with the C++
     compiler of this machine, for C++ programs without Python. --to c writes a model for the target
-    `fixed_point` as a folder of C99, for one sample, with the first samples as test vectors.
+    `fixed_point` as a folder of C99, for one sample, with the first samples as test vectors;
+    --to vectors writes operands and results of each of its operators for these samples, for
+    testbenches of hardware.
 
     With --engine a float MODEL is quantized and written in one go.
     """
@@ -99,7 +105,7 @@ def export(
             known = " or ".join(kinds)
             raise click.UsageError(f"--engine {target.name} reads files of --to {known}")
     loaded = load_model(model)
-    if form != "c":
+    if form not in FOLDERS:
         check_output(output, [path for path in (model, config, data["data"]) if path is not None])
     batches = options.given_data(loaded, method, **data) if target or form in MODELS else None
     if form in MODELS and batches is None:
@@ -172,10 +178,13 @@ def _export_model(
     if isinstance(batch, dict) and list(batch) == names[: len(batch)]:
         batch = tuple(batch.values())  # a program is called as its example was
     given = batch if isinstance(batch, tuple | dict) else (batch,)
-    if form == "c":
+    if form in FOLDERS:
         count = min(len(value) for value in given)
         samples = [tuple(value[i : i + 1] for value in given) for i in range(min(count, VECTORS))]
-        export_c(model, output, samples[0], samples[1:], method=method)
+        if form == "vectors":
+            export_vectors(model, samples, output, method=method)
+        else:
+            export_c(model, output, samples[0], samples[1:], method=method)
         return
     shapes = tree_map(_open_samples, given)
     if form == "onnx":

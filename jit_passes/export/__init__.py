@@ -23,6 +23,7 @@ from .onnx import export_onnx
 from .program import from_exported_program, to_exported_program
 from .reading import encodings_of
 from .tensorrt import from_tensorrt, to_tensorrt
+from .vectors import export_vectors
 
 __all__ = [
     "Encoding",
@@ -33,6 +34,7 @@ __all__ = [
     "export_c",
     "export_calibration",
     "export_onnx",
+    "export_vectors",
     "from_aimet",
     "from_exported_program",
     "from_nni",

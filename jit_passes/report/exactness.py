@@ -26,6 +26,7 @@ HEAD = ("value", "operator", "condition", "reason", "source")
 PAIRS = "pairs"
 _SUMS = ("aten::add", "aten::sub")
 _WEIGHTED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
+_CORRELATION, _ADD_BIAS = "jit_passes::correlation", "jit_passes::add_bias"
 _AVERAGES = ("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")
 _MEANS = ("aten::mean", "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d")
 _MAXIMA = ("aten::max_pool1d", "aten::max_pool2d", "aten::max_pool3d")
@@ -182,13 +183,16 @@ class _Reader:
 
     def _operator(self, node: NodeView) -> Iterator[tuple[str, str]]:
         """Yield what an operator between dequantize and quantize does not meet."""
-        weighted = node.kind in _WEIGHTED  # weight and bias are looked at there
+        # Weights and biases are looked at there.
+        weighted = node.kind in (*_WEIGHTED, _CORRELATION, _ADD_BIAS)
         operands = [node.main_operand] if weighted else list(_tensors(node))
         codes = [self._operand(value) for value in operands]
         read = [value for value in codes if value is not None]
         if len(read) != len(codes):
             kinds = [_kind(operands[i]) for i, value in enumerate(codes) if value is None]
             yield "rounding", f"it reads the result of {kinds[0]}, which is not rounded by itself"
+        elif node.kind == _ADD_BIAS:
+            yield from self._biased(node, read[0])
         elif weighted:
             yield from self._weighted(node, read[0])
         elif node.kind in _SUMS:
@@ -239,6 +243,18 @@ class _Reader:
         pair = 2 * largest * (x.high - x.low)
         if pair > PAIR and x.high - x.low < 2**8:
             yield PAIRS, f"two products may reach {pair}, and 16 bits hold {PAIR}"
+
+    def _biased(self, node: NodeView, x: QuantizedValue) -> Iterator[tuple[str, str]]:
+        found = _constant(node.operand("bias"))
+        if found is None:
+            yield "bias", "it is no constant integers"
+            return
+        codes, scales, zeros = found
+        yield from _grid(scales, zeros, "bias ")
+        step = min(*x.scale, *scales)
+        numbers = (codes.double() - torch.tensor(zeros)) * torch.tensor(scales)
+        largest = float(numbers.abs().max()) if numbers.numel() else 0.0
+        yield from _bounded(int((_largest(x) * max(x.scale) + largest) / step))
 
     def _sum(self, node: NodeView, read: list[QuantizedValue]) -> Iterator[tuple[str, str]]:
         alpha = node.operand("alpha")
@@ -329,6 +345,8 @@ def _constant(value: ValueView) -> tuple[torch.Tensor, list[float], list[int]] |
 
 def _bias(node: NodeView, scale: float, scales: list[float]) -> torch.Tensor | None:
     """Return the bias in steps of the sum, 0 without one; None if it has none."""
+    if node.kind == _CORRELATION:
+        return torch.zeros(1, dtype=torch.int64)
     value = node.operand("bias")
     if value.is_constant and value.constant is None:
         return torch.zeros(1, dtype=torch.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...errors import ArgumentError, JitPassesError
 from ...files import write_whole, writing
 from ...graph.view import GraphView
 from .program import Program, plan_arena
-from .reading import read_program
+from .reading import example_of, read_program
 from .text import Writer
 
 __all__ = ["export_c"]
@@ -40,7 +40,8 @@ def export_c(
     Args:
         model: lowered for the target `fixed_point`; it is not touched.
         folder: of the files; it is made.
-        example_inputs: a tensor, or tensors in a tuple or dict. It is the first test vector.
+        example_inputs: a tensor, or tensors in a tuple or dict; arguments with a default may be
+            left out. It is the first test vector.
         vectors: further ones, of the same sizes. Three are added: inputs with the lowest codes,
             with the highest, and with random ones.
         name: of the function and the files.
@@ -53,18 +54,13 @@ def export_c(
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         raise ArgumentError(f"name is a name in C, not {name!r}")
-    first = _tensors(example_inputs, model, method)
+    first = example_of(example_inputs, model, method)
     program, given, results = read_program(model, first, method)
     arena = plan_arena(program)
     examples = [[*given, *results]]
-    for inputs in (*vectors, *_edges(program, GraphView.of(model, method), first)):
-        tensors = _tensors(inputs, model, method)
-        if [x.shape for x in tensors] != [x.shape for x in first]:
-            raise JitPassesError(
-                f"a test vector has the sizes {[list(x.shape) for x in tensors]}, and the example "
-                f"{[list(x.shape) for x in first]}: the program in C has those of the example"
-            )
-        _, own, found = read_program(model, tensors, method)
+    edges = _edges(program, GraphView.of(model, method), first)
+    for inputs in (*examples_of(vectors, first, model, method), *edges):
+        _, own, found = read_program(model, inputs, method)
         examples.append([*own, *found])
     files = Writer(program, name, arena).files(examples)
     path = Path(folder)
@@ -74,24 +70,31 @@ def export_c(
         write_whole(path / file, content)
 
 
-def _tensors(inputs: Any, model: Any, method: str) -> tuple[torch.Tensor, ...]:
-    """Return inputs in the order of the method's arguments."""
-    if isinstance(inputs, Mapping):
-        names = [argument.name for argument in getattr(model, method).schema.arguments[1:]]
-        if set(inputs) != set(names):
-            raise ArgumentError(f"the method takes {names}, and the example has {list(inputs)}")
-        inputs = tuple(inputs[name] for name in names)
-    found = inputs if isinstance(inputs, tuple | list) else (inputs,)
-    for value in found:
-        if not isinstance(value, torch.Tensor):
-            kind = type(value).__name__
-            raise ArgumentError(f"an example is tensors, in a tuple or dict; one is of type {kind}")
-    return tuple(found)
+def examples_of(
+    inputs: Iterable[Any], sizes: Sequence[Any], model: Any, method: str
+) -> Iterator[tuple[Any, ...]]:
+    """Yield test vectors in the order of the method's arguments.
+
+    Raises:
+        JitPassesError: one has other sizes than the example.
+    """
+    for given in inputs:
+        found = example_of(given, model, method)
+        shapes = [[list(x.shape) for x in tensors_in(some)] for some in (found, sizes)]
+        if shapes[0] != shapes[1]:
+            raise JitPassesError(
+                f"a test vector has the sizes {shapes[0]}, and the example {shapes[1]}: the "
+                "program in C has those of the example"
+            )
+        yield found
 
 
-def _edges(
-    program: Program, graph: GraphView, first: tuple[torch.Tensor, ...]
-) -> Iterator[tuple[torch.Tensor, ...]]:
+def tensors_in(example: Sequence[Any]) -> list[torch.Tensor]:
+    """Return the tensors among the arguments of an example."""
+    return [x for x in example if isinstance(x, torch.Tensor)]
+
+
+def _edges(program: Program, graph: GraphView, first: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """Yield inputs with the lowest codes, with the highest, and with random ones."""
     generator = torch.Generator().manual_seed(0)
     buffers = {buffer.name: buffer for buffer in program.inputs}

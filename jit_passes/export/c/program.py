@@ -44,7 +44,7 @@ class Buffer:
         dtype: of the codes.
         shape: of the value that is computed into it.
         role: "input", "output" or "arena".
-        scale: input units per step, where it is an input or output.
+        scale: input units per step; 0 where no report knows it.
         zero_point: likewise.
         offset: in the arena, in bytes.
         base: the buffer that this one has in another shape.
@@ -91,12 +91,14 @@ class Constant:
     Attributes:
         name: in C.
         ctype: of its numbers.
-        numbers: in order.
+        numbers: in order, the last axis innermost.
+        shape: of the tensor that they are.
     """
 
     name: str
     ctype: str
     numbers: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 Argument = str | Buffer | Constant
@@ -142,6 +144,7 @@ class Program:
         outputs: buffers that the caller reads.
         rounding: of the target.
         accumulator_bits: of the target.
+        codes: of each buffer, for the example that the program was read with.
     """
 
     rounding: str
@@ -149,6 +152,7 @@ class Program:
     calls: list[Call] = field(default_factory=list)
     inputs: list[Buffer] = field(default_factory=list)
     outputs: list[Buffer] = field(default_factory=list)
+    codes: dict[Buffer, torch.Tensor] = field(default_factory=dict)
 
     @property
     def constants(self) -> list[Constant]:

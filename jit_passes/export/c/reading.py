@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 
-from ...errors import JitPassesError, count_of
+from ...errors import ArgumentError, JitPassesError, count_of
 from ...graph.view import GraphView, NodeView, ValueView
 from ...stages.faults import misfit
 from ...stages.module import ModelStage, Report, by_position, stage_of
@@ -20,6 +20,7 @@ from .program import CODES, Argument, Buffer, Call, Constant, Program, identifie
 from .sums import FormError, SumReader
 
 _OF_INPUT = ("to", "clamp", "round", "nan_to_num", "mul", "add")  # which quantize it
+_MOVES = ("copy", "gather", "max_pool2d")  # kernels that keep the grid
 _SAME_ORDER = (
     *("reshape", "flatten", "view", "squeeze", "unsqueeze", "unflatten", "contiguous"),
     *("clone", "detach", "alias"),
@@ -27,13 +28,13 @@ _SAME_ORDER = (
 
 
 def read_program(
-    model: torch.jit.ScriptModule, inputs: Sequence[torch.Tensor], method: str
+    model: torch.jit.ScriptModule, inputs: Sequence[Any], method: str
 ) -> tuple[Program, list[torch.Tensor], list[torch.Tensor]]:
     """Return a lowered model as a program for inputs of these sizes, and its codes for these.
 
     Args:
         model: lowered for the target `fixed_point`.
-        inputs: an example; the program has its sizes.
+        inputs: an example, as `example_of` returns it; the program has its sizes.
         method: of the model.
 
     Returns:
@@ -56,14 +57,50 @@ def read_program(
             command=f"{why}: quantize with --target fixed_point",
         )
     reader = Reader(GraphView.of(model, method), report, target)
-    reader.check(inputs)
-    function = getattr(model, method)
     try:
-        with torch.no_grad():
-            function(*inputs)
-    except Exception as error:
-        raise misfit(function, tuple(inputs), {}, "an example", error) from error
-    return reader.read(inputs)
+        return reader.read(inputs)
+    except JitPassesError:
+        raise
+    except Exception:  # operators have errors of many kinds, most of an example that does not fit
+        function = getattr(model, method)
+        try:
+            with torch.no_grad():
+                function(*inputs)
+        except Exception as error:
+            raise misfit(function, tuple(inputs), {}, "an example", error) from error
+        raise
+
+
+def example_of(inputs: Any, model: Any, method: str) -> tuple[Any, ...]:
+    """Return an example in the order of the method's arguments, with their defaults.
+
+    Raises:
+        ArgumentError: it has other arguments than the method, or one that is no tensor.
+    """
+    arguments = getattr(model, method).schema.arguments[1:]
+    names = [argument.name for argument in arguments]
+    if not isinstance(inputs, Mapping):
+        given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        if len(given) > len(names):
+            _refuse_count(len(names), len(given))
+        inputs = dict(zip(names, given, strict=False))
+    elif unknown := set(inputs) - set(names):
+        raise ArgumentError(f"the method takes {names}, and the example has {sorted(unknown)}")
+    for value in inputs.values():
+        if not isinstance(value, torch.Tensor):
+            kind = type(value).__name__
+            raise ArgumentError(f"an example is tensors, in a tuple or dict; one is of type {kind}")
+    missing = [a for a in arguments if a.name not in inputs and not a.has_default_value()]
+    if missing:
+        _refuse_count(len(names), len(inputs))
+    return tuple(inputs.get(a.name, a.default_value) for a in arguments)
+
+
+def _refuse_count(takes: int, given: int) -> NoReturn:
+    raise ArgumentError(
+        f"the model takes {count_of(takes, 'input')}, and the example has {given}: give a tuple of "
+        "as many tensors"
+    )
 
 
 class Reader:
@@ -80,23 +117,13 @@ class Reader:
         places = by_position(graph, report.places)
         self.values = {i: known[place] for i, place in places.items() if place in known}
 
-    def check(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Raise an error for another number of inputs than the model has."""
-        if len(inputs) != len(self.graph.inputs):
-            takes = count_of(len(self.graph.inputs), "input")
-            raise JitPassesError(
-                f"the model takes {takes}, and the example has {len(inputs)}: give a tuple of as "
-                "many tensors"
-            )
-
-    def read(
-        self, inputs: Sequence[torch.Tensor]
-    ) -> tuple[Program, list[torch.Tensor], list[torch.Tensor]]:
+    def read(self, inputs: Sequence[Any]) -> tuple[Program, list[torch.Tensor], list[torch.Tensor]]:
         self.results = dict(zip((v.id for v in self.graph.inputs), inputs, strict=True))
         for node in self.graph.nodes:
             if node.block == 0 and node.kind not in ("prim::Constant", "prim::GetAttr"):
                 self._read(node)
         found = [self._output(value) for value in _parts(self.graph.outputs)]
+        _spread_grids(self.program)
         read = {buffer for call in self.program.calls for buffer in call.reads}
         given = [(b, i) for i, b in self.buffers.items() if b.role == "input" and b in read]
         self.program.inputs = [buffer for buffer, _ in given]
@@ -165,6 +192,8 @@ class Reader:
             self.buffers[node.output.id] = self.buffer(node, source).reshaped(shape)
         elif node.kind == "aten::max_pool2d":
             self._maximum(node)
+        elif node.kind == "aten::repeat_interleave" and self.value(source).dim() < AXES:
+            self._repeated(node)
         else:
             self._move(node)
 
@@ -178,7 +207,6 @@ class Reader:
                 raise self.error(maker, "it is computed in float")
             value = maker.main_operand
         self.new(node, value.name).role = "input"
-        self._describe(node)
         return True
 
     def _is_float(self, value: ValueView) -> bool:
@@ -186,15 +214,17 @@ class Reader:
         return isinstance(found, torch.Tensor) and found.is_floating_point()
 
     def _describe(self, node: NodeView) -> None:
-        """Note scale and zero point of codes that come in, also where they are known later."""
+        """Note scale and zero point of codes, also where they are known behind a move."""
         value, buffer = self.values.get(node.index), self.buffers[node.output.id].memory
-        if value is not None and buffer.role == "input":
+        if value is not None:
             buffer.scale, buffer.zero_point = float(value.scale[0]), int(value.zero_point[0])
 
     def new(self, node: NodeView, name: str | None = None) -> Buffer:
         found = self.results[node.output.id]
         label = name or self.name(node)
         made = self.buffers[node.output.id] = Buffer(label, found.dtype, tuple(found.shape))
+        self.program.codes[made] = found
+        self._describe(node)
         return made
 
     def buffer(self, node: NodeView, value: ValueView) -> Buffer:
@@ -215,6 +245,7 @@ class Reader:
         buffer = self.buffers[codes.id].memory
         if buffer.role != "arena":
             copied = Buffer(f"{buffer.name} again", buffer.dtype, buffer.shape)
+            self.program.codes[copied] = self.results[codes.id]
             whole = (0, strides_of(buffer.shape))
             self._copy(node, buffer, copied, whole, whole)
             buffer = copied
@@ -246,8 +277,9 @@ class Reader:
             number += 1
             unique = f"{name}_{number}"
         self._made.add(unique)
-        values = torch.as_tensor(numbers).flatten().tolist()
-        return Constant(unique, ctype, tuple(map(int, values)))
+        tensor = torch.as_tensor(numbers)
+        values = tuple(map(int, tensor.flatten().tolist()))
+        return Constant(unique, ctype, values, tuple(tensor.shape))
 
     # Operators on codes alone
 
@@ -264,6 +296,16 @@ class Reader:
         x, y = self.buffer(node, steps.codes), self.new(node)
         array = self.constant(node, "table", y.ctype, self.value(table))
         self.call(node, "lookup", [str(y.count), x, str(steps.zero), array, y], [x], y)
+
+    def _repeated(self, node: NodeView) -> None:
+        """Repeat each code along an axis: a copy with one more axis, of step 0 in the operand."""
+        x, y = self.buffer(node, node.main_operand), self.new(node)
+        times, axis = (self.value(value) for value in node.inputs[1:3])
+        behind = int(axis) % len(x.shape) + 1
+        shape, steps = list(x.shape), strides_of(x.shape)
+        shape.insert(behind, int(times))
+        steps.insert(behind, 0)
+        self._copy(node, x, y, (0, steps), (0, strides_of(shape)), tuple(shape))
 
     def _concatenation(self, node: NodeView) -> None:
         y, begin = self.new(node), 0
@@ -330,6 +372,16 @@ class Reader:
         if move is not node:
             found = found[self.value(node.inputs[1])]
         return found, fill
+
+
+def _spread_grids(program: Program) -> None:
+    """Note scale and zero point of codes that were moved from or to others whose grid is known."""
+    moves = [call for call in program.calls if call.kernel in _MOVES]
+    ways = [(x, call.writes) for call in moves for x in call.reads]
+    backwards = [(y, x) for x, y in reversed(ways)]
+    for known, other in (*ways, *backwards, *ways):
+        if known.scale and not other.scale:
+            other.scale, other.zero_point = known.scale, known.zero_point
 
 
 def _box_of(places: torch.Tensor) -> list[tuple[int, int]]:

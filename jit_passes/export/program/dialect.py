@@ -7,6 +7,7 @@
     jit_passes::choose_qparams          choose_qparams.tensor, choose_qparams_symmetric.tensor
     jit_passes::quantize_dynamic        quantize_per_tensor.tensor
     jit_passes::dequantize_dynamic      dequantize_per_tensor.tensor
+    jit_passes::correlation, add_bias   a convolution without its bias, and a sum, of ATen
 
 Integers are ours but for ties: those operators round x / scale and add the zero point, and with
 torch 2.13 ours round the sum. Scales of tokens are spelled out in operators of ATen.
@@ -184,6 +185,21 @@ def _lookup(op: Any, limits: Limits | None) -> Form:
     return lambda codes, table, first: table[codes.to(torch.int64) - first]
 
 
+def _correlation(op: Any, limits: Limits | None) -> Form:
+    by_name = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+
+    def form(x: Tensor, weight: Tensor, stride: Any, padding: Any, *rest: Any) -> Any:
+        by_mode = isinstance(padding, str)
+        convolve: Any = by_name[weight.dim() - 2] if by_mode else torch.convolution
+        return convolve(x, weight, None, stride, padding, *rest)
+
+    return form
+
+
+def _add_bias(op: Any, limits: Limits | None) -> Form:
+    return lambda x, bias, dims: x + bias.to(x.dtype).reshape([-1] + [1] * dims)
+
+
 _FORMS: dict[str, Callable[[Any, Limits | None], Form]] = {
     "jit_passes::quantize": _quantize,
     "jit_passes::dequantize": _dequantize,
@@ -193,4 +209,6 @@ _FORMS: dict[str, Callable[[Any, Limits | None], Form]] = {
     "jit_passes::quantize_dynamic": _quantize_dynamic,
     "jit_passes::dequantize_dynamic": _dequantize_dynamic,
     "jit_passes::lookup_table": _lookup,
+    "jit_passes::correlation": _correlation,
+    "jit_passes::add_bias": _add_bias,
 }

@@ -14,7 +14,7 @@ import torch
 
 from ...errors import JitPassesError
 from ...export.c import export_c
-from ...export.c.reading import read_program
+from ...export.c.reading import example_of, read_program
 from ...stages.recording import tensors_of
 from .subject import Subject
 from .values import OUTPUT, Codes
@@ -54,7 +54,8 @@ class CompiledC:
 class _Library:
     def __init__(self, engine: CompiledC, given: dict[str, torch.Tensor]) -> None:
         method, grids = engine.subject.report.method, engine.subject.grids
-        self.program, _, _ = read_program(engine.model, tuple(given.values()), method)
+        example = example_of(given, engine.model, method)
+        self.program, _, _ = read_program(engine.model, example, method)
         for buffer in self.program.inputs:
             if not buffer.scale:
                 raise JitPassesError(f"the program does not know the scale of '{buffer.name}'")

@@ -1,0 +1,175 @@
+"""Whether the program in C, integers in TorchScript and the reference model are one, by model.
+
+The target is `fixed_point` with powers of two, calibrated. C is compiled by gcc for this processor:
+`-O2 -fsanitize=undefined,address`, any finding is an error, for its results, and `-Os` for its
+size. Weights are random, with BatchNorm statistics from data. Usage, from
+the repository root::
+
+    python -m benchmarks.integers
+    python -m benchmarks.integers --models keywords --requantization multiplier
+
+Columns: codes of all values at which TorchScript's integers are another than the reference model's;
+codes of results at which C's are another than TorchScript's, for five test vectors; seconds to
+write C, and to compile it with `-O2`; code and constants over weights and biases; the arena over
+the most that is needed at one time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from benchmarks import report
+from benchmarks.inputs import realistic
+from benchmarks.models.keywords import COEFFICIENTS, FRAMES, KeywordNet
+from benchmarks.models.mobilenet_v2 import MobileNetV2
+from benchmarks.models.resnet import resnet18
+from benchmarks.models.unet import UNet
+from jit_passes.export.c.program import Program, plan_arena
+from jit_passes.export.c.reading import read_program
+from jit_passes.targets import FixedPoint
+
+_HEADER = (
+    "model", "input", "TorchScript differs", "C differs", "write, s", "compile, s",
+    "flash / weights", "RAM / bound",
+)  # fmt: skip
+_STRICT = ("-std=c99", "-Wall", "-Wextra", "-pedantic", "-Wconversion", "-Werror")
+_CHECKED = ("-O2", "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
+
+
+def _digits(name: str) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        sys.path.insert(0, str(Path(__file__).parent.parent / "tutorials"))
+        import digits
+
+        made: nn.Module = getattr(digits, name)()
+        return made
+
+    return make
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, and the size of a sample."""
+
+    title: str
+    make: Callable[[], nn.Module]
+    size: tuple[int, ...]
+
+    def batch(self, count: int, seed: int) -> Tensor:
+        """Return inputs of which neighbours are alike, as those of images are."""
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(count, *self.size, generator=generator)
+        return x + nn.functional.avg_pool2d(x, 5, 1, 2) * 3
+
+
+CASES = {
+    "digits_resnet": Case("digits ResNet", _digits("DigitsResNet"), (1, 16, 16)),
+    "digits_mobilenet": Case("digits MobileNet", _digits("DigitsMobileNet"), (1, 16, 16)),
+    "keywords": Case("DS-CNN, keywords", KeywordNet, (1, FRAMES, COEFFICIENTS)),
+    "unet": Case("U-Net, 8 base channels", lambda: UNet(2, 8, transposed=False), (3, 64, 64)),
+    "mobilenet_v2": Case("MobileNetV2", MobileNetV2, (3, 224, 224)),
+    "resnet18": Case("ResNet-18", resnet18, (3, 96, 96)),
+}
+
+
+def row(case: Case, target: FixedPoint) -> list[str]:
+    """Return a line of the table."""
+    torch.manual_seed(0)
+    net = realistic(case.make(), [case.batch(8, 100 + i) for i in range(4)])
+    sample = case.batch(1, 7)
+    model = torch.jit.trace(net, sample)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", jit_passes.JitPassesWarning)  # nothing stays in float
+        prepared = jit_passes.prepare(model, target=target)
+        jit_passes.calibrate(prepared, [case.batch(8, i) for i in range(4)])
+        reference = jit_passes.convert(prepared)
+        lowered = jit_passes.lower(reference)
+    found = jit_passes.conformance(reference, [sample], ["fixed_point"])
+    apart = sum(value.different for value in found.rows)
+    codes = sum(value.elements for value in found.rows)
+    program, _, _ = read_program(lowered, (sample,), "forward")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        start = perf_counter()
+        jit_passes.export_c(lowered, folder, sample, [case.batch(1, 8)])
+        written = perf_counter()
+        _gcc(folder, "-O2", "-c", "model.c", "-o", "model.o")
+        compiled = perf_counter()
+        _gcc(folder, "-Os", "-c", "model.c", "-o", "small.o")
+        _gcc(folder, *_CHECKED, "main.c", "model.c", "-o", "program")
+        done = subprocess.run(
+            ["./program"], cwd=folder, capture_output=True, text=True, check=False
+        )
+        told = done.stdout.strip().splitlines()[-1] if done.stdout else done.stderr[:200]
+        flash = _flash(folder / "small.o")
+    return [
+        case.title,
+        "x".join(map(str, case.size)),
+        f"{apart} of {codes:,}",
+        told.removesuffix(" codes differ"),
+        f"{written - start:.1f}",
+        f"{compiled - written:.1f}",
+        f"{flash / _weights(program):.3f}",
+        f"{plan_arena(program) / _bound(program):.3f}",
+    ]
+
+
+def _gcc(folder: Path, *arguments: str) -> None:
+    subprocess.run(["gcc", *_STRICT, *arguments], cwd=folder, check=True)
+
+
+def _flash(path: Path) -> int:
+    """Return the bytes of code and constants of an object file."""
+    sizes = subprocess.run(["size", path], capture_output=True, text=True, check=True).stdout
+    text, data, *_ = sizes.splitlines()[1].split()
+    return int(text) + int(data)
+
+
+def _weights(program: Program) -> int:
+    """Return the bytes of weights and biases."""
+    wide = {"int8_t": 1, "uint8_t": 1, "int16_t": 2, "int32_t": 4, "int64_t": 8}
+    kept = [c for c in program.constants if "_weight" in c.name or "_bias" in c.name]
+    return sum(len(constant.numbers) * wide[constant.ctype] for constant in kept)
+
+
+def _bound(program: Program) -> int:
+    """Return the most bytes between operators that are needed at one time."""
+    ends: dict[object, tuple[int, int, int]] = {}
+    for number, call in enumerate(program.calls):
+        for buffer in (call.writes, *call.reads):
+            if buffer.role == "arena":
+                first = ends.get(buffer, (number, 0, 0))[0]
+                ends[buffer] = (first, number, buffer.size)
+    numbers = range(len(program.calls))
+    live = ((size for a, b, size in ends.values() if a <= n <= b) for n in numbers)
+    return max(map(sum, live))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--requantization", choices=("shift", "multiplier"), default="shift")
+    given = parser.parse_args()
+    target = FixedPoint(given.requantization)
+    rows = []
+    for name in given.models:
+        rows.append(row(CASES[name], target))
+        print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+    print(report.table(_HEADER, rows))
+    print(report.machine_facts())
+
+
+if __name__ == "__main__":
+    main()

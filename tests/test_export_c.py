@@ -198,6 +198,31 @@ def test_refusals(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+class Scaled(nn.Module):
+    """Steps in front of a layer that look like those of quantize."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv((x * 2.0 + 0.25).clamp(-1.0, 1.0))
+        return y
+
+
+def test_steps_in_float_ahead_of_the_codes(tmp_path: Path) -> None:
+    """The program takes codes of its input, so nothing in float may be between them."""
+    x = torch.rand(1, 3, 8, 8)
+    rules = [{"op": op, "keep_float": True} for op in ("mul", "add", "clamp")]
+    with pytest.warns(jit_passes.JitPassesWarning, match="computed in float"):
+        lowered = jit_passes.quantize_script(
+            torch.jit.script(Scaled().eval()), [x], target="fixed_point",
+            config={"version": 1, "rules": rules},
+        )  # fmt: skip
+    with pytest.raises(JitPassesError, match=r"'clamp' .* is computed in float"):
+        jit_passes.export_c(lowered, tmp_path, x)
+
+
 def test_models_that_were_loaded_before_they_were_lowered(tmp_path: Path) -> None:
     """Files do not have which values are quantized: the report has."""
     batches = [torch.randn(2, 3, 8, 8)]

@@ -202,12 +202,22 @@ class Reader:
         value = node.main_operand
         if node.kind != "aten::to" or not self._is_float(value):
             return False
-        while (maker := value.producer) is not None:
-            if maker.kind.removeprefix("aten::") not in _OF_INPUT:
-                raise self.error(maker, "it is computed in float")
-            value = maker.main_operand
+        value = self._quantized(value)
+        if value.producer is not None:
+            raise self.error(value.producer, "it is computed in float")
         self.new(node, value.name).role = "input"
         return True
+
+    def _quantized(self, codes: ValueView) -> ValueView:
+        """Return the value that is divided by its scale, and rounded, on the way to codes."""
+        divided = False
+        while (maker := codes.producer) is not None:
+            kind = maker.kind.removeprefix("aten::")
+            if kind not in _OF_INPUT or (divided and kind != "to"):
+                break
+            divided |= kind == "mul"
+            codes = maker.main_operand
+        return codes
 
     def _is_float(self, value: ValueView) -> bool:
         found = self.value(value)

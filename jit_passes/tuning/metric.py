@@ -41,7 +41,7 @@ class Metric:
     def shown(self, score: float) -> str:
         """Return a score for people."""
         if not self.unit:
-            return f"{score:.6g}"
+            return f"{score + 0.0:.6g}"  # of -0.0, 0
         return "no error" if score == math.inf else f"{score:.1f} {self.unit}"
 
 

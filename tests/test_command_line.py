@@ -222,7 +222,7 @@ def test_export_of_a_program(run: Run, model: Path, data: Path, tmp_path: Path) 
 def test_export_of_a_package(
     run: Run, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is wrong is told ahead of the compiler; a missing one is an error of the machine."""
+    """Errors of the caller come ahead of the compiler; a missing compiler is an error, too."""
     written = tmp_path / "package.pt2"
     how = ("export", model, "--to", "aoti", "--data", data, "-o", written)
     done = run(*how, "--engine", "onnxruntime")

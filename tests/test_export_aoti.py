@@ -55,7 +55,7 @@ def test_package_computes_what_the_program_does(reference: Any, tmp_path: Path) 
 def test_package_that_would_compute_wrongly(
     reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is run once, with its own checks switched on, ahead of being written."""
+    """A package runs once, with its own checks switched on, ahead of being written."""
     name, seen = "AOTI_RUNTIME_CHECK_INPUTS", []
 
     def compiled(program: Any, *, package_path: str, **options: Any) -> None:

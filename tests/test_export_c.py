@@ -210,17 +210,25 @@ class Scaled(nn.Module):
         return y
 
 
+class Whole(Scaled):
+    """A cast to whole numbers in front of a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x.to(torch.int32).to(torch.float32))
+        return y
+
+
 def test_steps_in_float_ahead_of_the_codes(tmp_path: Path) -> None:
     """The program takes codes of its input, so nothing in float may be between them."""
-    x = torch.rand(1, 3, 8, 8)
     rules = [{"op": op, "keep_float": True} for op in ("mul", "add", "clamp")]
-    with pytest.warns(jit_passes.JitPassesWarning, match="computed in float"):
-        lowered = jit_passes.quantize_script(
-            torch.jit.script(Scaled().eval()), [x], target="fixed_point",
-            config={"version": 1, "rules": rules},
-        )  # fmt: skip
-    with pytest.raises(JitPassesError, match=r"'clamp' .* is computed in float"):
-        jit_passes.export_c(lowered, tmp_path, x)
+    config = {"version": 1, "rules": rules}
+    x = 10 * torch.rand(1, 3, 8, 8)
+    for net, name, given in ((Scaled, "clamp", config), (Whole, "to", None)):
+        model = torch.jit.script(net().eval())
+        with pytest.warns(jit_passes.JitPassesWarning, match="computed in float"):
+            lowered = jit_passes.quantize_script(model, [x], target="fixed_point", config=given)
+        with pytest.raises(JitPassesError, match=rf"'{name}.*' .* is computed in float"):
+            jit_passes.export_c(lowered, tmp_path, x)
 
 
 def test_models_that_were_loaded_before_they_were_lowered(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Files:
-    """What a testbench sees: the folder."""
+    """The folder, as a testbench reads it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

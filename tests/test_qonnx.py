@@ -117,7 +117,7 @@ def test_what_has_no_form(tmp_path: Path) -> None:
 
 
 def test_codes() -> None:
-    """Those that `Quant` has by its documentation, and an error for others."""
+    """The documentation of `Quant` lists its ranges of codes; another range is an error."""
     for bits in range(2, 9):
         half = 2 ** (bits - 1)
         assert bits_of(-half, half - 1, "x") == (bits, True, False)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from tests.plans import Grid, Weighted, last_step, plan_of, reference, traced
 from tests.seeds import seeds
+from tests.test_x86_state import mutate
 
 
 def assert_steps(region: Any, inputs: list[Tensor], steps: float) -> None:
@@ -186,6 +187,8 @@ def test_prelu(rank: int, slopes: int) -> None:
         found = plan_of(region).run([given])[0]
         with torch.no_grad():
             assert torch.allclose(found, region(given), rtol=1e-6, atol=1e-7, equal_nan=True)
+    refused, ran = mutate(plan_of(region), x, 200)
+    assert refused and ran
     with pytest.raises(RuntimeError, match=r"has 6 slopes, and got the shape 2 5"):
         plan_of(traced(Unary(nn.PReLU(6), None), x)).run([torch.randn(2, 5, *x.shape[2:])])
 

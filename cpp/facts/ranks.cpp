@@ -110,7 +110,7 @@ AxisRange Ranks::ofBranches(const Value* result) const {
   return range;
 }
 
-// What the node demands of its operands, and what its results say of them.
+// Narrows the operands: by the demands of the node, and by its results.
 void Ranks::read(const Node* node) {
   for (size_t i = 0; i < node->inputs().size(); ++i) {
     if (isTensor(node->input(i))) {

@@ -1,4 +1,4 @@
-"""What made a file, as text in its metadata."""
+"""The origin of a file, as text in its metadata: versions, and how its model was quantized."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _Value = Any  # an int, a Buffer, a Constant, or a list or dict of these
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a function in C is called with.
+    """The arguments of a call of a function in C.
 
     Attributes:
         numbers: ints, and those of a struct in a dict under the name of its type.

@@ -209,11 +209,12 @@ class Reader:
         return True
 
     def _quantized(self, codes: ValueView) -> ValueView:
-        """Return the value that is divided by its scale, and rounded, on the way to codes."""
+        """Return the operand of quantize, in front of the steps that lead to codes."""
         divided = False
         while (maker := codes.producer) is not None:
             kind = maker.kind.removeprefix("aten::")
-            if kind not in _OF_INPUT or (divided and kind != "to"):
+            ahead = divided and kind != "to"  # only casts belong to quantizing there
+            if kind not in _OF_INPUT or ahead or not self._is_float(maker.output):
                 break
             divided |= kind == "mul"
             codes = maker.main_operand

@@ -125,7 +125,7 @@ def _write(graph: Any, node: Any, weights: Mapping[str, Codes]) -> None:
         ir.AttrString("rounding_mode", "ROUND"),
     ):
         node.attributes[attribute.name] = attribute
-    # In place of a quantize that has this name, which goes.
+    # The quantize in front goes, and leaves its name to this operator.
     if quantize is not None:
         quantize.outputs[0].name = f"{name}:codes"
     node.outputs[0].name = node.name = f"{name}:quantized"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import BASIC, Case
+from models import BASIC, CASES, Case
 from torch import Tensor, nn
 
 import jit_passes
@@ -37,6 +37,22 @@ def test_foretells_coverage(case: Case) -> None:
                 assert told.reason == "only its weight is quantized" and row.dtype == "int8"
             else:
                 assert (told.dtype, told.reason) == (row.dtype, row.reason)
+
+
+WRITES = [case for case in CASES if case.name.startswith(("inplace_", "state_", "norm_and_raw"))]
+
+
+@pytest.mark.parametrize("case", WRITES, ids=lambda case: case.name)
+def test_foretells_regions(case: Case) -> None:
+    """They are those of the reference model, where codes are copies of values that are written."""
+    model, data = case.build(case.frontends[0]), [case.arguments(2, 1)]
+    foretold = jit_passes.inspect(model, target="x86", mode="static", method=case.method)
+    prepared = jit_passes.prepare(model, target="x86", mode="static", method=case.method)
+    reference = jit_passes.convert(jit_passes.calibrate(prepared, data))
+    found = [region.operators for region in jit_passes.partition(reference, "x86").regions]
+    rows = {row.name for row in foretold}
+    names = [tuple(name for name in operators if name in rows) for operators in found]
+    assert sorted(map(sorted, foretold.regions)) == sorted(map(sorted, names))
 
 
 class Net(nn.Module):

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError, aligned, count_of
-from ..graph.view import NodeView, ValueView
+from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from ..quantizers.selection import origin_of, passes_on, readers_of
 from ..stages.annotate import FROZEN, Annotated, annotate, choose_quantizer
+from ..stages.foretell import foretold
 from ..stages.module import OperatorRecord
 from ..stages.parts import is_quantized, parts_of, record_of, records_of
 from ..stages.records import QuantizedUses, float_reason
 from ..tables import html_table
 from ..targets import Target
-from ..targets.units import IntegerOperators
+from ..targets.integer_operators import UnitFinder
 from .provenance import Description, provenance
 
 
@@ -194,14 +195,14 @@ class _Inspector:
         dequantizes = sum(self.is_read_in_float(value) for value in results.values())
         return Inspection(rows, quantizes, dequantizes)
 
-    def row(self, node: NodeView, regions: dict[int, int]) -> OperatorInspection:
+    def row(self, node: NodeView, regions: dict[str, int]) -> OperatorInspection:
         int8 = self.on_integers(node)
         bits, mode = self.all.precision(node) if node in self.annotations else ("", "")
         reason = "only its weight is quantized" if bits else ""
         if not int8 and not bits:
             reason = float_reason(node, self.annotations, self.target)
         return OperatorInspection(
-            node.name, node.kind, "int8" if int8 else "float", regions.get(node.index),
+            node.name, node.kind, "int8" if int8 else "float", regions.get(node.name),
             "" if int8 else reason, node.source, bits,
             mode if int8 or bits else "",
             self.annotations.chosen.get(node.name, "") if int8 or bits else "",
@@ -227,55 +228,12 @@ class _Inspector:
         found = readers_of(value, lambda user, _: user in self.annotations)
         return any(use is None or not self.on_integers(use[0]) for use in found)
 
-    def regions(self) -> dict[int, int]:
-        """Number the regions that the operators on integers will be in, from 1."""
-        units: dict[int, list[NodeView]] = {}  # by the operator that others are computed with
-        floats: list[NodeView] = []
-        for node in self.graph.nodes:
-            can = self.target.capability.dynamic_regions or not self.all.is_dynamic(node)
-            if self.on_integers(node) and can:
-                units.setdefault(self.owner(node).index, []).append(node)
-            elif self.is_moved(node):
-                units[node.index] = [node]
-            elif not self.target.capability.float_refusal(node):
-                floats.append(node)
-        integers = len(units)
-        units |= {node.index: [node] for node in floats}
-        number = {n.index: k for k, unit in enumerate(units.values()) for n in unit}
-        handed, shared = [], []
-        readers: dict[int, int] = {}
-        for own, value in ((number[n.index], v) for n in self.graph.nodes if n.index in number
-                           for v in self.codes_of(n)):  # fmt: skip
-            maker = value.producer
-            if maker is not None and maker.kind == "prim::ListUnpack":
-                maker = maker.main_operand.producer
-            if maker is not None and maker.index in number:
-                handed.append((number[maker.index], own))
-            if own < integers:
-                shared.append((readers.setdefault(value.id, own), own))
-        inside = set(range(integers, len(units)))
-        begins = self.target.capability.begins
-        operators = IntegerOperators(list(units.values()), [*handed, *shared], inside, begins)
-        found = operators.regions(self.annotated.module, self.annotated.method)
-        return {n.index: k for k, r in enumerate(found, 1) for unit in r for n in unit}
-
-    def is_moved(self, node: NodeView) -> bool:
-        """Whether it rearranges integers."""
-        return (
-            passes_on(node)
-            and origin_of(node.main_operand, self.uses.results).id in self.uses.results
-            and self.target.capability.move_refusal(node) is None
-        )
-
-    def codes_of(self, node: NodeView) -> list[ValueView]:
-        """Return the operands that it sees as codes; all operands of an operator in float."""
-        if node not in self.annotations:
-            return [value for _, _, value in node.operands]
-        return [
-            value
-            for position, element, value in node.operands
-            if self.uses.at(node, position, element) is not None
-        ]
+    def regions(self) -> dict[str, int]:
+        """Return the number of the region of each operator that is in one, by name, from 1."""
+        module, method = foretold(self.annotated), self.annotated.method
+        found = UnitFinder(GraphView.of(module, method), self.target).read().found
+        regions = found.regions(module, method)
+        return {n.name: k for k, r in enumerate(regions, 1) for unit in r for n in unit}
 
 
 def before(row: OperatorRecord, kind: str) -> OperatorInspection:

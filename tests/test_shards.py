@@ -1,11 +1,8 @@
-"""Profiles of parts of the data, by commands and by ranks, equal the one of all data."""
+"""Profiles of parts of the data, by commands and in Python, equal the one of all data."""
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +15,6 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning, Profile
 from jit_passes.profile import profile
-
-ROOT = Path(__file__).parent.parent
 
 
 class Branches(nn.Module):
@@ -137,43 +132,6 @@ def test_more_shards_than_files(run: Run, tmp_path: Path) -> None:
     assert told.code == 2 and "'0/3' is no shard" in told.err
 
 
-def work(rank: int, world: int, folder: Path, wrong: bool) -> None:
-    """Profile this rank's part of the data; the last one has none."""
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-    batches = [] if rank == world - 1 else list(samples().split(3))[rank :: world - 1]
-    if wrong and rank == 1:
-        batches.append(torch.zeros(1, 5, 6, 6))
-    try:
-        profile(model(), batches, progress=False).save(folder / f"rank{rank}.yaml")
-    except JitPassesError as error:
-        (folder / f"rank{rank}.txt").write_text(str(error))
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_ranks(wrong: bool, tmp_path: Path) -> None:
-    """All end with the same bytes, or with the error of the one that fails."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    arguments = [["3", str(tmp_path), str(int(wrong))]] * 3
-    processes = [
-        subprocess.Popen([sys.executable, __file__, str(rank), *rest], env=environment)
-        for rank, rest in enumerate(arguments)
-    ]
-    assert [process.wait(120) for process in processes] == [0, 0, 0]
-    if wrong:
-        told = {(tmp_path / f"rank{rank}.txt").read_text() for rank in range(3)}
-        assert len(told) == 1 and told.pop().startswith("rank 1: ")
-        return
-    whole = profile(model(), samples().split(3), progress=False)
-    wanted = text_of(whole, tmp_path).partition(b"\n")[2]
-    for rank in range(3):
-        assert (tmp_path / f"rank{rank}.yaml").read_bytes().partition(b"\n")[2] == wanted
-
-
 def test_a_profile_of_shards_quantizes() -> None:
     """The merged one gives the integers that all data give."""
     script, batches = model(), list(samples().split(3))
@@ -189,7 +147,3 @@ def test_a_profile_of_some_shards_warns() -> None:
     part = profile(model(), [samples()], shard=(2, 3))
     with pytest.warns(JitPassesWarning, match="lacks the shards 1/3, 3/3 of the data"):
         jit_passes.quantize_script(model(), profile=part, target="reference", mode="static")
-
-
-if __name__ == "__main__":
-    work(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4] == "1")

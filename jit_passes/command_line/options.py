@@ -144,7 +144,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Write the result as
 DATA = _options(
     click.option(
         "--data", type=FILE,
-        help="Samples: .npy, .npz, .pt, .safetensors, or a folder of these, or of images.",
+        help="Samples: .npy, .npz, .pt, .safetensors, .tar, or a folder of these, or of images.",
     ),
     click.option(
         "--random", "random", multiple=True, metavar="[NAME=]SHAPE[:DTYPE]",

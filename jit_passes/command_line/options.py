@@ -21,7 +21,7 @@ from ..passes.plugins import load_plugins
 from ..profile.form import shard_of
 from ..registered import UnknownError
 from ..targets import Target, resolve_target, targets
-from ..tuning.workers import Workers
+from ..workers import Workers
 from .data import Data, data_of, random_data
 from .images import Images
 from .outcome import note, warning

@@ -15,6 +15,7 @@ from ..report.provenance import provenance
 from . import options
 from .files import load_model
 from .outcome import Exit, failure, show
+from .pools import pool_of
 
 EPILOG = """\b
 Examples:
@@ -34,8 +35,8 @@ Examples:
 @options.JSON
 @options.common
 def conformance(
-    model: Path, method: str, engines: str, workers: int, as_json: bool, no_progress: bool,
-    **data: Any,
+    model: Path, method: str, engines: str, workers: int, dask: str | None, as_json: bool,
+    no_progress: bool, **data: Any,
 ) -> int:  # fmt: skip
     """Compare codes of a reference MODEL with those that engines compute, value by value.
 
@@ -50,7 +51,7 @@ def conformance(
         raise click.UsageError("values come from --data or --random")
     names = [name.strip() for name in engines.split(",") if name.strip()]
     shown = False if no_progress else None
-    with options.pool_of(workers) as executor:
+    with pool_of(workers, dask) as executor:
         found = run_conformance(
             reference, batches, names, progress=shown, method=method, executor=executor
         )

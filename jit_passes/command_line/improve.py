@@ -13,6 +13,7 @@ from ..tuning import improve as run_improve
 from . import options
 from .files import check_output, check_readable, load_model, save_model
 from .outcome import show
+from .pools import pool_of
 
 EPILOG = """\b
 Examples:
@@ -49,7 +50,7 @@ def improve(
     model: Path, metric: str | None, budget: float | None, time: float | None, float_only: bool,
     target: str, config: Path | None, mode: str | None, method: str, resume: Path | None,
     recipe: Path | None, output: Path, as_json: bool, no_progress: bool, workers: int,
-    **data: Any,
+    dask: str | None, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize MODEL to int8 with less loss: by the tools that help it.
 
@@ -68,7 +69,7 @@ def improve(
     if batches is None:
         raise click.UsageError("steps are tried on --data or --random")
     options.warn_of_random(data["random"])
-    with options.resumable(resume), options.pool_of(workers) as executor:
+    with options.resumable(resume), pool_of(workers, dask) as executor:
         found = run_improve(
             loaded, batches, measured, budget=budget, time=time,
             alternatives=() if float_only else ALTERNATIVES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,20 @@ def test_commands(form: str, run: Run, tmp_path: Path) -> None:
     assert run("merge", "--partial", *names[:5], "-o", tmp_path / "some.yaml").code == 0
     told = run("merge", tmp_path / "some.yaml", *names[4:], "-o", tmp_path / "all.yaml")
     assert told.code == 3 and "part5.yaml: the shard 5/7 is there twice" in told.err
+    told = run("merge", names[0], tmp_path / "merged" / ".." / names[0].name, "-o", tmp_path / "x")
+    assert told.code == 3 and "part1.yaml is given twice" in told.err
+    other = names[3].read_text()
+    names[3].write_text(re.sub("^jit_passes: .*$", "jit_passes: 0.0.7", other, flags=re.M))
+    told = run("merge", *names, "-o", tmp_path / "all.yaml")
+    assert told.code == 3 and "part4.yaml: profile 1 was made by version 0.0.7" in told.err
+    names[3].write_text(re.sub("^graph: .*$", f"graph: {'0' * 16}", other, flags=re.M))
+    told = run("merge", *names, "-o", tmp_path / "all.yaml")
+    assert told.code == 3 and "part4.yaml: profile 1 is of another graph" in told.err
+    names[3].unlink()
+    told = run("merge", *names, "-o", tmp_path / "all.yaml")
+    assert told.code == 3 and "part4.yaml" in told.err
+    names[3].write_text(other)
+    assert not (tmp_path / "all.yaml").exists()
     names[2].write_bytes(names[2].read_bytes()[:-200])
     told = run("merge", *names, "-o", tmp_path / "all.yaml")
     assert told.code == 3 and "part3.yaml" in told.err

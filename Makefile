@@ -16,7 +16,7 @@ PROGRESS := s|^\(\[[0-9/]*\]\) .*/\([^ /]*[.]cpp\) .*|\1 \2|p; /^\[[a-z]/p
 # Whole models, modules drawn at random, processes of their own: four fifths of the time of all.
 SLOW := properties qat_models qat_training tutorials freeze floor cpp qat_recipe parity split_conv_bias third_party \
   command_line_errors command_line lsq_start custom_ops slots lower_weights profile custom_quantizers x86_weights \
-  qat_distributed logs x86_joins x86_fused correlation qat tune sensitivity
+  qat_distributed ranks logs x86_joins x86_fused correlation qat tune sensitivity
 # Tests of C++ that reads memory by numbers of its own.
 SANITIZED := $(patsubst tests/test_%.py,%,$(wildcard tests/test_x86_*.py)) quantize_ops fake_quantize \
   lookup_table histogram training_operators

@@ -19,7 +19,7 @@ from .quantizers.backend import BackendQuantizer
 from .quantizers.base import Quantizer
 from .stages.annotate import choose_quantizer
 from .stages.batches import InputFn
-from .stages.calibrate import calibrate
+from .stages.calibrate import calibrate_alone
 from .stages.convert import converted
 from .stages.lower import lowered
 from .stages.methods import by_method, check_methods, join_methods
@@ -174,7 +174,7 @@ def _quantized(
     if profile is not None:
         fill(prepared, profile)
     elif staged.calibrating is not None:
-        calibrate(prepared, staged.calibrating, input_fn=input_fn, progress=progress)
+        calibrate_alone(prepared, staged.calibrating, input_fn, progress)
     elif needs_data(prepared):
         raise JitPassesError(RANGES, command=OPTIONS)
     else:

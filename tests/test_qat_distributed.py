@@ -51,8 +51,49 @@ def work(rank: int, world: int, folder: Path) -> None:
     model = prepare_qat(compiled(seeded(Plain), batch(*SHAPE))).train()
     model(batch(*SHAPE) if rank == 0 else torch.zeros(0, 3, 8, 8))
     results["empty"] = [state_of(model)]
+    results["sharded optimizer"] = sharded(rank, world)
     torch.save(results, folder / f"rank{rank}.pt")
+    (folder / f"rank{rank}.txt").write_text(refusal_of_fully_shard())
     dist.destroy_process_group()
+
+
+def sharded(rank: int, world: int) -> list[dict[str, Any]]:
+    """Train with an optimizer whose state is whole on each rank, then with one that is shared."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.nn.parallel import DistributedDataParallel
+
+    states = []
+    for zero in (False, True):
+        model = prepare_qat(compiled(seeded(Plain), batch(*SHAPE)))
+        parallel = DistributedDataParallel(model.train())
+        options = {"lr": 0.01, "momentum": 0.9}
+        optimizer: torch.optim.Optimizer = (
+            ZeroRedundancyOptimizer(parallel.parameters(), torch.optim.SGD, **options)
+            if zero
+            else torch.optim.SGD(parallel.parameters(), **options)
+        )
+        for x in batches(STEPS, *SHAPE):
+            optimizer.zero_grad()
+            parallel(x.chunk(world)[rank]).square().mean().backward()
+            optimizer.step()
+        states.append(state_of(model))
+    return states
+
+
+def refusal_of_fully_shard() -> str:
+    """What PyTorch says of a ScriptModule, and of one within a module, line by line."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    said = []
+    for wrap in (lambda model: model, torch.nn.Sequential):
+        model = wrap(prepare_qat(compiled(seeded(Plain), batch(*SHAPE))).train())
+        try:
+            fully_shard(model, mesh=mesh)
+        except RuntimeError as error:
+            said.append(str(error))
+    return "\n".join(said)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +114,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             process.kill()
     for process, output in zip(processes, outputs, strict=True):
         assert process.returncode == 0, output[-3000:]
-    return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+    found = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+    for rank, outcome in enumerate(found):
+        outcome["refusal"] = (folder / f"rank{rank}.txt").read_text()
+    return found
 
 
 @pytest.mark.parametrize("net", ["Plain", "Net"])
@@ -107,6 +151,22 @@ def test_a_rank_without_data(ranks: list[dict[str, Any]]) -> None:
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
     assert one["conv.input_scale"].isfinite().all()
+
+
+def test_a_shared_optimizer(ranks: list[dict[str, Any]]) -> None:
+    """The training is that of DistributedDataParallel with a whole optimizer, to the bit."""
+    for rank in ranks:
+        whole, shared = rank["sharded optimizer"]
+        for name, value in whole.items():
+            assert "running_" in name or torch.equal(value, shared[name]), name
+
+
+def test_fully_shard_is_refused(ranks: list[dict[str, Any]]) -> None:
+    """By PyTorch: docs/qat.md says so, and has to change once it is not."""
+    for rank in ranks:
+        said = rank["refusal"].splitlines()
+        assert len(said) == 2
+        assert all(line.endswith("is not supported on ScriptModules") for line in said)
 
 
 if __name__ == "__main__":

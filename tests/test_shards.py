@@ -1,11 +1,9 @@
-"""Profiles of parts of the data, by commands and by ranks, equal the one of all data."""
+"""Profiles of parts of the data, by commands and in Python, equal the one of all data."""
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +16,6 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning, Profile
 from jit_passes.profile import profile
-
-ROOT = Path(__file__).parent.parent
 
 
 class Branches(nn.Module):
@@ -122,6 +118,20 @@ def test_commands(form: str, run: Run, tmp_path: Path) -> None:
     assert run("merge", "--partial", *names[:5], "-o", tmp_path / "some.yaml").code == 0
     told = run("merge", tmp_path / "some.yaml", *names[4:], "-o", tmp_path / "all.yaml")
     assert told.code == 3 and "part5.yaml: the shard 5/7 is there twice" in told.err
+    told = run("merge", names[0], tmp_path / "merged" / ".." / names[0].name, "-o", tmp_path / "x")
+    assert told.code == 3 and "part1.yaml is given twice" in told.err
+    other = names[3].read_text()
+    names[3].write_text(re.sub("^jit_passes: .*$", "jit_passes: 0.0.7", other, flags=re.M))
+    told = run("merge", *names, "-o", tmp_path / "all.yaml")
+    assert told.code == 3 and "part4.yaml: profile 1 was made by version 0.0.7" in told.err
+    names[3].write_text(re.sub("^graph: .*$", f"graph: {'0' * 16}", other, flags=re.M))
+    told = run("merge", *names, "-o", tmp_path / "all.yaml")
+    assert told.code == 3 and "part4.yaml: profile 1 is of another graph" in told.err
+    names[3].unlink()
+    told = run("merge", *names, "-o", tmp_path / "all.yaml")
+    assert told.code == 3 and "part4.yaml" in told.err
+    names[3].write_text(other)
+    assert not (tmp_path / "all.yaml").exists()
     names[2].write_bytes(names[2].read_bytes()[:-200])
     told = run("merge", *names, "-o", tmp_path / "all.yaml")
     assert told.code == 3 and "part3.yaml" in told.err
@@ -135,43 +145,6 @@ def test_more_shards_than_files(run: Run, tmp_path: Path) -> None:
     assert not any(v.reached for v in Profile.load(tmp_path / "empty.yaml").values.values())
     told = run(*words, "0/3", "-o", tmp_path / "empty.yaml")
     assert told.code == 2 and "'0/3' is no shard" in told.err
-
-
-def work(rank: int, world: int, folder: Path, wrong: bool) -> None:
-    """Profile this rank's part of the data; the last one has none."""
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
-    batches = [] if rank == world - 1 else list(samples().split(3))[rank :: world - 1]
-    if wrong and rank == 1:
-        batches.append(torch.zeros(1, 5, 6, 6))
-    try:
-        profile(model(), batches, progress=False).save(folder / f"rank{rank}.yaml")
-    except JitPassesError as error:
-        (folder / f"rank{rank}.txt").write_text(str(error))
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("wrong", [False, True])
-def test_ranks(wrong: bool, tmp_path: Path) -> None:
-    """All end with the same bytes, or with the error of the one that fails."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    arguments = [["3", str(tmp_path), str(int(wrong))]] * 3
-    processes = [
-        subprocess.Popen([sys.executable, __file__, str(rank), *rest], env=environment)
-        for rank, rest in enumerate(arguments)
-    ]
-    assert [process.wait(120) for process in processes] == [0, 0, 0]
-    if wrong:
-        told = {(tmp_path / f"rank{rank}.txt").read_text() for rank in range(3)}
-        assert len(told) == 1 and told.pop().startswith("rank 1: ")
-        return
-    whole = profile(model(), samples().split(3), progress=False)
-    wanted = text_of(whole, tmp_path).partition(b"\n")[2]
-    for rank in range(3):
-        assert (tmp_path / f"rank{rank}.yaml").read_bytes().partition(b"\n")[2] == wanted
 
 
 def test_a_profile_of_shards_quantizes() -> None:
@@ -189,7 +162,3 @@ def test_a_profile_of_some_shards_warns() -> None:
     part = profile(model(), [samples()], shard=(2, 3))
     with pytest.warns(JitPassesWarning, match="lacks the shards 1/3, 3/3 of the data"):
         jit_passes.quantize_script(model(), profile=part, target="reference", mode="static")
-
-
-if __name__ == "__main__":
-    work(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4] == "1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,15 @@ from command_line import Net, Run, run_fixture  # noqa: F401  fixtures
 from planted import PLANTED
 
 import jit_passes
-from jit_passes.tuning.workers import Workers, measure
+from jit_passes.tuning.workers import measure
+from jit_passes.workers import Workers
 
+# Steps that change these options are not tried.
+SOME_STEPS = {
+    "version": 1,
+    "global": {"input": {"calibration": "histogram"}, "output": {"calibration": "histogram"}},
+    "stages": {"weight_rounding": "gptq", "bias_correction": "fast"},
+}
 KILLED = "killed"  # the file that the worker leaves that ends itself
 
 
@@ -31,9 +38,9 @@ def failing(*_: Any) -> None:
 
 
 def killed_once(folder: str, choices: Any) -> Any:
-    """Measure, but end the process at the first variant with one layer in float."""
+    """Measure, but end the process in the midst of the first variant with two layers otherwise."""
     mark = Path(folder) / KILLED
-    if len(choices) == 1 and not mark.exists():
+    if len(choices) > 1 and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return measure(folder, choices)
@@ -44,10 +51,19 @@ class Through(Executor):
 
     def __init__(self, pool: Executor, function: Any, count: int) -> None:
         self.pool, self.function, self.count, self.tasks = pool, function, count, 0
+        self.sent: list[Future[Any]] = []
+
+    @property
+    def died(self) -> bool:
+        """Whether a task has died with its worker."""
+        done = [future for future in self.sent if future.done() and not future.cancelled()]
+        return any(isinstance(future.exception(), BrokenExecutor) for future in done)
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         self.tasks += 1
-        return self.pool.submit(self.function if self.tasks <= self.count else fn, *args, **kwargs)
+        function = self.function if self.tasks <= self.count else fn
+        self.sent.append(self.pool.submit(function, *args, **kwargs))
+        return self.sent[-1]
 
 
 @pytest.mark.parametrize("name", ["scaled channel", "attention"])
@@ -76,16 +92,17 @@ def test_sensitivity_of_two_workers(pool: Workers) -> None:
 
 
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    """Tasks that died with it run again in a new pool, to the same result."""
+    """`tune` runs tasks that died with it again in a new pool, to the same result."""
     case = PLANTED["scaled channel"]
-    names = ("expand:conv2d", "head:linear")
-    how: dict[str, Any] = {"target": "reference", "layers": names}
-    one = jit_passes.sensitivity(case.model(), case.data(), **how)
+    how: dict[str, Any] = {"target": "reference", "config": case.config, "budget": case.budget}
+    files = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one = jit_passes.tune(case.model(), case.data(), resume=files[0], **how)
     with Workers(2) as workers:
         dying = Through(workers, killed_once, 10**6)
-        found = jit_passes.sensitivity(case.model(), case.data(), executor=dying, **how)
-    assert dying.tasks > 2 * len(names)
-    assert found.to_dict() == one.to_dict()
+        found = jit_passes.tune(case.model(), case.data(), resume=files[1], executor=dying, **how)
+        assert dying.died
+    assert str(found) == str(one)
+    assert files[1].read_text() == files[0].read_text()
 
 
 def test_a_task_that_fails_once_and_twice() -> None:
@@ -121,6 +138,50 @@ def test_an_executor_that_was_shut_down() -> None:
     threads.shutdown()
     with pytest.raises(jit_passes.JitPassesError, match="the executor takes no task"):
         jit_passes.sensitivity(case.model(), case.data(), target="reference", executor=threads)
+
+
+def test_improve_with_two_workers(pool: Workers, tmp_path: Path) -> None:
+    """Steps, recipe and file of scores are equal; single layers change too, for the budget."""
+    case = PLANTED["scaled channel"]
+    data = [x + 0.1 * n for n, x in enumerate(case.data() * 2)]
+    how: dict[str, Any] = {"target": "reference", "budget": 40.0, "config": SOME_STEPS}
+    how["alternatives"] = ()
+    files = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    through = Through(pool, None, 0)
+    one = jit_passes.improve(case.model(), data, resume=files[0], **how)
+    two = jit_passes.improve(case.model(), data, resume=files[1], executor=through, **how)
+    assert through.tasks >= 6
+    assert any(step.kept for step in one.steps)
+    assert any(step.name.startswith("layers") for step in one.steps)
+    assert str(two) == str(one)
+    assert files[1].read_text() == files[0].read_text()
+    assert all(torch.equal(one.model(x), two.model(x)) for x in data)
+
+
+def off_by_one(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """An engine of one's own, whose second batch is wrong, and whose last one fails."""
+    if float(x.mean()) > 2.5:
+        raise ValueError("too bright")
+    return {"output": torch.full((4, 5), int(x.mean() > 0.5), dtype=torch.int64)}
+
+
+def test_conformance_of_two_workers(pool: Workers) -> None:
+    """Rows, divergences and engines that stop are those of one process."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(144, 5)
+    )
+    data = [torch.randn(4, 3, 8, 8) + n for n in range(4)]
+    how: dict[str, Any] = {"target": "reference", "mode": "static"}
+    model = jit_passes.quantize_script(torch.jit.script(net.eval()), data, **how)
+    for engines in (["fixed_point", "stock"], ["fixed_point", off_by_one]):
+        one = jit_passes.conformance(model, data, engines)
+        two = jit_passes.conformance(model, data, engines, executor=pool)
+        assert two.as_data() == one.as_data()
+        assert str(two) == str(one)
+    assert "off_by_one" in one.missing
+    with pytest.raises(jit_passes.JitPassesError, match="the engines cannot be sent to a worker"):
+        jit_passes.conformance(model, data, [lambda x: {}], executor=pool)
 
 
 def test_the_command(run: Run, tmp_path: Path) -> None:

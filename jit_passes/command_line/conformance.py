@@ -15,6 +15,7 @@ from ..report.provenance import provenance
 from . import options
 from .files import load_model
 from .outcome import Exit, failure, show
+from .pools import pool_of
 
 EPILOG = """\b
 Examples:
@@ -30,11 +31,13 @@ Examples:
 @options.METHOD
 @click.option("--engines", default=",".join(DEFAULT), show_default=True, metavar="NAMES",
               help=f"Separated by commas: {', '.join(ENGINES)}.")  # fmt: skip
+@options.WORKERS
 @options.JSON
 @options.common
 def conformance(
-    model: Path, method: str, engines: str, as_json: bool, no_progress: bool, **data: Any
-) -> int:
+    model: Path, method: str, engines: str, workers: int, dask: str | None, as_json: bool,
+    no_progress: bool, **data: Any,
+) -> int:  # fmt: skip
     """Compare codes of a reference MODEL with those that engines compute, value by value.
 
     The first code at which an engine parts is named with operator, line of source, both codes, the
@@ -48,7 +51,10 @@ def conformance(
         raise click.UsageError("values come from --data or --random")
     names = [name.strip() for name in engines.split(",") if name.strip()]
     shown = False if no_progress else None
-    found = run_conformance(reference, batches, names, progress=shown, method=method)
+    with pool_of(workers, dask) as executor:
+        found = run_conformance(
+            reference, batches, names, progress=shown, method=method, executor=executor
+        )
     show(without_folders(str(found)), found.as_data(), as_json)
     if not found.equal:
         failure("codes differ")

@@ -12,13 +12,19 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
+from .samples import ALL
+from .tars import TAR, about_batches
+
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
-def count_batches(files: Iterable[Path], size: int, limit: int | None = None) -> int | None:
+def count_batches(
+    files: Iterable[Path], size: int, limit: int | None = None, own: slice = ALL
+) -> int | None:
     """Return the number of batches of so many samples; None where a file does not say.
 
-    From the limit on no more are counted, and no more files are opened.
+    That of a long tar is about right. From the limit on no more are counted, and no more files are
+    opened. `own` takes some of the batches.
     """
     total = 0
     for file in files:
@@ -31,10 +37,13 @@ def count_batches(files: Iterable[Path], size: int, limit: int | None = None) ->
         if found is None:
             return None
         total += found
+    total = len(range(total)[own])
     return total if limit is None else min(total, limit)
 
 
 def _batches_in(file: Path, size: int) -> int | None:
+    if file.suffix.lower() == TAR:
+        return about_batches(file, size)
     shapes = _READERS[file.suffix.lower()](file)
     if isinstance(shapes, int):
         return shapes

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -19,60 +18,12 @@ from ..errors import JitPassesError, first_line, nearest, shortened
 from .counting import count_batches
 from .files import check_readable
 from .images import IMAGES, Images
-from .outcome import note
+from .samples import Batch, Samples, samples_of, usable
+from .tars import TAR, batches_of_tar, check_tar
 
-SUFFIXES = (".npy", ".npz", ".pt", ".pth", ".safetensors")
+SUFFIXES = (".npy", ".npz", ".pt", ".pth", ".safetensors", TAR)
 RANDOM = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>\w+))?")
 DTYPES = {name: getattr(torch, name) for name in ("float32", "int32", "int64", "uint8", "bool")}
-ALL = slice(None)
-Batch = Any  # a tensor, a tuple of arguments, or a dict of them
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Arguments whose first axis is the samples.
-
-    Attributes:
-        where: the file, for messages.
-        positional: in order.
-        named: by the names that the model has for them.
-    """
-
-    where: str
-    positional: tuple[Any, ...] = ()
-    named: Mapping[str, Any] | None = None
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """All of them, by name or number."""
-        named = self.named or {}
-        return {**{str(i): value for i, value in enumerate(self.positional)}, **named}
-
-    def count(self) -> int:
-        """Return the number of samples.
-
-        Raises:
-            JitPassesError: arguments have different numbers of them, or none.
-        """
-        counts = {n: len(v) for n, v in self.arguments.items() if np.ndim(v) > 0}
-        if not counts or 0 in counts.values():
-            raise JitPassesError(f"{self.where}: there are no samples in it")
-        if len(set(counts.values())) > 1:
-            told = ", ".join(f"{name} {count}" for name, count in counts.items())
-            raise JitPassesError(
-                f"{self.where}: the first axis counts samples, and arguments have different "
-                f"numbers of them: {told}"
-            )
-        return next(iter(counts.values()))
-
-    def batches(self, size: int, own: slice = ALL) -> Iterator[Batch]:
-        """Yield parts of so many samples, or some of these."""
-        for begin in range(0, self.count(), size)[own]:
-            part = slice(begin, begin + size)
-            if self.named is not None:
-                yield {name: _tensor(value, part) for name, value in self.named.items()}
-            else:
-                yield tuple(_tensor(value, part) for value in self.positional)
 
 
 class Data:
@@ -114,7 +65,8 @@ def data_of(
     """Return the batches of a file, or of a folder of files.
 
     Args:
-        path: `.npy`, `.npz`, `.pt`, `.safetensors`, or a folder of such files, or of images.
+        path: `.npy`, `.npz`, `.pt`, `.safetensors`, `.tar`, or a folder of such files, or of
+            images.
         size: samples in a batch.
         limit: the number of batches at most; None for all.
         images: how pictures become tensors; None where the caller did not say.
@@ -129,6 +81,13 @@ def data_of(
     def check(batch: Batch) -> None:
         check_arguments(method, batch, str(path))
 
+    if path.suffix.lower() == TAR and not path.is_dir():
+        check_readable(path)
+        check_tar(path)
+        return Data(
+            lambda: islice(batches_of_tar(path, size), own.start, None, own.step),
+            lambda: count_batches([path], size, own=own), limit, check,
+        )  # fmt: skip
     if not path.is_dir():
         loaded = read(path)
         if not isinstance(loaded, Samples):
@@ -161,9 +120,15 @@ def data_of(
         return Data(lambda: images.batches(pictures, size), lambda: total, limit, check)
 
     tensors = tensors[own]
+    for file in tensors:
+        if file.suffix.lower() == TAR:
+            check_tar(file)  # all before the first is read, which may take hours
 
     def all_files() -> Iterator[Batch]:
         for file in tensors:
+            if file.suffix.lower() == TAR:
+                yield from batches_of_tar(file, size)
+                continue
             found = read(file)
             yield from found.batches(size) if isinstance(found, Samples) else found
 
@@ -248,16 +213,13 @@ def read(path: Path) -> Samples | list[Batch]:
 
 def _read_npy(path: Path) -> Samples:
     array = np.load(path, mmap_mode="r", allow_pickle=False)
-    return Samples(str(path), (_usable(array, path, path.name),))
+    return Samples(str(path), (usable(array, path, path.name),))
 
 
 def _read_npz(path: Path) -> Samples:
     with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: _usable(archive[name], path, name) for name in archive.files}
-    ordered = [f"arr_{i}" for i in range(len(arrays))]  # savez's names for arrays without one
-    if set(arrays) == set(ordered):
-        return Samples(str(path), tuple(arrays[name] for name in ordered))
-    return Samples(str(path), named=arrays)
+        arrays = {name: usable(archive[name], path, name) for name in archive.files}
+    return samples_of(str(path), arrays)
 
 
 def _read_safetensors(path: Path) -> Samples:
@@ -268,7 +230,7 @@ def _read_safetensors(path: Path) -> Samples:
             f"{path}: reading it needs the package safetensors: pip install 'jit_passes[data]', or "
             "safetensors"
         ) from error
-    return Samples(str(path), named={n: _usable(t, path, n) for n, t in load_file(path).items()})
+    return Samples(str(path), named={n: usable(t, path, n) for n, t in load_file(path).items()})
 
 
 def _read_torch(path: Path) -> Samples | list[Batch]:
@@ -282,52 +244,17 @@ def _read_torch(path: Path) -> Samples | list[Batch]:
             raise JitPassesError(f"{path}: it holds objects, and {advice}") from error
         raise
     if isinstance(loaded, torch.Tensor):
-        return Samples(str(path), (_usable(loaded, path, path.name),))
+        return Samples(str(path), (usable(loaded, path, path.name),))
     if isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded):
-        return Samples(str(path), named={n: _usable(v, path, n) for n, v in loaded.items()})
+        return Samples(str(path), named={n: usable(v, path, n) for n, v in loaded.items()})
     if isinstance(loaded, tuple):
-        return Samples(str(path), tuple(_usable(v, path, str(i)) for i, v in enumerate(loaded)))
+        return Samples(str(path), tuple(usable(v, path, str(i)) for i, v in enumerate(loaded)))
     if isinstance(loaded, list) and loaded:
         return loaded
     raise JitPassesError(
         f"{path}: data are a tensor, a tuple of arguments, a dict of them by name, or a list of "
         f"batches; this is a {type(loaded).__name__}"
     )
-
-
-def _usable(value: Any, path: Path, name: str) -> Any:
-    """Return an argument as a model can take it: numbers, in the byte order of this machine.
-
-    Double numbers, numpy's default, become float32.
-
-    Raises:
-        JitPassesError: it holds text, dates, records or objects.
-    """
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biufc":
-            raise JitPassesError(
-                f"{path}: '{name}' holds {value.dtype}, and a tensor holds numbers or bool: leave "
-                "it out, or make numbers of it"
-            )
-        value = value.astype(value.dtype.newbyteorder("="), copy=False)
-    elif not isinstance(value, torch.Tensor | bool | int | float | None):
-        raise JitPassesError(
-            f"{path}: '{name}' is a {type(value).__name__}, and arguments are tensors or numbers"
-        )
-    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    if dtype in ("float64", "float128", "longdouble"):
-        note(f"note: {name} holds {dtype}, and is taken as float32")
-        return value.astype(np.float32) if isinstance(value, np.ndarray) else value.float()
-    return value
-
-
-def _tensor(value: Any, part: slice) -> Any:
-    """Return some samples; a value without axes, such as a flag, goes with all samples."""
-    if np.ndim(value) == 0:
-        return value.item() if isinstance(value, np.ndarray | torch.Tensor) else value
-    if isinstance(value, torch.Tensor):
-        return value[part]
-    return torch.from_numpy(np.array(value[part]))  # a copy: the file is only mapped
 
 
 def check_arguments(method: Any, batch: Batch, where: str) -> None:

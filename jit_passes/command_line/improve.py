@@ -13,6 +13,7 @@ from ..tuning import improve as run_improve
 from . import options
 from .files import check_output, check_readable, load_model, save_model
 from .outcome import show
+from .pools import pool_of
 
 EPILOG = """\b
 Examples:
@@ -40,6 +41,7 @@ Use the same --target for both. With --resume scores.jsonl an interrupted run go
 @options.MODE
 @options.METHOD
 @options.RESUME
+@options.WORKERS
 @click.option("--recipe", type=options.FILE, help="Write the recipe: YAML for --config.")
 @click.option("-o", "--output", type=options.FILE, required=True, help="The int8 model.")
 @options.JSON
@@ -47,7 +49,8 @@ Use the same --target for both. With --resume scores.jsonl an interrupted run go
 def improve(
     model: Path, metric: str | None, budget: float | None, time: float | None, float_only: bool,
     target: str, config: Path | None, mode: str | None, method: str, resume: Path | None,
-    recipe: Path | None, output: Path, as_json: bool, no_progress: bool, **data: Any,
+    recipe: Path | None, output: Path, as_json: bool, no_progress: bool, workers: int,
+    dask: str | None, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize MODEL to int8 with less loss: by the tools that help it.
 
@@ -66,12 +69,12 @@ def improve(
     if batches is None:
         raise click.UsageError("steps are tried on --data or --random")
     options.warn_of_random(data["random"])
-    with options.resumable(resume):
+    with options.resumable(resume), pool_of(workers, dask) as executor:
         found = run_improve(
             loaded, batches, measured, budget=budget, time=time,
             alternatives=() if float_only else ALTERNATIVES,
             target=backend, config=config, mode=mode, method=method, resume=resume,
-            progress=False if no_progress else None,
+            progress=False if no_progress else None, executor=executor,
         )  # fmt: skip
     if recipe is not None:
         found.save(recipe)

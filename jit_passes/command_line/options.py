@@ -21,7 +21,6 @@ from ..passes.plugins import load_plugins
 from ..profile.form import shard_of
 from ..registered import UnknownError
 from ..targets import Target, resolve_target, targets
-from ..tuning.workers import Workers
 from .data import Data, data_of, random_data
 from .images import Images
 from .outcome import note, warning
@@ -136,15 +135,21 @@ RESUME = click.option(
     "--resume", type=FILE,
     help="Write what was measured to this file, and go on from it after an interruption.",
 )  # fmt: skip
-WORKERS = click.option(
-    "--workers", type=click.IntRange(1), default=1, show_default=True,
-    help="Processes that measure, with an equal share of the cores each.",
+WORKERS = _options(
+    click.option(
+        "--workers", type=click.IntRange(1), default=1, show_default=True,
+        help="Processes that measure, with an equal share of the cores each.",
+    ),
+    click.option(
+        "--dask", metavar="ADDRESS",
+        help="Let the workers of a cluster of Dask measure: tcp://host:8786, its scheduler.",
+    ),
 )  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="Write the result as JSON.")
 DATA = _options(
     click.option(
         "--data", type=FILE,
-        help="Samples: .npy, .npz, .pt, .safetensors, or a folder of these, or of images.",
+        help="Samples: .npy, .npz, .pt, .safetensors, .tar, or a folder of these, or of images.",
     ),
     click.option(
         "--random", "random", multiple=True, metavar="[NAME=]SHAPE[:DTYPE]",
@@ -242,16 +247,6 @@ def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | Non
     if not callable(found):
         raise JitPassesError(f"--metric {text}: {module} has no function '{name}'")
     return NamedMetric(text, found)
-
-
-@contextlib.contextmanager
-def pool_of(workers: int) -> Iterator[Workers | None]:
-    """Give a pool of so many processes; None for one, which is this process."""
-    if workers == 1:
-        yield None
-        return
-    with Workers(workers) as pool:
-        yield pool
 
 
 @contextlib.contextmanager

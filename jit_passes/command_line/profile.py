@@ -94,7 +94,11 @@ def merge(profiles: tuple[Path, ...], partial: bool, output: Path, as_json: bool
     """Put PROFILES of parts of the data together, in any order."""
     check_output(output, profiles)
     merged: Profile | None = None
+    known: set[Path] = set()
     for path in profiles:
+        if path.resolve() in known:
+            raise JitPassesError(f"{path} is given twice: its data would count twice")
+        known.add(path.resolve())
         found = Profile.load(path)
         try:
             merged = found if merged is None else merged.merge(found)

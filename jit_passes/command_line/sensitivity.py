@@ -12,6 +12,7 @@ from ..tuning import sensitivity as run_sensitivity
 from . import options
 from .files import check_readable, load_model
 from .outcome import show
+from .pools import pool_of
 
 EPILOG = """\b
 Examples:
@@ -40,7 +41,7 @@ A metric is a function of one model, def accuracy(model), which has its own labe
 def sensitivity(
     model: Path, target: str, config: Path | None, mode: str | None, method: str,
     metric: str | None, layers: tuple[str, ...], resume: Path | None, as_json: bool,
-    no_progress: bool, workers: int, **data: Any,
+    no_progress: bool, workers: int, dask: str | None, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize each layer of MODEL alone, and all layers but that one; measure both.
 
@@ -55,7 +56,7 @@ def sensitivity(
     if batches is None and metric is None:
         raise click.UsageError("outputs on --data or --random are compared, without a --metric")
     options.warn_of_random(data["random"])
-    with options.resumable(resume), options.pool_of(workers) as executor:
+    with options.resumable(resume), pool_of(workers, dask) as executor:
         found = run_sensitivity(
             loaded, batches, measured, layers=layers or None, target=backend, config=config,
             mode=mode, method=method, resume=resume, progress=False if no_progress else None,

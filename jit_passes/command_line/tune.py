@@ -13,6 +13,7 @@ from ..tuning import tune as run_tune
 from . import options
 from .files import check_output, check_readable, load_model
 from .outcome import show
+from .pools import pool_of
 
 EPILOG = """\b
 Examples:
@@ -47,7 +48,7 @@ Use the same --target for both. With --resume scores.jsonl an interrupted run go
 def tune(
     model: Path, budget: float, metric: str | None, objective: str, float_only: bool, target: str,
     config: Path | None, mode: str | None, method: str, resume: Path | None, output: Path | None,
-    as_json: bool, no_progress: bool, workers: int, **data: Any,
+    as_json: bool, no_progress: bool, workers: int, dask: str | None, **data: Any,
 ) -> None:  # fmt: skip
     """Find a configuration of MODEL with which the loss stays within the budget.
 
@@ -65,7 +66,7 @@ def tune(
     if batches is None and metric is None:
         raise click.UsageError("outputs on --data or --random are compared, without a --metric")
     options.warn_of_random(data["random"])
-    with options.resumable(resume), options.pool_of(workers) as executor:
+    with options.resumable(resume), pool_of(workers, dask) as executor:
         found = run_tune(
             loaded, batches, measured, budget=budget, objective=objective,
             alternatives=() if float_only else ALTERNATIVES,

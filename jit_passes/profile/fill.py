@@ -17,7 +17,8 @@ from ..logs import timed
 from ..passes.pipeline import Pipeline
 from ..specification.place import Place
 from ..stages.module import ModelStage, stage_of
-from ..stages.prepare import CONSTANT, INPUTS, NOTHING, REACH, fresh_range, measure, qualified
+from ..stages.prepare import CONSTANT, INPUTS, NOTHING, REACH, measure, qualified
+from ..stages.statistics import unseen
 from .fingerprint import EDGE, origin
 from .record import Profile, describe_difference
 from .sites import Sites
@@ -165,10 +166,7 @@ class _Buffers:
         """Return the coming content of a buffer, at first as `prepare` wrote it."""
         address = buffer.data_ptr()
         if address not in self.new:
-            empty = torch.zeros_like(buffer)
-            if buffer.dtype == torch.float64:
-                empty = fresh_range(buffer.shape[1:])
-            self.old[address], self.new[address] = buffer, empty
+            self.old[address], self.new[address] = buffer, unseen(buffer)
         return self.new[address]
 
     def write(self) -> None:

@@ -83,8 +83,8 @@ class Profile:
             given: profiles, and lists of them. Called on a profile, that one is the first.
 
         Raises:
-            JitPassesError: there is none; they are of several graphs, numbers of bins or weights; a
-                shard is there twice, or they are shards of several numbers.
+            JitPassesError: there is none; they are of several graphs, numbers of bins, weights or
+                versions; a shard is there twice, or they are shards of several numbers.
         """
         profiles = list(_flat(given))
         if not profiles:
@@ -101,6 +101,12 @@ class Profile:
                 raise JitPassesError(
                     f"profile {position} has {other.bins} bins and the first one {first.bins}: "
                     "profile with the same number"
+                )
+            if other.version and first.version and other.version != first.version:
+                raise JitPassesError(
+                    f"profile {position} was made by version {other.version}, and the first one by "
+                    f"{first.version}: values may have other names or counts; profile with one "
+                    "version"
                 )
         names = dict.fromkeys(name for profile in profiles for name in profile.values)
         merged = {}

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from .. import _C
 from .._version import __version__
@@ -20,6 +19,7 @@ from ..stages.calibrate import observe
 from ..stages.faults import note_origin
 from ..stages.module import ModelStage, Report
 from ..stages.prepare import OBSERVE, request
+from ..stages.ranks import are_several, gathered
 from ..targets import Target, resolve_target
 from .form import shard_of
 from .record import Profile
@@ -71,6 +71,7 @@ def profile(
         JitPassesError: the model is not a ScriptModule, is in training mode, is quantized already
             or has no such method; there is no batch, or the model does not take it; a value is
             NaN, which the message names; bins is no number from 2 to 2**20; there is no such shard.
+            On several ranks: the work failed on one, or a rank has ended or is late.
 
     Warns:
         JitPassesWarning: a number is so far off all others that these may have few codes or none.
@@ -83,7 +84,7 @@ def profile(
     module = FROZEN.enter(model, method)
     backend = None if target is None else resolve_target(target)
     module, _ = formed(module, method, backend, {})
-    ranks = dist.is_available() and dist.is_initialized()
+    ranks = are_several()
 
     def own() -> Profile:
         return profile_of(
@@ -96,17 +97,10 @@ def profile(
 
 def _of_all_ranks(own: Callable[[], Profile]) -> Profile:
     """Return the profile of all ranks' data, or raise an error on all of them."""
-    sent: tuple[Profile | None, str]
-    try:
-        sent = own(), ""
-    except JitPassesError as error:
-        sent = None, str(error)
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, sent)
-    for rank, (_, message) in enumerate(gathered):
-        if message:
-            raise JitPassesError(f"rank {rank}: {message}")
-    return Profile.merge(made for made, _ in gathered)
+    merged = Profile.merge(gathered(own))
+    if not any(value.ranks or not value.finite for value in merged.values.values()):
+        raise JitPassesError("the data of all ranks are empty: pass a batch to one of them")
+    return merged
 
 
 def profile_of(

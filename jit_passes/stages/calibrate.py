@@ -17,6 +17,8 @@ from .batches import InputFn, batches, progress_bar
 from .faults import broken_when_prepared, misfit, origin_of, takes
 from .module import ModelStage, Report, stage_of
 from .outliers import OutlierWatch
+from .ranks import are_several, gathered, in_turn
+from .statistics import Contents, Statistics
 
 
 @timed
@@ -30,6 +32,11 @@ def calibrate(
     """Run batches through a prepared model, whose observers watch.
 
     Can be called again with more data. Batches are not kept.
+
+    Where `torch.distributed` is initialized, each rank runs data of its own, or none, and all end
+    with the state that all data leave, to the last bit. Ranks run side by side, or, where a method
+    depends on the order, as `moving_average` does, one after another; the order is then that of the
+    ranks.
 
     Args:
         prepared: the result of `prepare`; its observers are updated.
@@ -45,13 +52,74 @@ def calibrate(
     Raises:
         JitPassesError: there is no batch; the model does not take such batches, or the float model
             does and jit_passes has made an error; a value is NaN or infinite, which the message
-            names.
+            names. On several ranks: the work failed on one, a rank has ended or is late, the ranks
+            have other models; the observers are as they were then.
 
     Warns:
         JitPassesWarning: a number is so far off all others that these have few codes or none.
     """
+    if are_several():
+        return _calibrate_on_ranks(prepared, data, input_fn, progress)
+    return calibrate_alone(prepared, data, input_fn, progress)
+
+
+def calibrate_alone(
+    prepared: torch.jit.ScriptModule,
+    data: Iterable[Any],
+    input_fn: InputFn | None = None,
+    progress: bool | None = None,
+) -> torch.jit.ScriptModule:
+    """Calibrate like `calibrate`, in this process whatever other ranks do."""
     report, watch = observe(prepared, data, input_fn, progress)
     watch.tell(report)
+    return prepared
+
+
+def _calibrate_on_ranks(
+    prepared: torch.jit.ScriptModule,
+    data: Iterable[Any],
+    input_fn: InputFn | None,
+    progress: bool | None,
+) -> torch.jit.ScriptModule:
+    before = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
+    statistics = Statistics.of(prepared, before.method)
+    if len(set(gathered(lambda: statistics.identity))) > 1:
+        raise JitPassesError(
+            "the ranks have prepared models with other operators, weights or earlier data: prepare "
+            "one model with one configuration on all of them"
+        )
+    start, merges = statistics.read(), statistics.merge_exactly
+    watches: list[OutlierWatch] = []
+    counts: list[int] = []
+
+    def own() -> tuple[Contents, int]:
+        report, watch = observe(prepared, data, input_fn, progress, allow_none=True)
+        watches.append(watch)
+        return statistics.read(), report.made["batches"] - before.made.get("batches", 0)
+
+    def take(result: tuple[Contents, int]) -> None:
+        statistics.write(result[0])
+        counts.append(result[1])
+
+    try:
+        if merges:
+            statistics.clear()
+            parts = gathered(own)
+            statistics.write(start)
+            statistics.merge([contents for contents, _ in parts])
+            counts += [count for _, count in parts]
+        else:
+            in_turn(own, take)
+        if not sum(counts):
+            raise JitPassesError("the calibration data of all ranks are empty")
+    except BaseException:
+        statistics.write(start)
+        before.write(prepared._c)
+        raise
+    made = {**before.made, "batches": before.made.get("batches", 0) + sum(counts)}
+    report = replace(before, calibrated=True, made=made)
+    report.write(prepared._c)
+    watches[0].tell(report)
     return prepared
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from typing import Any
@@ -21,6 +22,7 @@ from ..quantizers.base import Quantizer
 from ..stages.batches import InputFn, progress_bar
 from ..tables import html_table
 from ..targets import Target
+from ..workers import check_executor
 from .clock import Clock, OutOfTime
 from .metric import Metric, MetricFn
 from .recipes import NotPossible, Recipes
@@ -29,6 +31,7 @@ from .sensitivity import finite
 from .steps import STEPS, Step
 from .tune import ALTERNATIVES, check_budget
 from .variants import Variants
+from .workers import measuring, measuring_recipes
 
 WORTH = 0.1  # dB; a smaller gain on few batches is chance
 LAYERS = "layers otherwise"
@@ -164,6 +167,7 @@ def improve(
     input_fn: InputFn | None = None,
     resume: Any = None,
     progress: bool | None = None,
+    executor: Executor | None = None,
 ) -> Improved:
     """Quantize a model with less loss: by the tools that help it, each checked on data held back.
 
@@ -197,6 +201,7 @@ def improve(
         resume: a file to which scores are written as they are measured; a run that was interrupted
             goes on from it.
         progress: a progress bar; None for one on terminals only.
+        executor: as in `tune`: the steps of one kind are measured side by side.
 
     Returns:
         The model, its recipe, and for each step the loss before and after.
@@ -204,8 +209,10 @@ def improve(
     Raises:
         JitPassesError: the model or the data do not allow it; there is a single batch, and nothing
             to hold back; the metric fails, or gives no number; an option is out of range; the file
-            is of another run.
+            is of another run; a worker fails twice, or data or the metric cannot be sent to
+            workers.
     """
+    check_executor(executor)
     if budget is not None:
         check_budget(budget)
     is_number = isinstance(time, int | float) and not isinstance(time, bool)
@@ -221,10 +228,11 @@ def improve(
     if budget is not None and metric is not None:
         least = measured.of_float - budget
     found = _Improving(recipes, least, clock, progress)
-    found.run()
+    with measuring_recipes(recipes, executor):
+        found.run()
     if not found.is_enough and least is not None and not clock.is_over:
         options: dict[str, Any] = {"quantizer": quantizer, "target": target, "method": method}
-        found.change_layers(model, tuple(alternatives), options)
+        found.change_layers(model, tuple(alternatives), options, executor)
     made = found.model or recipes.model_of(found.recipe)
     return Improved(
         made, found.recipe, tuple(found.steps), measured.name, measured.unit, measured.of_float,
@@ -276,8 +284,9 @@ class _Improving:
         """Keep the best of some steps, if the loss falls."""
         before, start, first = self.score, self.recipe, len(self.steps)
         best: Step | None = None
-        for step in row:
-            recipe = self._possible(step, start)
+        recipes = [self._possible(step, start) for step in row]
+        self._recipes.ahead(recipe for recipe in recipes if recipe is not None)
+        for step, recipe in zip(row, recipes, strict=True):
             if recipe is not None and self._clock.is_over:
                 self.is_complete = False
             elif recipe is not None:
@@ -326,7 +335,7 @@ class _Improving:
 
     def change_layers(
         self, model: torch.jit.ScriptModule, alternatives: tuple[LayerOptions, ...],
-        options: dict[str, Any],
+        options: dict[str, Any], executor: Executor | None,
     ) -> None:  # fmt: skip
         """Give single layers other options, as `tune` does, so that the budget is kept."""
         assert self._least is not None
@@ -337,10 +346,11 @@ class _Improving:
         )  # fmt: skip
         objective = objective_of("layers", variants)
         try:
-            search = Search(
-                variants, self._least, alternatives, objective, self._progress, self._clock
-            )
-            choices = search.run().choices
+            with measuring(variants, executor):
+                search = Search(
+                    variants, self._least, alternatives, objective, self._progress, self._clock
+                )
+                choices = search.run().choices
         except OutOfTime:
             self.is_complete = False
             self._note(LAYERS, before, None, begin, "the time was over")

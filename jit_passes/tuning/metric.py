@@ -62,21 +62,31 @@ def sqnr_metric(model: torch.jit.ScriptModule, method: str, given: Sequence[Batc
     if not any(expected):
         raise JitPassesError("the model gives no tensor to compare: pass a metric of your own")
 
-    def measure(quantized: torch.jit.ScriptModule) -> float:
+    power = sum(
+        float(x.double().nan_to_num().square().sum()) for xs in expected for x in xs.values()
+    )
+    measure = _Sqnr(method, list(given), expected)
+    return Metric("SQNR of the output", measure, math.inf, "dB", power)
+
+
+@dataclass(frozen=True)
+class _Sqnr:
+    """The measure of `sqnr_metric`, which can be sent to workers."""
+
+    method: str
+    given: Sequence[Batch]
+    expected: Sequence[dict[str, torch.Tensor]]
+
+    def __call__(self, quantized: torch.jit.ScriptModule) -> float:
         tallies: dict[str, Tally] = {}
-        for number, (batch, wanted) in enumerate(zip(given, expected, strict=True)):
-            found = outputs(quantized, method, batch, number, fits=True)
+        for number, (batch, wanted) in enumerate(zip(self.given, self.expected, strict=True)):
+            found = outputs(quantized, self.method, batch, number, fits=True)
             for name, ours in wanted.items():
                 check_shapes(ours, found[name], name)
                 tally = tallies.setdefault(name, Tally())
                 for x, y in pieces(ours, found[name]):
                     tally.add(x, y, None)
         return min(tally.sqnr for tally in tallies.values())
-
-    power = sum(
-        float(x.double().nan_to_num().square().sum()) for xs in expected for x in xs.values()
-    )
-    return Metric("SQNR of the output", measure, math.inf, "dB", power)
 
 
 def own_metric(function: MetricFn, model: torch.jit.ScriptModule) -> Metric:
@@ -93,14 +103,22 @@ def own_metric(function: MetricFn, model: torch.jit.ScriptModule) -> Metric:
         )
     name = getattr(function, "__name__", type(function).__name__)
 
-    def measure(quantized: torch.jit.ScriptModule) -> float:
-        score = number_of(function, name, quantized)
-        return score if math.isfinite(score) else -math.inf
-
     of_float = number_of(function, name, model)
     if not math.isfinite(of_float):
         raise JitPassesError(f"the metric '{name}' gives {of_float} for the float model")
-    return Metric(name, measure, of_float)
+    return Metric(name, _Own(function, name), of_float)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The measure of `own_metric`, which can be sent to workers as far as the function can."""
+
+    function: MetricFn
+    name: str
+
+    def __call__(self, quantized: torch.jit.ScriptModule) -> float:
+        score = number_of(self.function, self.name, quantized)
+        return score if math.isfinite(score) else -math.inf
 
 
 def number_of(function: MetricFn, name: str, model: torch.jit.ScriptModule) -> float:

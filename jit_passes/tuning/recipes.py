@@ -20,6 +20,7 @@ from ..quantizers.base import Quantizer
 from ..stages.annotate import FROZEN, choose_quantizer
 from ..stages.batches import InputFn, batches, cloned, is_held_back
 from ..targets import Target
+from ..workers import Tasks
 from .journal import Journal
 from .metric import Batch, Metric, MetricFn, own_metric, sqnr_metric
 from .variants import digest_of
@@ -42,6 +43,9 @@ class Recipes:
         base: the configuration that the caller asked for.
         metric: the measure of results.
         calibrating: the batches that are calibrated with.
+        model: the float model.
+        how: the other arguments that make these recipes, for workers.
+        workers: that measure recipes; None for this process.
         kinds: of the operators of the model.
         journal: of scores.
 
@@ -51,7 +55,8 @@ class Recipes:
     """
 
     def __init__(
-        self, model: torch.jit.ScriptModule, data: Iterable[Any], metric: MetricFn | None,
+        self, model: torch.jit.ScriptModule, data: Iterable[Any],
+        metric: MetricFn | Metric | None,
         held_back: Iterable[Any] | None, *, quantizer: Quantizer | None, target: str | Target,
         config: Any, mode: str | None, method: str, input_fn: InputFn | None, resume: Any,
     ) -> None:  # fmt: skip
@@ -63,7 +68,8 @@ class Recipes:
                 command=f"{why}: choose another --target",
             )
         self.base = chosen.configuration
-        self._model, self._method = model, method
+        self.model, self._method = model, method
+        self.workers: Tasks | None = None
         self._target, self._quantizer = backend, quantizer
         given = list(batches(data, input_fn))
         calibrating, held = given, given
@@ -72,9 +78,16 @@ class Recipes:
         elif metric is None:
             calibrating, held = parted(given)
         self.calibrating = [kwargs or args for args, kwargs in calibrating]
-        self.metric: Metric = (
-            sqnr_metric(model, method, held) if metric is None else own_metric(metric, model)
-        )
+        if isinstance(metric, Metric):
+            self.metric = metric
+        else:
+            self.metric = (
+                sqnr_metric(model, method, held) if metric is None else own_metric(metric, model)
+            )
+        self.how = {
+            "metric": self.metric, "quantizer": quantizer, "target": backend, "config": config,
+            "mode": mode, "method": method,
+        }  # fmt: skip
         graph = GraphView.of(wrap(FROZEN.enter(model, method)), method)
         self.kinds = {node.kind for node in graph.nodes}
         about = {
@@ -96,21 +109,42 @@ class Recipes:
             warnings.simplefilter("ignore", JitPassesWarning)
             try:
                 return quantize_script(
-                    self._model, _Copies(self.calibrating), quantizer=self._quantizer,
+                    self.model, _Copies(self.calibrating), quantizer=self._quantizer,
                     target=self._target, config=recipe, method=self._method, progress=False,
                 )  # fmt: skip
             except JitPassesError as error:
                 raise NotPossible(str(error), command=error.command) from error
 
     def score(self, recipe: Configuration) -> tuple[float, torch.jit.ScriptModule | None]:
-        """Return the metric of a recipe, and the model where it was made for that."""
+        """Return the metric of a recipe, and the model where this process made it for that.
+
+        Raises:
+            NotPossible: as `model_of`.
+        """
         text = write_configuration(recipe)
         if text in self.journal.scores:
             return self.journal.scores[text], None
-        model = self.model_of(recipe)
-        score = self.metric.measure(model)
+        if self.workers is None:
+            score, model = self.measured(recipe)
+        else:
+            found, why = self.workers.result(text, recipe)
+            if found is None:
+                raise NotPossible(why)
+            score, model = found, None
         self.journal.add(text, score)
         return score, model
+
+    def measured(self, recipe: Configuration) -> tuple[float, torch.jit.ScriptModule | None]:
+        """Measure a recipe in this process."""
+        model = self.model_of(recipe)
+        return self.metric.measure(model), model
+
+    def ahead(self, several: Iterable[Configuration]) -> None:
+        """Let workers, if there are any, begin with recipes that will be asked for."""
+        if self.workers is not None:
+            texts = {write_configuration(recipe): recipe for recipe in several}
+            known = self.journal.scores
+            self.workers.ahead({t: recipe for t, recipe in texts.items() if t not in known})
 
 
 def parted(given: list[Batch]) -> tuple[list[Batch], list[Batch]]:

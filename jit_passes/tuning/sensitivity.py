@@ -17,9 +17,10 @@ from ..quantizers.base import Quantizer
 from ..stages.batches import InputFn, progress_bar
 from ..tables import html_table
 from ..targets import Target
+from ..workers import check_executor
 from .metric import Metric, MetricFn
 from .variants import IN_FLOAT, Choices, Layer, Variants
-from .workers import check_executor, measuring
+from .workers import measuring
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ from ..observers import Entropy, MinMax
 from ..quantizers.base import Quantizer
 from ..stages.batches import InputFn
 from ..targets import Target
+from ..workers import check_executor
 from .metric import Metric, MetricFn
 from .search import Objective, Search, objective_of
 from .sensitivity import finite
 from .variants import Variants
-from .workers import check_executor, measuring
+from .workers import measuring
 
 
 def _everything(options: TensorOptions) -> LayerOptions:

@@ -24,7 +24,7 @@ from ..quantizers.base import Quantizer
 from ..report.inspection import Inspection, inspection_of
 from ..stages.annotate import FROZEN, annotate, choose_quantizer
 from ..stages.batches import InputFn, batches, cloned
-from ..stages.calibrate import calibrate
+from ..stages.calibrate import calibrate_alone
 from ..stages.convert import convert, plan_of
 from ..stages.lower import lower
 from ..stages.module import ALREADY, Report
@@ -277,7 +277,7 @@ class Variants:
             if same and self._profile is not None:
                 fill(prepared, self._profile)
             else:
-                calibrate(prepared, map(cloned, self.data), progress=False)
+                calibrate_alone(prepared, map(cloned, self.data), progress=False)
         return convert(self._staged.finished(prepared), progress=False)
 
     def _prepared(self, choices: Choices) -> torch.jit.ScriptModule:

@@ -1,67 +1,29 @@
-"""Scores of variants, measured by other processes or machines."""
+"""Scores of variants and recipes, measured by other processes or machines."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-import pickle
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..configuration.configuration import Configuration
 from ..configuration.options import LayerOptions
-from ..errors import JitPassesError, first_line
+from ..errors import JitPassesError
 from ..profile import Profile
+from ..workers import Tasks, plain_errors, read_setup, shared_folder, write_setup
 
 if TYPE_CHECKING:
+    from .recipes import Recipes
     from .variants import Variants
 
 Choices = Mapping[str, LayerOptions]
 Scored = tuple[str, float]  # a plan and its score
-MODEL, PROFILE, SETUP = "model.pt", "profile.yaml", "setup.pickle"
-
-
-class Workers(Executor):
-    """A pool of processes on this machine; after a worker has died, a new pool takes its place.
-
-    Each process computes with an equal share of the cores.
-
-    Args:
-        count: of processes, from 1 on.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._pool = self._new()
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a function in one of the processes."""
-        try:
-            return self._pool.submit(fn, *args, **kwargs)
-        except BrokenExecutor:
-            self._pool.shutdown(wait=False)
-            self._pool = self._new()
-            return self._pool.submit(fn, *args, **kwargs)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes."""
-        self._pool.shutdown(wait, cancel_futures=cancel_futures)
-
-    def _new(self) -> ProcessPoolExecutor:
-        threads = max(1, (os.cpu_count() or 1) // self._count)
-        return ProcessPoolExecutor(
-            self._count,
-            # A fork would copy threads of PyTorch in the middle of their work.
-            multiprocessing.get_context("spawn"),
-            initializer=torch.set_num_threads,
-            initargs=(threads,),
-        )
+MODEL, PROFILE = "model.pt", "profile.yaml"
+KEPT = "; with resume= scores so far are kept"
 
 
 class Measuring:
@@ -70,25 +32,14 @@ class Measuring:
     A task names a folder with the model, the profile and the data, and has the choices of one
     variant. The scores are handed out as they are asked for, so a search takes them in one order,
     whatever the order in which tasks end.
-
-    Args:
-        executor: of `concurrent.futures`, or one like it.
-        folder: that all workers can read.
     """
 
-    def __init__(self, executor: Executor, folder: str) -> None:
-        self._executor, self._folder = executor, folder
-        self._running: dict[tuple[Any, ...], Future[Scored]] = {}
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
 
     def ahead(self, several: Iterable[Choices]) -> None:
         """Begin with variants whose scores may be asked for soon; others that wait are dropped."""
-        wanted = {_key(choices): choices for choices in several}
-        for key in set(self._running) - set(wanted):
-            if self._running[key].cancel():
-                del self._running[key]
-        for key, choices in wanted.items():
-            if key not in self._running:
-                self._running[key] = self._submit(choices)
+        self._tasks.ahead({_key(choices): dict(choices) for choices in several})
 
     def score(self, choices: Choices) -> Scored:
         """Return plan and score of a variant.
@@ -96,44 +47,8 @@ class Measuring:
         Raises:
             JitPassesError: the variant cannot be measured; a task failed twice.
         """
-        key = _key(choices)
-        if key not in self._running:
-            self._running[key] = self._submit(choices)
-        try:
-            return self._running[key].result()
-        except JitPassesError:
-            raise
-        except Exception:
-            # A worker may have died for reasons that have passed, as for want of memory.
-            self._running[key] = again = self._submit(choices)
-        try:
-            return again.result()
-        except JitPassesError:
-            raise
-        except Exception as error:
-            why = (
-                f"a worker failed twice as it measured {_told(choices)}: {type(error).__name__}: "
-                f"{first_line(error)}"
-            )
-            raise JitPassesError(
-                f"{why}; with resume= scores so far are kept",
-                command=f"{why}; with --resume scores so far are kept",
-            ) from error
-
-    def stop(self) -> None:
-        """Drop tasks that nobody has asked for."""
-        for future in self._running.values():
-            future.cancel()
-        self._running.clear()
-
-    def _submit(self, choices: Choices) -> Future[Scored]:
-        try:
-            return self._executor.submit(measure, self._folder, dict(choices))
-        except Exception as error:
-            raise JitPassesError(
-                f"the executor takes no task: {type(error).__name__}: {first_line(error)}; if one "
-                "of its workers has died, make a new executor; with resume= scores so far are kept"
-            ) from error
+        scored: Scored = self._tasks.result(_key(choices), dict(choices))
+        return scored
 
 
 @contextlib.contextmanager
@@ -146,23 +61,37 @@ def measuring(variants: Variants, executor: Any) -> Iterator[None]:
     if executor is None:
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="jit_passes-") as folder:
-        write_task(variants, Path(folder))
-        variants.workers = Measuring(executor, folder)
+    with shared_folder() as folder:
+        write_task(variants, folder)
+        tasks = Tasks(executor, measure, str(folder), _told, KEPT)
+        variants.workers = Measuring(tasks)
         try:
             yield
         finally:
-            variants.workers.stop()
+            tasks.stop()
             variants.workers = None
 
 
-def check_executor(executor: Any) -> None:
-    """Raise an error for anything that is no executor."""
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise JitPassesError(
-            "an executor is one of concurrent.futures, such as ProcessPoolExecutor(2), with "
-            f"submit, not {executor!r}"
-        )
+@contextlib.contextmanager
+def measuring_recipes(recipes: Recipes, executor: Any) -> Iterator[None]:
+    """Let recipes be measured by an executor; None for this process.
+
+    Raises:
+        JitPassesError: as `measuring`.
+    """
+    if executor is None:
+        yield
+        return
+    with shared_folder() as folder:
+        write_setup(folder, {**recipes.how, "data": recipes.calibrating}, ("metric",))
+        torch.jit.save(recipes.model, folder / MODEL)
+        told = "a recipe for the whole model"
+        recipes.workers = Tasks(executor, measure_recipe, str(folder), lambda _: told, KEPT)
+        try:
+            yield
+        finally:
+            recipes.workers.stop()
+            recipes.workers = None
 
 
 def write_task(variants: Variants, folder: Path) -> None:
@@ -171,24 +100,12 @@ def write_task(variants: Variants, folder: Path) -> None:
     Raises:
         JitPassesError: a part cannot be pickled.
     """
+    names = [layer.name for layer in variants.layers]
     parts = {**variants.how, "data": variants.data or None}
-    for name, part in parts.items():
-        try:
-            pickle.dumps(part)
-        except Exception as error:
-            advice = (
-                "define it at the top of a module that workers can import"
-                if name == "metric"
-                else "pass objects that pickle can send"
-            )
-            raise JitPassesError(
-                f"executor: the {name} cannot be sent to a worker: {first_line(error)}; {advice}"
-            ) from error
+    write_setup(folder, {**parts, "layers": names, "scores": variants.known}, ("metric",))
     torch.jit.save(variants.model, folder / MODEL)
     if variants.profile is not None:
         variants.profile.save(folder / PROFILE)
-    names = [layer.name for layer in variants.layers]
-    (folder / SETUP).write_bytes(pickle.dumps((parts, names, variants.known)))
 
 
 @lru_cache(1)
@@ -196,13 +113,8 @@ def _opened(folder: str) -> Variants:
     """Return the variants of a folder; a worker opens it once."""
     from .variants import Variants
 
-    path = Path(folder)
-    if not (path / SETUP).exists():
-        raise JitPassesError(
-            f"executor: a worker does not find the folder {folder}: workers on other machines need "
-            "a temporary folder that all can read; set TMPDIR to one"
-        )
-    parts, names, known = pickle.loads((path / SETUP).read_bytes())
+    path, parts = Path(folder), read_setup(folder)
+    names, known = parts.pop("layers"), parts.pop("scores")
     profile = Profile.load(path / PROFILE) if (path / PROFILE).exists() else None
     variants = Variants(
         torch.jit.load(path / MODEL),  # type: ignore[no-untyped-call]
@@ -220,11 +132,28 @@ def _opened(folder: str) -> Variants:
 
 def measure(folder: str, choices: dict[str, LayerOptions]) -> Scored:
     """Return plan and score of a variant; the function that workers run."""
-    try:
+    with plain_errors():
         return _opened(folder).measured(choices)
-    except JitPassesError as error:
-        # Some classes of errors have more arguments, and so cannot be sent back.
-        raise JitPassesError(str(error), command=error.command) from None
+
+
+@lru_cache(1)
+def _opened_recipes(folder: str) -> Recipes:
+    """Return the recipes of a folder; a worker opens it once."""
+    from .recipes import Recipes
+
+    model = torch.jit.load(Path(folder) / MODEL)  # type: ignore[no-untyped-call]
+    return Recipes(model, **read_setup(folder), held_back=None, input_fn=None, resume=None)
+
+
+def measure_recipe(folder: str, recipe: Configuration) -> tuple[float | None, str]:
+    """Return the score of a recipe, or why it is not possible; the function that workers run."""
+    from .recipes import NotPossible
+
+    with plain_errors():
+        try:
+            return _opened_recipes(folder).measured(recipe)[0], ""
+        except NotPossible as error:
+            return None, str(error)
 
 
 def _key(choices: Choices) -> tuple[Any, ...]:

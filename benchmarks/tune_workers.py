@@ -1,0 +1,76 @@
+"""`tune` with one worker and with two, on two cores: the time, and whether the results are equal.
+
+Usage, from the repository root::
+
+    python -m benchmarks.tune_workers --rounds 2
+
+Each worker computes with its share of the cores. The budget is so many dB above the model with all
+layers quantized, so that the search goes through its steps. The load is that of the whole machine
+while a run goes: on one that is busy with other work, times say little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from benchmarks import report
+from benchmarks.models.encoder import WIDTH, Encoder
+from benchmarks.models.resnet import resnet18
+from jit_passes.workers import Workers
+
+_ABOVE = 6.0
+_HOW: dict[str, Any] = {"target": "reference", "mode": "static", "progress": False}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print one table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune_workers", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    print(report.machine_facts())
+    torch.manual_seed(0)
+    rows = []
+    for name, net, draw in (
+        ("ResNet-18", resnet18(), lambda: torch.randn(2, 3, 64, 64)),
+        ("encoder", Encoder(), lambda: torch.randn(1, 32, WIDTH)),
+    ):
+        for number in range(options.rounds):
+            rows.append(_row(name, net, draw, number))
+            print(*rows[-1], flush=True)
+    header = ["model", "round", "models", "one, s", "two, s", "ratio", "load", "equal"]
+    print(report.table(header, rows))
+
+
+def _row(name: str, net: nn.Module, draw: Callable[[], Tensor], number: int) -> list[str]:
+    model = torch.jit.script(net.eval())
+    torch.manual_seed(number)
+    batches = [draw() for _ in range(2)]
+    int8 = jit_passes.quantize_script(model, batches, **_HOW)
+    budget = jit_passes.compare(model, int8, batches).sqnr + _ABOVE
+    found, seconds, loads = [], [], []
+    for count in (1, 2):
+        with Workers(count) as pool:
+            list(pool.map(int, range(count)))  # processes are there
+            begin = time.perf_counter()
+            tuned = jit_passes.tune(model, batches, budget=budget, executor=pool, **_HOW)
+            seconds.append(time.perf_counter() - begin)
+        found.append(str(tuned))
+        loads.append(os.getloadavg()[0])
+    one, two = seconds
+    return [
+        name, str(number), str(tuned.evaluations), f"{one:.1f}", f"{two:.1f}", f"{two / one:.2f}",
+        f"{max(loads):.1f}", str(found[0] == found[1]),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -141,7 +141,7 @@ def _weights(program: Program) -> int:
     """Return the bytes of weights and biases."""
     wide = {"int8_t": 1, "uint8_t": 1, "int16_t": 2, "int32_t": 4, "int64_t": 8}
     kept = [c for c in program.constants if "_weight" in c.name or "_bias" in c.name]
-    return sum(len(constant.numbers) * wide[constant.ctype] for constant in kept)
+    return sum(constant.numbers.numel() * wide[constant.ctype] for constant in kept)
 
 
 def _bound(program: Program) -> int:

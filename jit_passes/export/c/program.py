@@ -91,14 +91,12 @@ class Constant:
     Attributes:
         name: in C.
         ctype: of its numbers.
-        numbers: in order, the last axis innermost.
-        shape: of the tensor that they are.
+        numbers: whole ones; the last axis is innermost in C.
     """
 
     name: str
     ctype: str
-    numbers: tuple[int, ...]
-    shape: tuple[int, ...]
+    numbers: torch.Tensor
 
 
 Argument = str | Buffer | Constant

@@ -117,7 +117,7 @@ class Writer:
             head = f"static const {buffer.ctype} {name}_vectors"
             text.append(f"{head}[{len(rows)}][{max(buffer.count, 1)}] = {{")
             for row in rows:
-                text += ["    {", *_wrapped(", ".join(map(str, row)), " " * 8, " " * 8), "    },"]
+                text += ["    {", *_table(row, " " * 8), "    },"]
             text += ["};", ""]
         return "\n".join(text)
 
@@ -191,14 +191,20 @@ def _function(call: Call, accumulator_bits: int) -> str:
 
 
 def _array(constant: Constant) -> str:
-    numbers = [_number(number) for number in constant.numbers] or ["0"]
+    numbers = constant.numbers.flatten().tolist() or [0]
     head = f"static const {constant.ctype} {constant.name}[{len(numbers)}] = {{"
-    return "\n".join([head, *_wrapped(", ".join(numbers), "    ", "    "), "};\n"])
+    return "\n".join([head, *_table(numbers, "    "), "};\n"])
 
 
-def _number(number: int) -> str:
-    """Return a number; C has no literal for the smallest one."""
-    return "INT32_MIN" if number == -(2**31) else str(number)
+def _table(numbers: Sequence[int], indent: str) -> Iterator[str]:
+    """Yield lines of numbers, each with as many as fit if all are the widest."""
+    texts = repr(list(numbers))[1:-1].split(", ")  # several times faster than one by one
+    if min(numbers, default=0) == -(2**31):  # C has no literal for it
+        texts = ["INT32_MIN" if text == str(-(2**31)) else text for text in texts]
+    count = (WIDTH - len(indent)) // (max(map(len, texts), default=1) + 2)
+    for start in range(0, len(texts), count):
+        comma = "," * (start + count < len(texts))
+        yield f"{indent}{', '.join(texts[start : start + count])}{comma}"
 
 
 def _wrapped(text: str, first: str, later: str) -> Iterator[str]:

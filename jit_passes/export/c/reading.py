@@ -14,9 +14,9 @@ from ...stages.module import ModelStage, Report, by_position, stage_of
 from ...targets import FixedPoint, Target
 from ..program.forms import Form, form_of
 from .calls import computed
-from .kernels import AXES
-from .layout import from_strides, loop_text, pool_text, strides_of
+from .layout import from_strides, loops, pool_shape, strides_of
 from .program import CODES, Argument, Buffer, Call, Constant, Program, identifier
+from .structs import AXES
 from .sums import FormError, SumReader
 
 _OF_INPUT = ("to", "clamp", "round", "nan_to_num", "mul", "add")  # which quantize it
@@ -280,13 +280,16 @@ class Reader:
     # Calls
 
     def call(
-        self, node: NodeView, kernel: str, arguments: Sequence[Argument],
-        reads: Sequence[Buffer], writes: Buffer, weight: str | None = None,
+        self, node: NodeView, kernel: str, reads: Sequence[Buffer], writes: Buffer, /,
+        **arguments: Argument,
     ) -> None:  # fmt: skip
+        """Add a call; arguments are named as the parameters of its function."""
         types = {name: buffer.ctype for name, buffer in zip(("X", "X2"), reads, strict=False)}
-        types |= {"W": weight} if weight else {}
+        weight = arguments.get("weight")
+        types |= {"W": weight.ctype} if isinstance(weight, Constant) else {}
         types["Y"] = writes.ctype
-        given = tuple(a.memory if isinstance(a, Buffer) else a for a in arguments)
+        named = arguments.items()
+        given = {name: a.memory if isinstance(a, Buffer) else a for name, a in named}
         read = tuple(buffer.memory for buffer in reads)
         made = Call(kernel, types, given, read, writes, writes.name, _source(node))
         self.program.calls.append(made)
@@ -308,14 +311,15 @@ class Reader:
         window, stride, padding, dilation = (self.value(v) for v in node.inputs[1:5])
         pairs = [n if len(n) == 2 else list(n) * 2 for n in (window, stride or window)]
         pairs += [n if len(n) == 2 else list(n) * 2 for n in (padding, dilation)]
-        self.call(node, "max_pool2d", [pool_text(x, y, False, *pairs), x, y], [x], y)
+        shape = pool_shape(x, y, False, *pairs)
+        self.call(node, "max_pool2d", [x], y, s=shape, x=x, y=y)
 
     def _lookup(self, node: NodeView) -> None:
         table, index = node.inputs
         steps = self.sums.steps(index)
         x, y = self.buffer(node, steps.codes), self.new(node)
         array = self.constant(node, "table", y.ctype, self.value(table))
-        self.call(node, "lookup", [str(y.count), x, str(steps.zero), array, y], [x], y)
+        self.call(node, "lookup", [x], y, count=y.count, x=x, first=steps.zero, table=array, y=y)
 
     def _repeated(self, node: NodeView) -> None:
         """Repeat each code along an axis: a copy with one more axis, of step 0 in the operand."""
@@ -342,8 +346,8 @@ class Reader:
         to: tuple[int, list[int]], shape: tuple[int, ...] | None = None,
     ) -> None:  # fmt: skip
         """Add a copy; of each side the first place, and steps in memory along the axes."""
-        loops = loop_text(list(shape or x.shape), of[1], y=to[1])
-        self.call(node, "copy", [loops, str(of[0]), x, str(to[0]), y], [x], y)
+        along = loops(list(shape or x.shape), of[1], y=to[1])
+        self.call(node, "copy", [x], y, l=along, begin_x=of[0], x=x, begin_y=to[0], y=y)
 
     def _move(self, node: NodeView) -> None:
         """Add a call that gives codes in another order, as PyTorch has moved their places."""
@@ -356,7 +360,8 @@ class Reader:
         places, fill = self._places(node, move, x)
         if not self._strided(node, x, y, places, fill):
             array = self.constant(node, "places", "int32_t", places)
-            self.call(node, "gather", [str(y.count), x, array, str(fill or 0), y], [x], y)
+            code = fill or 0
+            self.call(node, "gather", [x], y, count=y.count, x=x, places=array, fill=code, y=y)
 
     def _strided(
         self, node: NodeView, x: Buffer, y: Buffer, places: torch.Tensor, fill: int | None
@@ -373,7 +378,7 @@ class Reader:
         if not even or len(y.shape) > AXES:
             return False
         if inner.shape != places.shape:
-            self.call(node, "fill", [str(y.count), str(fill or 0), y], [], y)
+            self.call(node, "fill", [], y, count=y.count, fill=fill or 0, y=y)
         memory = strides_of(y.shape)
         first = sum(low * step for (low, _), step in zip(box, memory, strict=True))
         self._copy(node, x, y, (begin, steps), (first, memory), tuple(inner.shape))

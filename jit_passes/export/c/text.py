@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from ...errors import without_folders
-from .kernels import AVERAGE, KERNELS, TYPES, arithmetic, division
-from .program import Argument, Buffer, Call, Constant, Program, identifier
+from .kernels import KERNELS
+from .program import Argument, Buffer, Call, Constant, Program, Struct, identifier
+from .rounding import AVERAGE, arithmetic, division
+from .structs import RESCALING, STRUCTS
 
 WIDTH = 100
 AVERAGES = ("mean", "average_pool2d")
@@ -75,11 +77,13 @@ class Writer:
     def source(self) -> str:
         """Return the source."""
         program = self.program
-        text = [f'#include "{self.name}.h"', "", arithmetic(program.rounding)]
+        text = [f'#include "{self.name}.h"', "", RESCALING.text, arithmetic(program.rounding)]
         kernels = dict.fromkeys(call.kernel for call in program.calls)
+        structs = dict.fromkeys(s.name for name in kernels for s in KERNELS[name].structs)
+        structs.pop(RESCALING.name, None)  # which stands in front of its functions
         if any(kernel in AVERAGES for kernel in kernels):
             text += [division(program.rounding), AVERAGE]
-        text += dict.fromkeys(TYPES[kernel] for kernel in kernels if kernel in TYPES)
+        text += [STRUCTS[name].text for name in structs]
         functions = {call.function: call for call in program.calls}
         text += [_function(call, program.accumulator_bits) for call in functions.values()]
         text += [_array(constant) for constant in program.constants]
@@ -95,12 +99,19 @@ class Writer:
         source = without_folders(call.source)
         where = f" ({_quoted(source)})" if source else ""
         yield f"    /* {_quoted(call.name)}{where} */"
-        joined = ", ".join(map(self._argument, call.arguments)).replace("{, ", "{")
+        joined = ", ".join(map(self._argument, call.arguments.values()))
         yield from _wrapped(f"{call.function}({joined});", "    ", "        ")
 
     def _argument(self, argument: Argument) -> str:
-        if isinstance(argument, str):
-            return argument
+        if argument is None:
+            return "0"
+        if isinstance(argument, int):
+            return str(argument)
+        if isinstance(argument, tuple):
+            return f"(const int32_t[]){_braces(argument)}"
+        if isinstance(argument, Struct):
+            fields = _braces(map(self._field, argument.values.values()))
+            return f"&(const {argument.type.name}){fields}"
         if isinstance(argument, Constant):
             return argument.name
         if argument.role != "arena":
@@ -108,6 +119,9 @@ class Writer:
         place = f"arena + {argument.offset // (2 if self.wide else 1)}"
         own = "int16_t" if self.wide else "uint8_t"
         return place if argument.ctype == own else f"({argument.ctype} *)({place})"
+
+    def _field(self, value: Argument) -> str:
+        return _braces(value) if isinstance(value, tuple) else self._argument(value)
 
     def vectors(self, examples: Sequence[Sequence[torch.Tensor]]) -> str:
         """Return the test vectors: codes of inputs and of outputs, one array for each."""
@@ -187,7 +201,17 @@ def _function(call: Call, accumulator_bits: int) -> str:
     types |= call.types
     types.setdefault("X2", types.get("X", ""))
     pattern = re.compile(rf"\b({'|'.join(types)})\b")
-    return pattern.sub(lambda found: types[found.group()], KERNELS[call.kernel])
+    kernel = KERNELS[call.kernel]
+    head = "static void NAME("
+    lines = _wrapped(
+        f"{head}{', '.join(kernel.head)})", "", " " * len(f"static void {call.function}(")
+    )
+    text = "\n".join((*lines, kernel.body))
+    return pattern.sub(lambda found: types[found.group()], text)
+
+
+def _braces(values: Iterable[object]) -> str:
+    return f"{{{', '.join(map(str, values))}}}"
 
 
 def _array(constant: Constant) -> str:

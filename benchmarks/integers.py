@@ -32,6 +32,7 @@ from torch import Tensor, nn
 import jit_passes
 from benchmarks import report
 from benchmarks.inputs import realistic
+from benchmarks.models.encoder import Encoder
 from benchmarks.models.keywords import COEFFICIENTS, FRAMES, KeywordNet
 from benchmarks.models.mobilenet_v2 import MobileNetV2
 from benchmarks.models.resnet import resnet18
@@ -79,6 +80,7 @@ CASES = {
     "digits_mobilenet": Case("digits MobileNet", _digits("DigitsMobileNet"), (1, 16, 16)),
     "keywords": Case("DS-CNN, keywords", KeywordNet, (1, FRAMES, COEFFICIENTS)),
     "unet": Case("U-Net, 8 base channels", lambda: UNet(2, 8, transposed=False), (3, 64, 64)),
+    "encoder": Case("transformer, 2 layers of 128", lambda: Encoder(2, 128, 4), (32, 128)),
     "mobilenet_v2": Case("MobileNetV2", MobileNetV2, (3, 224, 224)),
     "resnet18": Case("ResNet-18", resnet18, (3, 96, 96)),
 }

@@ -12,7 +12,7 @@ from ...graph.view import NodeView
 from .layout import all_axes, broadcast_loops, loops, pool_shape, rescaling, strides_of
 from .program import CTYPES, Argument, Buffer, Struct
 from .structs import CONV2D
-from .sums import FormError, Rescaled
+from .sums import FormError, Rescaled, made
 
 if TYPE_CHECKING:
     from .reading import Reader
@@ -43,7 +43,8 @@ def computed(reader: Reader, node: NodeView) -> None:
     """
     found = reader.sums.rescaled(node)
     maker = found.value.producer
-    form = None if maker is None else _FORMS.get(maker.kind)
+    forms = _FORMS if found.by is None else _QUOTIENTS
+    form = None if maker is None else forms.get(maker.kind)
     if maker is None or form is None:
         raise FormError("C has no function for it")
     form(reader, node, maker, found)
@@ -134,6 +135,63 @@ def _product(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -
     )  # fmt: skip
 
 
+def _matrices(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    a, b = (reader.sums.steps(value) for value in maker.inputs[:2])
+    x, x2, y = reader.buffer(node, a.codes), reader.buffer(node, b.codes), reader.new(node)
+    inner = x.shape[-1]
+    left = x.shape if len(x.shape) > 1 else (1, inner)
+    right = x2.shape if len(x2.shape) > 1 else (inner, 1)
+    reader.check_sums(node, inner, (x, a.zero), (x2, b.zero))
+    batch = y.shape[: len(y.shape) - (len(x.shape) > 1) - (len(x2.shape) > 1)]
+    reader.call(
+        node, "matmul", [x, x2], y,
+        l=broadcast_loops(batch, left[:-2], right[:-2]),
+        rows=left[-2], inner=inner, columns=right[-1],
+        a=x, zero_a=a.zero, b=x2, zero_b=b.zero,
+        r=_rescaling(reader, node, found), y=y,
+    )  # fmt: skip
+
+
+def _softmax(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    table, below = maker.inputs
+    largest = made(made(below, "aten::sub").main_operand, "aten::amax")
+    x, y = reader.buffer(node, reader.sums.steps(largest.main_operand).codes), reader.new(node)
+    (axis,) = reader.value(largest.inputs[1])
+    count = x.shape[axis]
+    inner = prod(x.shape[axis % len(x.shape) + 1 :])
+    assert found.by is not None
+    (multiplier,), (_, divisor) = found.multipliers, reader.sums.scaled(found.by)
+    reader.call(
+        node, "softmax", [x], y,
+        outer=x.count // max(count * inner, 1), count=count, inner=inner, x=x,
+        table=reader.constant(node, "table", "int32_t", reader.value(table)),
+        multiplier=multiplier, divisor=divisor, r=rescaling(found), y=y,
+    )  # fmt: skip
+
+
+def _layer_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    centred, gains = made(maker.inputs[0], "aten::mul").inputs
+    root, offsets = made(maker.inputs[1], "aten::mul").inputs
+    centred, lift = reader.sums.scaled(centred)
+    steps, count = reader.sums.scaled(made(centred, "aten::sub").main_operand)
+    codes = reader.sums.steps(steps)
+    x, y = reader.buffer(node, codes.codes), reader.new(node)
+    above = made(made(root, "aten::add").inputs[1], "aten::gt")
+    spread, epsilon = made(above.inputs[1], "aten::add").inputs[:2]
+    assert found.by is not None
+    gain, offset = (
+        reader.constant(maker, name, "int32_t", reader.value(numbers))
+        for name, numbers in (("gain", gains), ("offset", offsets))
+    )
+    reader.call(
+        node, "layer_norm", [x], y,
+        rows=x.count // max(count, 1), count=count, x=x, zero=codes.zero,
+        factor=reader.sums.scaled(spread)[1], epsilon=int(reader.value(epsilon)),
+        lift=lift, gain=gain, offset=offset,
+        divisor=reader.sums.scaled(found.by)[1], r=rescaling(found), y=y,
+    )  # fmt: skip
+
+
 def _regridded(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
     steps = reader.sums.steps(found.value)
     x, y = reader.buffer(node, steps.codes), reader.new(node)
@@ -187,9 +245,13 @@ _FORMS: Mapping[str, _Form] = {
     "aten::linear": _weighted,
     "aten::add": _sum,
     "aten::mul": _product,
+    "aten::matmul": _matrices,
+    "aten::bmm": _matrices,
     "aten::sum": _mean,
     "aten::avg_pool2d": _windows,
     "aten::squeeze": _windows,
     "aten::sub": _regridded,
     "aten::to": _regridded,
 }
+# Of sums that are divided by those of their rows.
+_QUOTIENTS: Mapping[str, _Form] = {"aten::take": _softmax, "aten::add": _layer_norm}

@@ -185,6 +185,97 @@ KERNELS: Mapping[str, Kernel] = {
 }
 """,
     ),
+    "matmul": Kernel(
+        {
+            "l": "const loops *",
+            **dict.fromkeys(("rows", "inner", "columns"), "int32_t"),
+            "a": "const X *",
+            "zero_a": "int32_t",
+            "b": "const X2 *",
+            "zero_b": "int32_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    int32_t count = count_of(l->sizes);
+    for (int32_t n = 0; n < count; ++n) {
+        const X *left = a + place(n, l->sizes, l->a) * rows * inner;
+        const X2 *right = b + place(n, l->sizes, l->b) * inner * columns;
+        for (int32_t row = 0; row < rows; ++row) {
+            for (int32_t column = 0; column < columns; ++column) {
+                SUM sum = 0;
+                for (int32_t k = 0; k < inner; ++k) {
+                    SUM step = left[row * inner + k] - zero_a;
+                    sum += step * (right[k * columns + column] - zero_b);
+                }
+                *y++ = (Y)rescale(sum, 0, r);
+            }
+        }
+    }
+}
+""",
+    ),
+    "softmax": Kernel(
+        {
+            **dict.fromkeys(("outer", "count", "inner"), "int32_t"),
+            "x": "const X *",
+            "table": "const int32_t *",
+            **dict.fromkeys(("multiplier", "divisor"), "int32_t"),
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    for (int32_t n = 0; n < outer * inner; ++n) {
+        int32_t begin = n / inner * count * inner + n % inner;
+        int32_t largest = INT32_MIN;
+        int64_t sum = 0;
+        for (int32_t k = 0; k < count; ++k) {
+            int32_t code = x[begin + k * inner];
+            largest = code > largest ? code : largest;
+        }
+        for (int32_t k = 0; k < count; ++k) {
+            sum += table[largest - x[begin + k * inner]];
+        }
+        for (int32_t k = 0; k < count; ++k) {
+            int64_t share = (int64_t)table[largest - x[begin + k * inner]] * multiplier;
+            y[begin + k * inner] = (Y)saturate(round_quotient(share, sum * divisor), r);
+        }
+    }
+}
+""",
+    ),
+    "layer_norm": Kernel(
+        {
+            **dict.fromkeys(("rows", "count"), "int32_t"),
+            "x": "const X *",
+            "zero": "int32_t",
+            **dict.fromkeys(("factor", "epsilon", "lift"), "int64_t"),
+            **dict.fromkeys(("gain", "offset"), "const int32_t *"),
+            "divisor": "int32_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    for (int32_t row = 0; row < rows; ++row, x += count) {
+        int64_t sum = 0, squares = 0;
+        for (int32_t k = 0; k < count; ++k) {
+            int64_t step = x[k] - zero;
+            sum += step;
+            squares += step * step;
+        }
+        int64_t root = root_of((count * squares - sum * sum) * factor + epsilon);
+        for (int32_t k = 0; k < count; ++k) {
+            int64_t centred = ((int64_t)count * (x[k] - zero) - sum) * lift;
+            int64_t scaled = centred * gain[k] + root * offset[k];
+            *y++ = (Y)saturate(round_quotient(scaled, root * divisor), r);
+        }
+    }
+}
+""",
+    ),
     "requantize": Kernel(
         {
             "count": "int32_t",

@@ -12,6 +12,7 @@ from ...graph.view import GraphView, NodeView, ValueView
 from ...stages.faults import misfit
 from ...stages.module import ModelStage, Report, by_position, stage_of
 from ...targets import FixedPoint, Target
+from ...targets.fixed_point.accumulator import overflow
 from ..program.forms import Form, form_of
 from .calls import computed
 from .layout import from_strides, loops, pool_shape, strides_of
@@ -21,7 +22,7 @@ from .sums import FormError, SumReader
 
 _OF_INPUT = ("to", "clamp", "round", "nan_to_num", "mul", "add")  # which quantize it
 _MOVES = ("copy", "gather", "max_pool2d")  # kernels that keep the grid
-PRODUCTS = ("aten::conv1d", "aten::conv2d", "aten::linear")
+PRODUCTS = ("aten::conv1d", "aten::conv2d", "aten::linear", "aten::matmul", "aten::bmm")
 _SAME_ORDER = (
     *("reshape", "flatten", "view", "squeeze", "unsqueeze", "unflatten", "contiguous"),
     *("clone", "detach", "alias"),
@@ -293,6 +294,27 @@ class Reader:
         read = tuple(buffer.memory for buffer in reads)
         made = Call(kernel, types, given, read, writes, writes.name, _source(node))
         self.program.calls.append(made)
+
+    def check_sums(
+        self, node: NodeView, count: int, left: tuple[Buffer, int], right: tuple[Buffer, int]
+    ) -> None:
+        """Refuse sums of products of codes that the accumulator may not hold.
+
+        The target checks them too, where the graph has the sizes.
+
+        Args:
+            node: the operator.
+            count: products in a sum.
+            left: codes, and their zero point.
+            right: likewise.
+        """
+        ends = []
+        for buffer, zero in (left, right):
+            limits = torch.iinfo(buffer.dtype)
+            ends.append((limits.min - zero, limits.max - zero))
+        corners = [a * b * count for a in ends[0] for b in ends[1]]
+        if why := overflow(min(corners), max(corners), self.target.accumulator_bits):
+            raise FormError(why)
 
     def constant(self, node: NodeView, what: str, ctype: str, numbers: Any) -> Constant:
         base = node.module or self.name(node)

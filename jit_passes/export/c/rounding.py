@@ -85,3 +85,17 @@ static int32_t average(int64_t sum, int64_t divisor, const rescaling *r)
                     r);
 }
 """
+
+ROOT = """\
+/* floor(sqrt(x)), digit by digit, for x below 2^62. */
+static int64_t root_of(int64_t x)
+{
+    int64_t root = 0;
+    for (int64_t bit = (int64_t)1 << 30; bit > 0; bit >>= 1) {
+        if ((root + bit) * (root + bit) <= x) {
+            root += bit;
+        }
+    }
+    return root;
+}
+"""

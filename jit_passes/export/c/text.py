@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
 from ...errors import without_folders
 from .kernels import KERNELS
 from .program import Argument, Buffer, Call, Constant, Program, Struct, identifier
-from .rounding import AVERAGE, arithmetic, division
+from .rounding import AVERAGE, ROOT, arithmetic, division
 from .structs import RESCALING, STRUCTS
 
 WIDTH = 100
-AVERAGES = ("mean", "average_pool2d")
+# Functions that kernels call, and which kernels do; one that divides comes first.
+HELPERS: Mapping[str, tuple[str, ...]] = {
+    AVERAGE: ("mean", "average_pool2d"),
+    ROOT: ("layer_norm",),
+}
+DIVIDING = ("mean", "average_pool2d", "softmax", "layer_norm")
 _OWN = (
     *("rescaling", "shift_down", "round_shift", "saturate", "rescale", "round_quotient"),
-    *("average", "conv2d_shape", "pool_shape", "loops", "place", "count_of"),
+    *("average", "root_of", "conv2d_shape", "pool_shape", "loops", "place", "count_of"),
 )
 
 
@@ -81,8 +86,9 @@ class Writer:
         kernels = dict.fromkeys(call.kernel for call in program.calls)
         structs = dict.fromkeys(s.name for name in kernels for s in KERNELS[name].structs)
         structs.pop(RESCALING.name, None)  # which stands in front of its functions
-        if any(kernel in AVERAGES for kernel in kernels):
-            text += [division(program.rounding), AVERAGE]
+        if any(kernel in DIVIDING for kernel in kernels):
+            text.append(division(program.rounding))
+        text += [text for text, users in HELPERS.items() if not kernels.keys().isdisjoint(users)]
         text += [STRUCTS[name].text for name in structs]
         functions = {call.function: call for call in program.calls}
         text += [_function(call, program.accumulator_bits) for call in functions.values()]

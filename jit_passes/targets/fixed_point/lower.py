@@ -18,9 +18,10 @@ from ...specification.parameters import QParams
 from ..reference_nodes import parameters_of
 from ..units import DEQUANTIZE, QUANTIZE
 from .arithmetic import Arithmetic
+from .call import Call, Rules
 from .capability import capability_of
 from .codes import CLIPS, CodeFinder, Codes, RefusedError
-from .operators import FORMS, Call, Rules, moved_to
+from .operators import FORMS, moved_to
 
 
 def compute_on_integers(

@@ -136,9 +136,11 @@ class Reader:
         found = [self._output(value) for value in _parts(self.graph.outputs)]
         _spread_grids(self.program)
         read = {buffer for call in self.program.calls for buffer in call.reads}
-        given = [(b, i) for i, b in self.buffers.items() if b.role == "input" and b in read]
-        self.program.inputs = [buffer for buffer, _ in given]
-        return self.program, [self.results[i] for _, i in given], found
+        self.program.inputs = [
+            buffer for buffer in dict.fromkeys(self.buffers.values())
+            if buffer.role == "input" and buffer in read
+        ]  # fmt: skip
+        return self.program, [self.program.codes[b] for b in self.program.inputs], found
 
     def _read(self, node: NodeView) -> None:
         """Compute a node for the example, and add a call if it gives codes."""

@@ -92,7 +92,7 @@ class _Lowering:
                 raise RefusedError(why)
             if form is not None:
                 codes = form(call)
-            elif node.kind == DEQUANTIZE or node.moves_data:
+            elif node.kind in (DEQUANTIZE, "prim::ListUnpack") or node.moves_data:
                 of_input = self.finder.before(value, quantize)
                 codes = moved_to(call, of_input or self.finder.of(value))
             else:

@@ -10,8 +10,8 @@ the repository root::
 
 Columns: codes of all values at which TorchScript's integers are another than the reference model's;
 codes of results at which C's are another than TorchScript's, for five test vectors; seconds to
-write C, and to compile it with `-O2`; code and constants over weights and biases; the arena over
-the most that is needed at one time.
+write C, and to compile it with `-O2`; code and constants over weights and biases; what is more than
+these, for each kind of operator; the arena over the most that is needed at one time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from jit_passes.targets import FixedPoint
 
 _HEADER = (
     "model", "input", "TorchScript differs", "C differs", "write, s", "compile, s",
-    "flash / weights", "RAM / bound",
+    "flash / weights", "KB of a kind", "RAM / bound",
 )  # fmt: skip
 _STRICT = ("-std=c99", "-Wall", "-Wextra", "-pedantic", "-Wconversion", "-Werror")
 _CHECKED = ("-O2", "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
@@ -116,6 +116,7 @@ def row(case: Case, target: FixedPoint) -> list[str]:
         )
         told = done.stdout.strip().splitlines()[-1] if done.stdout else done.stderr[:200]
         flash = _flash(folder / "small.o")
+    weights, kinds = _weights(program), {call.kernel for call in program.calls}
     return [
         case.title,
         "x".join(map(str, case.size)),
@@ -123,7 +124,8 @@ def row(case: Case, target: FixedPoint) -> list[str]:
         told.removesuffix(" codes differ"),
         f"{written - start:.1f}",
         f"{compiled - written:.1f}",
-        f"{flash / _weights(program):.3f}",
+        f"{flash / weights:.3f}",
+        f"{(flash - weights) / 1024 / len(kinds):.1f}",
         f"{plan_arena(program) / _bound(program):.3f}",
     ]
 

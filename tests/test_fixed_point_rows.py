@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+import subprocess
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,13 @@ from jit_passes.export.c.program import Buffer, Call, Program, Struct
 from jit_passes.export.c.reading import read_program
 from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
+from tests import test_fixed_point as images
 from tests.integer_oracle import multiplier_of, rounded
-from tests.test_export_c import check
+from tests.test_export_c import FLAGS, check
 from tests.test_export_vectors import check as check_vectors
 from tests.test_fixed_point import Watch
 
+ARM = shutil.which("arm-none-eabi-gcc")
 Array = np.ndarray[Any, Any]
 KERNELS = ("matmul", "softmax", "layer_norm")
 FORMS = [("multiplier", rounding) for rounding in ROUNDINGS] + [("shift", "half_even")]
@@ -213,6 +217,21 @@ def test_gcc_gives_the_codes(module: type[nn.Module], tmp_path: Path) -> None:
     first, *others = data(2)
     jit_passes.export_c(lowered, tmp_path, first, others)
     check(tmp_path, lowered(first).numel(), 2)
+
+
+@pytest.mark.skipif(ARM is None, reason="it needs arm-none-eabi-gcc, of gcc-arm-none-eabi")
+def test_compiles_for_cortex_m4(tmp_path: Path) -> None:
+    """int32_t is a long there, and 64 bits take two registers."""
+    assert ARM is not None
+    wide = FixedPoint(accumulator_bits=48)
+    for (_, lowered), x in (
+        (models(Block, FixedPoint()), data(1)[0]),
+        (images.models(images.Everything, wide), images.data(1)[0]),
+    ):
+        jit_passes.export_c(lowered, tmp_path, x)
+        command = [ARM, *FLAGS, "-ffreestanding", "-mcpu=cortex-m4", "-mthumb", "-c", "model.c"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[:2000]
 
 
 def test_attention_is_integers_alone() -> None:

@@ -10,8 +10,8 @@ the repository root::
 
 Columns: codes of all values at which TorchScript's integers are another than the reference model's;
 codes of results at which C's are another than TorchScript's, for five test vectors; seconds to
-write C, and to compile it with `-O2`; code and constants over weights and biases; the arena over
-the most that is needed at one time.
+write C, and to compile it with `-O2`; code and constants over weights and biases; what is more than
+these, for each kind of operator; the arena over the most that is needed at one time.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 import jit_passes
 from benchmarks import report
 from benchmarks.inputs import realistic
+from benchmarks.models.encoder import Encoder
 from benchmarks.models.keywords import COEFFICIENTS, FRAMES, KeywordNet
 from benchmarks.models.mobilenet_v2 import MobileNetV2
 from benchmarks.models.resnet import resnet18
@@ -42,7 +43,7 @@ from jit_passes.targets import FixedPoint
 
 _HEADER = (
     "model", "input", "TorchScript differs", "C differs", "write, s", "compile, s",
-    "flash / weights", "RAM / bound",
+    "flash / weights", "KB of a kind", "RAM / bound",
 )  # fmt: skip
 _STRICT = ("-std=c99", "-Wall", "-Wextra", "-pedantic", "-Wconversion", "-Werror")
 _CHECKED = ("-O2", "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
@@ -79,6 +80,7 @@ CASES = {
     "digits_mobilenet": Case("digits MobileNet", _digits("DigitsMobileNet"), (1, 16, 16)),
     "keywords": Case("DS-CNN, keywords", KeywordNet, (1, FRAMES, COEFFICIENTS)),
     "unet": Case("U-Net, 8 base channels", lambda: UNet(2, 8, transposed=False), (3, 64, 64)),
+    "encoder": Case("transformer, 2 layers of 128", lambda: Encoder(2, 128, 4), (32, 128)),
     "mobilenet_v2": Case("MobileNetV2", MobileNetV2, (3, 224, 224)),
     "resnet18": Case("ResNet-18", resnet18, (3, 96, 96)),
 }
@@ -114,6 +116,7 @@ def row(case: Case, target: FixedPoint) -> list[str]:
         )
         told = done.stdout.strip().splitlines()[-1] if done.stdout else done.stderr[:200]
         flash = _flash(folder / "small.o")
+    weights, kinds = _weights(program), {call.kernel for call in program.calls}
     return [
         case.title,
         "x".join(map(str, case.size)),
@@ -121,7 +124,8 @@ def row(case: Case, target: FixedPoint) -> list[str]:
         told.removesuffix(" codes differ"),
         f"{written - start:.1f}",
         f"{compiled - written:.1f}",
-        f"{flash / _weights(program):.3f}",
+        f"{flash / weights:.3f}",
+        f"{(flash - weights) / 1024 / len(kinds):.1f}",
         f"{plan_arena(program) / _bound(program):.3f}",
     ]
 
@@ -141,7 +145,7 @@ def _weights(program: Program) -> int:
     """Return the bytes of weights and biases."""
     wide = {"int8_t": 1, "uint8_t": 1, "int16_t": 2, "int32_t": 4, "int64_t": 8}
     kept = [c for c in program.constants if "_weight" in c.name or "_bias" in c.name]
-    return sum(len(constant.numbers) * wide[constant.ctype] for constant in kept)
+    return sum(constant.numbers.numel() * wide[constant.ctype] for constant in kept)
 
 
 def _bound(program: Program) -> int:

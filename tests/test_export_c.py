@@ -160,6 +160,24 @@ def test_command_line(run: Run, tmp_path: Path) -> None:
     check(folder, 5, 4)
 
 
+class ReadAgain(nn.Module):
+    """The input is joined with what a layer makes of it: its codes have two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, torch.relu(self.conv(torch.cat([x], 1)))], 1)
+
+
+def test_input_is_read_again(tmp_path: Path) -> None:
+    _, lowered = models(ReadAgain, FixedPoint())
+    x = data(1)[0]
+    jit_passes.export_c(lowered, tmp_path, x)
+    check(tmp_path, lowered(x).numel())
+
+
 class ManyAxes(nn.Module):
     """A sum with an axis more than functions in C have."""
 

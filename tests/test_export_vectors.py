@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ class Files:
         k = channel if r["per_channel"] else 0
         multiplier, shift = int(arrays["multipliers"][k]), int(arrays["shifts"][k])
         return self.saturated(sums * multiplier, shift, r)
+
+    def quotients(self, numerators: Array, divisors: Array, given: Any) -> Array:
+        """clamp(round(numerator / (divisor * number)) + zero, low, high)."""
+        r, by, rounding = given["rescaling"], given["divisor"], self.manifest["rounding"]
+        pairs = zip(numerators.flatten().tolist(), divisors.flatten().tolist(), strict=True)
+        found = [rounded(n, d * by, rounding) + r["zero"] for n, d in pairs]
+        return np.array(found).clip(r["low"], r["high"])
 
     def saturated(self, sums: Array, shift: int, r: Any) -> Array:
         rounding = self.manifest["rounding"]
@@ -114,6 +122,31 @@ def product(files: Files, given: Any, arrays: dict[str, Array]) -> Array:
     return files.rescaled(sums, 0, given, arrays)
 
 
+def matrices(files: Files, given: Any, arrays: dict[str, Array]) -> Array:
+    """Batches of both operands are alike, or one has none."""
+    left = arrays["a"].reshape(-1, given["rows"], given["inner"]) - given["zero_a"]
+    right = arrays["b"].reshape(-1, given["inner"], given["columns"]) - given["zero_b"]
+    return files.rescaled(left @ right, 0, given, arrays)
+
+
+def softmax(files: Files, given: Any, arrays: dict[str, Array]) -> Array:
+    x = arrays["x"].reshape(-1, given["count"], given["inner"])
+    shares = arrays["table"][x.max(1, keepdims=True) - x]
+    pairs = np.broadcast_arrays(shares * given["multiplier"], shares.sum(1, keepdims=True))
+    return files.quotients(*pairs, given)
+
+
+def layer_norm(files: Files, given: Any, arrays: dict[str, Array]) -> Array:
+    count = given["count"]
+    x = arrays["x"].reshape(-1, count) - given["zero"]
+    sums = x.sum(1, keepdims=True)
+    spread = (count * (x * x).sum(1, keepdims=True) - sums * sums) * given["factor"]
+    root = np.vectorize(isqrt)(spread + given["epsilon"])
+    centred = (count * x - sums) * given["lift"]
+    scaled = centred * arrays["gain"].flatten() + root * arrays["offset"].flatten()
+    return files.quotients(*np.broadcast_arrays(scaled, root), given)
+
+
 FORMS = {
     "conv2d": convolution,
     "linear": linear,
@@ -122,6 +155,7 @@ FORMS = {
     "lookup": lookup,
     "multiply": product,
 }
+ROWS = {"matmul": matrices, "softmax": softmax, "layer_norm": layer_norm}
 
 
 def check(folder: Path) -> list[str]:
@@ -131,7 +165,7 @@ def check(folder: Path) -> list[str]:
     for operator in files.manifest["operators"]:
         arrays = files.arrays(operator)
         seen.append(operator["function"])
-        if (form := FORMS.get(operator["function"])) is not None:
+        if (form := (FORMS | ROWS).get(operator["function"])) is not None:
             found = form(files, operator["numbers"], arrays)
             assert len(np.unique(arrays["y"])) > 1
             assert np.array_equal(found.flatten(), arrays["y"].flatten()), operator["name"]

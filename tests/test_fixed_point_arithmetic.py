@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isqrt
 from typing import Any
 
 import pytest
@@ -76,6 +77,14 @@ def test_divided(rounding: str, divisor: int) -> None:
     ties = torch.arange(-20, 20) * divisor + divisor // 2
     x = torch.cat([sums(1, 500).flatten() * (2**20 + 1), ties, ties + 1])
     assert module(x).tolist() == [rounded(n, divisor, rounding) for n in x.tolist()]
+
+
+def test_root() -> None:
+    module = computing(lambda math, x: math.root(x), "truncate")
+    edges = [k * k + d for k in (2, 3, 1000, 46341, 2**15, 2**30 + 7, 2**31) for d in (-1, 0, 1)]
+    bits = torch.rand(2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 62
+    x = [n for n in (*range(1, 300), *edges, *(int(2**b) for b in bits.tolist())) if n <= 2**62]
+    assert module(torch.tensor(x)).tolist() == [isqrt(n) for n in x]
 
 
 def test_rescale_of_ratios() -> None:

@@ -115,8 +115,7 @@ class _Operator:
         for name in self.given.buffers:
             yield f"{self.folder}/{name}", np.stack([codes[name].numpy() for codes in seen])
         for name, constant in self.given.constants.items():
-            numbers = np.array(constant.numbers, dtype=_TYPES[constant.ctype])
-            yield f"{self.folder}/{name}", numbers.reshape(constant.shape)
+            yield f"{self.folder}/{name}", constant.numbers.numpy().astype(_TYPES[constant.ctype])
 
     def entry(self) -> dict[str, Any]:
         """Return what the manifest says of it."""
@@ -148,7 +147,7 @@ class _Operator:
             scales = self._weight_scales()
             formats = list(dict.fromkeys(_format(dtype, scale, 0) for scale in scales))
             known = {"format": ", ".join(formats), "scale": scales, "zero_point": 0}
-        return self._array(name, constant.shape, dtype) | known
+        return self._array(name, constant.numbers.shape, dtype) | known
 
     def _array(self, name: str, shape: Sequence[int], dtype: str) -> dict[str, Any]:
         file = f"{self.folder}/{name}"
@@ -162,7 +161,7 @@ class _Operator:
         if weight is not None and name == "weight":
             return "OI" + "HW"[4 - len(shape) :]
         if weight is not None and name in ("x", "y"):
-            space = "HW"[4 - len(weight.shape) :]
+            space = "HW"[4 - weight.numbers.dim() :]
             return ("NC" + space)[-len(shape) :] if len(shape) < 5 else _numbered(shape)
         if name in ("bias", "multipliers", "shifts"):
             return "C"
@@ -170,13 +169,16 @@ class _Operator:
 
     def _shape(self, name: str) -> Sequence[int]:
         constants = self.given.constants
-        return constants[name].shape if name in constants else self.given.buffers[name].shape
+        if name in constants:
+            return constants[name].numbers.shape
+        return self.given.buffers[name].shape
 
     def _weight_scales(self) -> list[float]:
         """Return the scales of weights: what rescaling multiplies by, as s_y * M / s_x."""
         x, y = self.given.buffers["x"], self.given.buffers["y"]
         pairs = zip(
-            *(self.given.constants[name].numbers for name in ("multipliers", "shifts")), strict=True
+            *(self.given.constants[name].numbers.tolist() for name in ("multipliers", "shifts")),
+            strict=True,
         )
         return [y.scale * (m / 2**n) / x.scale if x.scale else 0.0 for m, n in pairs]
 

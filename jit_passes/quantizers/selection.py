@@ -199,6 +199,8 @@ class Selection:
         """Quantize operands of operators that only take floats, in a model with integers."""
         if not self.selected.keys() - self.dynamic - self.float_inputs:
             return
+        if self.capability.integers_only:
+            self.quantized |= {v.id for v in self.graph.inputs if v.is_tensor and not v.written}
         for node in self.graph.nodes:
             row = self.support.get(node.kind)
             left = node.index in self.refused or node.index in self.dynamic
@@ -342,8 +344,9 @@ class Selection:
                 sources[node.index] = set()
                 for _, _, value in self.operands(node):
                     maker = makers.get(value.id, -1)
-                    found = sources[maker] if maker in inner else {self.origin(value).id}
-                    sources[node.index] |= found
+                    # Parts of a tensor are alike where something else than a table computes them.
+                    tensor = value if self.capability.integers_only else self.origin(value)
+                    sources[node.index] |= sources[maker] if maker in inner else {tensor.id}
             several = {
                 i for i in inner if any(len(sources[u.index]) > 1 for u, _ in results[i].uses)
             }

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...graph.view import NodeView
-from .layout import axes_text, broadcast_loops, loop_text, pool_text, saturation, strides_of
-from .program import CTYPES, Argument, Buffer
-from .sums import FormError, Rescaled
+from .layout import all_axes, broadcast_loops, loops, pool_shape, rescaling, strides_of
+from .program import CTYPES, Argument, Buffer, Struct
+from .structs import CONV2D
+from .sums import FormError, Rescaled, made
 
 if TYPE_CHECKING:
     from .reading import Reader
 
 
-def _rescaling(reader: Reader, node: NodeView, found: Rescaled) -> list[Argument]:
-    """Return the text around the arrays of multipliers and shifts."""
+def _rescaling(reader: Reader, node: NodeView, found: Rescaled) -> Struct:
+    """Return a rescaling with arrays of multipliers and shifts."""
     if not all(-(2**31) <= number < 2**31 for number in found.multipliers):
         raise reader.error(node, "a multiplier has more than 32 bits")
     several = max(len(found.multipliers), len(found.shifts))
@@ -26,13 +27,12 @@ def _rescaling(reader: Reader, node: NodeView, found: Rescaled) -> list[Argument
         values * several if len(values) == 1 else values
         for values in (found.multipliers, found.shifts)
     ]
-    per_channel = int(several > 1)
-    return [
-        "&(const rescaling){",
+    return rescaling(
+        found,
         reader.constant(node, "multipliers", "int32_t", numbers[0]),
         reader.constant(node, "shifts", "uint8_t", numbers[1]),
-        f"{per_channel}, {found.zero}, {found.low}, {found.high}}}",
-    ]
+        int(several > 1),
+    )
 
 
 def computed(reader: Reader, node: NodeView) -> None:
@@ -43,7 +43,8 @@ def computed(reader: Reader, node: NodeView) -> None:
     """
     found = reader.sums.rescaled(node)
     maker = found.value.producer
-    form = None if maker is None else _FORMS.get(maker.kind)
+    forms = _FORMS if found.by is None else _QUOTIENTS
+    form = None if maker is None else forms.get(maker.kind)
     if maker is None or form is None:
         raise FormError("C has no function for it")
     form(reader, node, maker, found)
@@ -54,25 +55,29 @@ def _weighted(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) 
     x, y = reader.buffer(node, steps.codes), reader.new(node)
     codes = reader.sums.steps(maker.inputs[1]).codes
     weight = reader.value(codes)
-    ctype = CTYPES[weight.dtype]
-    arrays: list[Argument] = [x, reader.constant(maker, "weight", ctype, weight)]
     bias = reader.value(maker.inputs[2])
     if bias is not None and int(bias.abs().max()) >= 2**31:
         raise reader.error(node, "a bias has more than 32 bits")
-    arrays += ["0"] if bias is None else [reader.constant(maker, "bias", "int32_t", bias)]
-    arrays += [*_rescaling(reader, maker, found), y]
+    shared: dict[str, Argument] = {
+        "x": x,
+        "weight": reader.constant(maker, "weight", CTYPES[weight.dtype], weight),
+        "bias": None if bias is None else reader.constant(maker, "bias", "int32_t", bias),
+        "r": _rescaling(reader, maker, found),
+        "y": y,
+    }
     if maker.kind == "aten::linear":
         outs, ins = weight.shape
-        head = f"{x.count // ins}, {ins}, {outs}, {steps.zero}"
-        reader.call(node, "linear", [head, *arrays], [x], y, ctype)
+        rows = x.count // ins
+        head = {"rows": rows, "ins": ins, "outs": outs, "zero": steps.zero}
+        reader.call(node, "linear", [x], y, **head, **shared)
     else:
-        head = _convolution(reader, maker, x, y, weight, steps.zero)
-        reader.call(node, "conv2d", [head, *arrays], [x], y, ctype)
+        shape = _convolution(reader, maker, x, y, weight, steps.zero)
+        reader.call(node, "conv2d", [x], y, s=shape, **shared)
 
 
 def _convolution(
     reader: Reader, maker: NodeView, x: Buffer, y: Buffer, weight: torch.Tensor, zero: int
-) -> str:
+) -> Struct:
     stride, padding, dilation, groups = (reader.value(value) for value in maker.inputs[3:])
     dims = weight.dim() - 2
     wide = [[1] * (2 - dims) + list(numbers) for numbers in (weight.shape[2:], stride)]
@@ -84,7 +89,7 @@ def _convolution(
         *(number for pair in wide for number in pair),
         *(groups, zero),
     ]
-    return f"&(const conv2d_shape){{{', '.join(map(str, numbers))}}}"
+    return Struct(CONV2D, dict(zip(CONV2D.fields, numbers, strict=True)))
 
 
 def _sum(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
@@ -96,15 +101,12 @@ def _sum(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> No
     x, x2, y = reader.buffer(node, a.codes), reader.buffer(node, b.codes), reader.new(node)
     (shift,) = found.shifts
     reader.call(
-        node,
-        "add",
-        [
-            *(broadcast_loops(y.shape, x.shape, x2.shape), x, f"{a.zero}, {left}", x2),
-            *(f"{b.zero}, {right}, {shift}", saturation(found), y),
-        ],
-        [x, x2],
-        y,
-    )
+        node, "add", [x, x2], y,
+        l=broadcast_loops(y.shape, x.shape, x2.shape),
+        a=x, zero_a=a.zero, factor_a=left,
+        b=x2, zero_b=b.zero, factor_b=right,
+        shift=shift, r=rescaling(found), y=y,
+    )  # fmt: skip
 
 
 def _biased(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
@@ -113,25 +115,88 @@ def _biased(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) ->
     x, y = reader.buffer(node, a.codes), reader.new(node)
     numbers, (shift,) = reader.value(maker.inputs[1]), found.shifts
     inner = prod(x.shape[len(x.shape) - numbers.dim() + 1 :])
-    head = f"{y.count // len(numbers) // max(inner, 1)}, {len(numbers)}, {inner}"
-    bias = reader.constant(maker, "bias", "int64_t", numbers)
-    rest: list[Argument] = [f"{a.zero}, {factor}", bias, str(shift), saturation(found), y]
-    reader.call(node, "add_bias", [head, x, *rest], [x], y)
+    reader.call(
+        node, "add_bias", [x], y,
+        batch=y.count // len(numbers) // max(inner, 1), channels=len(numbers), inner=inner,
+        x=x, zero=a.zero, factor=factor,
+        bias=reader.constant(maker, "bias", "int64_t", numbers),
+        shift=shift, r=rescaling(found), y=y,
+    )  # fmt: skip
 
 
 def _product(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
     a, b = (reader.sums.steps(value) for value in maker.inputs[:2])
     x, x2, y = reader.buffer(node, a.codes), reader.buffer(node, b.codes), reader.new(node)
-    operands: list[Argument] = [broadcast_loops(y.shape, x.shape, x2.shape), x, str(a.zero), x2]
-    operands += [str(b.zero), *_rescaling(reader, node, found), y]
-    reader.call(node, "multiply", operands, [x, x2], y)
+    reader.call(
+        node, "multiply", [x, x2], y,
+        l=broadcast_loops(y.shape, x.shape, x2.shape),
+        a=x, zero_a=a.zero, b=x2, zero_b=b.zero,
+        r=_rescaling(reader, node, found), y=y,
+    )  # fmt: skip
+
+
+def _matrices(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    a, b = (reader.sums.steps(value) for value in maker.inputs[:2])
+    x, x2, y = reader.buffer(node, a.codes), reader.buffer(node, b.codes), reader.new(node)
+    inner = x.shape[-1]
+    left = x.shape if len(x.shape) > 1 else (1, inner)
+    right = x2.shape if len(x2.shape) > 1 else (inner, 1)
+    reader.check_sums(node, inner, (x, a.zero), (x2, b.zero))
+    batch = y.shape[: len(y.shape) - (len(x.shape) > 1) - (len(x2.shape) > 1)]
+    reader.call(
+        node, "matmul", [x, x2], y,
+        l=broadcast_loops(batch, left[:-2], right[:-2]),
+        rows=left[-2], inner=inner, columns=right[-1],
+        a=x, zero_a=a.zero, b=x2, zero_b=b.zero,
+        r=_rescaling(reader, node, found), y=y,
+    )  # fmt: skip
+
+
+def _softmax(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    table, below = maker.inputs
+    largest = made(made(below, "aten::sub").main_operand, "aten::amax")
+    x, y = reader.buffer(node, reader.sums.steps(largest.main_operand).codes), reader.new(node)
+    (axis,) = reader.value(largest.inputs[1])
+    count = x.shape[axis]
+    inner = prod(x.shape[axis % len(x.shape) + 1 :])
+    assert found.by is not None
+    (multiplier,), (_, divisor) = found.multipliers, reader.sums.scaled(found.by)
+    reader.call(
+        node, "softmax", [x], y,
+        outer=x.count // max(count * inner, 1), count=count, inner=inner, x=x,
+        table=reader.constant(node, "table", "int32_t", reader.value(table)),
+        multiplier=multiplier, divisor=divisor, r=rescaling(found), y=y,
+    )  # fmt: skip
+
+
+def _layer_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    centred, gains = made(maker.inputs[0], "aten::mul").inputs
+    root, offsets = made(maker.inputs[1], "aten::mul").inputs
+    centred, lift = reader.sums.scaled(centred)
+    steps, count = reader.sums.scaled(made(centred, "aten::sub").main_operand)
+    codes = reader.sums.steps(steps)
+    x, y = reader.buffer(node, codes.codes), reader.new(node)
+    above = made(made(root, "aten::add").inputs[1], "aten::gt")
+    spread, epsilon = made(above.inputs[1], "aten::add").inputs[:2]
+    assert found.by is not None
+    gain, offset = (
+        reader.constant(maker, name, "int32_t", reader.value(numbers))
+        for name, numbers in (("gain", gains), ("offset", offsets))
+    )
+    reader.call(
+        node, "layer_norm", [x], y,
+        rows=x.count // max(count, 1), count=count, x=x, zero=codes.zero,
+        factor=reader.sums.scaled(spread)[1], epsilon=int(reader.value(epsilon)),
+        lift=lift, gain=gain, offset=offset,
+        divisor=reader.sums.scaled(found.by)[1], r=rescaling(found), y=y,
+    )  # fmt: skip
 
 
 def _regridded(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
     steps = reader.sums.steps(found.value)
     x, y = reader.buffer(node, steps.codes), reader.new(node)
-    rest = _rescaling(reader, node, found)
-    reader.call(node, "requantize", [str(y.count), x, str(steps.zero), *rest, y], [x], y)
+    r = _rescaling(reader, node, found)
+    reader.call(node, "requantize", [x], y, count=y.count, x=x, zero=steps.zero, r=r, y=y)
 
 
 def _mean(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
@@ -141,14 +206,17 @@ def _mean(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> N
     named = "dim" in (maker.overload or "")
     dims = {dim % rank for dim in reader.value(maker.inputs[1])} if named else set(range(rank))
     memory = strides_of(x.shape)
-    kept = [axis for axis in range(rank) if axis not in dims]
-    outer = [[x.shape[axis] for axis in kept], [memory[axis] for axis in kept]]
-    inner = [[x.shape[axis] for axis in sorted(dims)], [memory[axis] for axis in sorted(dims)]]
-    over, by = (axes_text(n, fill) for n, fill in zip(inner, (1, 0), strict=True))
-    loops = loop_text(outer[0], outer[1])
-    head: list[Argument] = [loops, f"(const int32_t[]){over}, (const int32_t[]){by}"]
-    rest = [x, f"{steps.zero}, {found.divisor}", *_rescaling(reader, node, found), y]
-    reader.call(node, "mean", [*head, *rest], [x], y)
+    kept, summed = (
+        [axis for axis in range(rank) if (axis in dims) == inner] for inner in (False, True)
+    )
+    reader.call(
+        node, "mean", [x], y,
+        l=loops([x.shape[axis] for axis in kept], [memory[axis] for axis in kept]),
+        over=all_axes([x.shape[axis] for axis in summed], 1),
+        steps=all_axes([memory[axis] for axis in summed], 0),
+        x=x, zero=steps.zero, divisor=found.divisor,
+        r=_rescaling(reader, node, found), y=y,
+    )  # fmt: skip
 
 
 def _windows(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
@@ -162,9 +230,12 @@ def _windows(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -
     steps = reader.sums.steps(value)
     x, y = reader.buffer(node, steps.codes), reader.new(node)
     window, stride, padding = (reader.value(v) for v in pool.inputs[1:4])
-    head = pool_text(x, y, one, window, stride, padding, [1, 1])
-    rest = [f"{steps.zero}, {found.divisor}", *_rescaling(reader, node, found), y]
-    reader.call(node, "average_pool2d", [head, x, *rest], [x], y)
+    shape = pool_shape(x, y, one, window, stride, padding, [1, 1])
+    r = _rescaling(reader, node, found)
+    divisor = found.divisor
+    reader.call(
+        node, "average_pool2d", [x], y, s=shape, x=x, zero=steps.zero, divisor=divisor, r=r, y=y
+    )
 
 
 _Form = Callable[["Reader", NodeView, NodeView, Rescaled], None]
@@ -174,9 +245,13 @@ _FORMS: Mapping[str, _Form] = {
     "aten::linear": _weighted,
     "aten::add": _sum,
     "aten::mul": _product,
+    "aten::matmul": _matrices,
+    "aten::bmm": _matrices,
     "aten::sum": _mean,
     "aten::avg_pool2d": _windows,
     "aten::squeeze": _windows,
     "aten::sub": _regridded,
     "aten::to": _regridded,
 }
+# Of sums that are divided by those of their rows.
+_QUOTIENTS: Mapping[str, _Form] = {"aten::take": _softmax, "aten::add": _layer_norm}

@@ -8,150 +8,34 @@ kernel of hardware is compared with.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-AXES = 6
-
-# x >> n of a negative number is not defined by C99, so shifts go through numbers from 0 on.
-_SHIFT = """\
-/* floor(x / 2^n), of negative numbers too. */
-static int64_t shift_down(int64_t x, int32_t n)
-{
-    return x >= 0 ? x >> n : -1 - ((-1 - x) >> n);
-}
-"""
-
-_ROUND_SHIFT: Mapping[str, str] = {
-    "truncate": "    return shift_down(x, n);\n",
-    "half_up": "    return shift_down(x + (((int64_t)1 << n) >> 1), n);\n",
-    "half_away": """\
-    int64_t half = ((int64_t)1 << n) >> 1;
-    return shift_down(x + half - (n > 0 && x < 0 ? 1 : 0), n);
-""",
-    "half_even": """\
-    int64_t half = ((int64_t)1 << n) >> 1;
-    if (n == 0) {
-        return x;
-    }
-    return shift_down(x + half - (shift_down(x, n) % 2 == 0 ? 1 : 0), n);
-""",
-}
-
-_ROUND_QUOTIENT: Mapping[str, str] = {
-    "truncate": "    return quotient;\n",
-    "half_up": "    return quotient + (2 * rest >= divisor ? 1 : 0);\n",
-    "half_away": "    return quotient + (2 * rest - (x < 0 ? 1 : 0) >= divisor ? 1 : 0);\n",
-    "half_even": """\
-    int64_t odd = quotient % 2 != 0 ? 1 : 0;
-    return quotient + (2 * rest + odd > divisor ? 1 : 0);
-""",
-}
+from .structs import STRUCTS, StructType, declared
 
 
-def arithmetic(rounding: str) -> str:
-    """Return the functions that round and saturate."""
-    return f"""\
-/* How a sum becomes a code: clamp(round(sum * multiplier / 2^shift) + zero, low, high). */
-typedef struct {{
-    const int32_t *multipliers; /* one, or one for each channel */
-    const uint8_t *shifts;
-    int32_t per_channel;
-    int32_t zero;
-    int32_t low;
-    int32_t high;
-}} rescaling;
+@dataclass(frozen=True)
+class Kernel:
+    """A function in C.
 
-{_SHIFT}
-/* x / 2^n, rounded: {rounding}. */
-static int64_t round_shift(int64_t x, int32_t n)
-{{
-{_ROUND_SHIFT[rounding]}}}
+    Attributes:
+        parameters: their types, by name, in order.
+        body: its text, braces included.
+    """
 
-static int32_t saturate(int64_t x, const rescaling *r)
-{{
-    x += r->zero;
-    return (int32_t)(x < r->low ? r->low : x > r->high ? r->high : x);
-}}
+    parameters: Mapping[str, str]
+    body: str
 
-static int32_t rescale(int64_t sum, int32_t channel, const rescaling *r)
-{{
-    int32_t k = r->per_channel ? channel : 0;
-    return saturate(round_shift(sum * r->multipliers[k], r->shifts[k]), r);
-}}
-"""
+    @property
+    def structs(self) -> list[StructType]:
+        """The structs that its parameters point to."""
+        names = (ctype.split()[-2] for ctype in self.parameters.values() if ctype.endswith("*"))
+        return [STRUCTS[name] for name in names if name in STRUCTS]
 
+    @property
+    def head(self) -> list[str]:
+        """Its declaration, parameter by parameter."""
+        return [declared(ctype, name) for name, ctype in self.parameters.items()]
 
-def division(rounding: str) -> str:
-    """Return the function that divides exactly, for averages."""
-    return f"""\
-/* x / divisor, rounded: {rounding}. The divisor is above 0. */
-static int64_t round_quotient(int64_t x, int64_t divisor)
-{{
-    int64_t quotient = x / divisor - (x % divisor < 0 ? 1 : 0);
-    int64_t rest = x - quotient * divisor;
-{"    (void)rest;" if rounding == "truncate" else ""}
-{_ROUND_QUOTIENT[rounding]}}}
-""".replace("\n\n", "\n")
-
-
-CONV2D = """\
-typedef struct {
-    int32_t batch, in_channels, in_height, in_width;
-    int32_t out_channels, out_height, out_width;
-    int32_t kernel_height, kernel_width;
-    int32_t stride_y, stride_x, padding_y, padding_x, dilation_y, dilation_x;
-    int32_t groups;
-    int32_t zero; /* of the input; the rim is 0 */
-} conv2d_shape;
-"""
-
-LOOPS = f"""\
-/* Axes of a loop over all numbers of a result, and steps in memory along each. */
-typedef struct {{
-    int32_t sizes[{AXES}];
-    int32_t a[{AXES}];
-    int32_t b[{AXES}];
-    int32_t y[{AXES}];
-}} loops;
-
-/* The place of number i, with the steps of one operand. */
-static int32_t place(int32_t i, const int32_t *sizes, const int32_t *steps)
-{{
-    int32_t found = 0;
-    for (int32_t axis = {AXES - 1}; axis >= 0; --axis) {{
-        found += i % sizes[axis] * steps[axis];
-        i /= sizes[axis];
-    }}
-    return found;
-}}
-
-static int32_t count_of(const int32_t *sizes)
-{{
-    int32_t count = 1;
-    for (int32_t axis = 0; axis < {AXES}; ++axis) {{
-        count *= sizes[axis];
-    }}
-    return count;
-}}
-"""
-
-POOL = """\
-typedef struct {
-    int32_t planes, in_height, in_width, out_height, out_width;
-    int32_t kernel_height, kernel_width;
-    int32_t stride_y, stride_x, padding_y, padding_x, dilation_y, dilation_x;
-} pool_shape;
-"""
-
-# What must stand in front of a kernel.
-TYPES: Mapping[str, str] = {
-    "conv2d": CONV2D,
-    "add": LOOPS,
-    "multiply": LOOPS,
-    "copy": LOOPS,
-    "mean": LOOPS,
-    "max_pool2d": POOL,
-    "average_pool2d": POOL,
-}
 
 _WINDOW = """\
                 for (int32_t j = 0; j < s->kernel_height; ++j) {
@@ -163,10 +47,17 @@ _WINDOW = """\
                         }
 """
 
-KERNELS: Mapping[str, str] = {
-    "conv2d": """\
-static void NAME(const conv2d_shape *s, const X *x, const W *weight, const int32_t *bias,
-                 const rescaling *r, Y *y)
+KERNELS: Mapping[str, Kernel] = {
+    "conv2d": Kernel(
+        {
+            "s": "const conv2d_shape *",
+            "x": "const X *",
+            "weight": "const W *",
+            "bias": "const int32_t *",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
 {
     int32_t ins = s->in_channels / s->groups, outs = s->out_channels / s->groups;
     for (int32_t n = 0; n < s->batch; ++n) {
@@ -195,9 +86,20 @@ static void NAME(const conv2d_shape *s, const X *x, const W *weight, const int32
     }
 }
 """,
-    "linear": """\
-static void NAME(int32_t rows, int32_t ins, int32_t outs, int32_t zero, const X *x,
-                 const W *weight, const int32_t *bias, const rescaling *r, Y *y)
+    ),
+    "linear": Kernel(
+        {
+            "rows": "int32_t",
+            "ins": "int32_t",
+            "outs": "int32_t",
+            "zero": "int32_t",
+            "x": "const X *",
+            "weight": "const W *",
+            "bias": "const int32_t *",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
 {
     for (int32_t row = 0; row < rows; ++row) {
         for (int32_t c = 0; c < outs; ++c) {
@@ -211,9 +113,21 @@ static void NAME(int32_t rows, int32_t ins, int32_t outs, int32_t zero, const X 
     }
 }
 """,
-    "add": """\
-static void NAME(const loops *l, const X *a, int32_t zero_a, int32_t factor_a, const X2 *b,
-                 int32_t zero_b, int32_t factor_b, int32_t shift, const rescaling *r, Y *y)
+    ),
+    "add": Kernel(
+        {
+            "l": "const loops *",
+            "a": "const X *",
+            "zero_a": "int32_t",
+            "factor_a": "int32_t",
+            "b": "const X2 *",
+            "zero_b": "int32_t",
+            "factor_b": "int32_t",
+            "shift": "int32_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
 {
     int32_t count = count_of(l->sizes);
     for (int32_t i = 0; i < count; ++i) {
@@ -223,9 +137,21 @@ static void NAME(const loops *l, const X *a, int32_t zero_a, int32_t factor_a, c
     }
 }
 """,
-    "add_bias": """\
-static void NAME(int32_t batch, int32_t channels, int32_t inner, const X *x, int32_t zero,
-                 int32_t factor, const int64_t *bias, int32_t shift, const rescaling *r, Y *y)
+    ),
+    "add_bias": Kernel(
+        {
+            "batch": "int32_t",
+            "channels": "int32_t",
+            "inner": "int32_t",
+            "x": "const X *",
+            "zero": "int32_t",
+            "factor": "int32_t",
+            "bias": "const int64_t *",
+            "shift": "int32_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
 {
     for (int32_t n = 0; n < batch; ++n) {
         for (int32_t c = 0; c < channels; ++c) {
@@ -237,9 +163,18 @@ static void NAME(int32_t batch, int32_t channels, int32_t inner, const X *x, int
     }
 }
 """,
-    "multiply": """\
-static void NAME(const loops *l, const X *a, int32_t zero_a, const X2 *b, int32_t zero_b,
-                 const rescaling *r, Y *y)
+    ),
+    "multiply": Kernel(
+        {
+            "l": "const loops *",
+            "a": "const X *",
+            "zero_a": "int32_t",
+            "b": "const X2 *",
+            "zero_b": "int32_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
 {
     int32_t count = count_of(l->sizes);
     for (int32_t i = 0; i < count; ++i) {
@@ -249,24 +184,139 @@ static void NAME(const loops *l, const X *a, int32_t zero_a, const X2 *b, int32_
     }
 }
 """,
-    "requantize": """\
-static void NAME(int32_t count, const X *x, int32_t zero, const rescaling *r, Y *y)
+    ),
+    "matmul": Kernel(
+        {
+            "l": "const loops *",
+            **dict.fromkeys(("rows", "inner", "columns"), "int32_t"),
+            "a": "const X *",
+            "zero_a": "int32_t",
+            "b": "const X2 *",
+            "zero_b": "int32_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    int32_t count = count_of(l->sizes);
+    for (int32_t n = 0; n < count; ++n) {
+        const X *left = a + place(n, l->sizes, l->a) * rows * inner;
+        const X2 *right = b + place(n, l->sizes, l->b) * inner * columns;
+        for (int32_t row = 0; row < rows; ++row) {
+            for (int32_t column = 0; column < columns; ++column) {
+                SUM sum = 0;
+                for (int32_t k = 0; k < inner; ++k) {
+                    SUM step = left[row * inner + k] - zero_a;
+                    sum += step * (right[k * columns + column] - zero_b);
+                }
+                *y++ = (Y)rescale(sum, 0, r);
+            }
+        }
+    }
+}
+""",
+    ),
+    "softmax": Kernel(
+        {
+            **dict.fromkeys(("outer", "count", "inner"), "int32_t"),
+            "x": "const X *",
+            "table": "const int32_t *",
+            **dict.fromkeys(("multiplier", "divisor"), "int32_t"),
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    for (int32_t n = 0; n < outer * inner; ++n) {
+        int32_t begin = n / inner * count * inner + n % inner;
+        int32_t largest = INT32_MIN;
+        int64_t sum = 0;
+        for (int32_t k = 0; k < count; ++k) {
+            int32_t code = x[begin + k * inner];
+            largest = code > largest ? code : largest;
+        }
+        for (int32_t k = 0; k < count; ++k) {
+            sum += table[largest - x[begin + k * inner]];
+        }
+        for (int32_t k = 0; k < count; ++k) {
+            int64_t share = (int64_t)table[largest - x[begin + k * inner]] * multiplier;
+            y[begin + k * inner] = (Y)saturate(round_quotient(share, sum * divisor), r);
+        }
+    }
+}
+""",
+    ),
+    "layer_norm": Kernel(
+        {
+            **dict.fromkeys(("rows", "count"), "int32_t"),
+            "x": "const X *",
+            "zero": "int32_t",
+            **dict.fromkeys(("factor", "epsilon", "lift"), "int64_t"),
+            **dict.fromkeys(("gain", "offset"), "const int32_t *"),
+            "divisor": "int32_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    for (int32_t row = 0; row < rows; ++row, x += count) {
+        int64_t sum = 0, squares = 0;
+        for (int32_t k = 0; k < count; ++k) {
+            int64_t step = x[k] - zero;
+            sum += step;
+            squares += step * step;
+        }
+        int64_t root = root_of((count * squares - sum * sum) * factor + epsilon);
+        for (int32_t k = 0; k < count; ++k) {
+            int64_t centred = ((int64_t)count * (x[k] - zero) - sum) * lift;
+            int64_t scaled = centred * gain[k] + root * offset[k];
+            *y++ = (Y)saturate(round_quotient(scaled, root * divisor), r);
+        }
+    }
+}
+""",
+    ),
+    "requantize": Kernel(
+        {
+            "count": "int32_t",
+            "x": "const X *",
+            "zero": "int32_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
 {
     for (int32_t i = 0; i < count; ++i) {
         y[i] = (Y)rescale(x[i] - zero, 0, r);
     }
 }
 """,
-    "lookup": """\
-static void NAME(int32_t count, const X *x, int32_t first, const Y *table, Y *y)
+    ),
+    "lookup": Kernel(
+        {
+            "count": "int32_t",
+            "x": "const X *",
+            "first": "int32_t",
+            "table": "const Y *",
+            "y": "Y *",
+        },
+        """\
 {
     for (int32_t i = 0; i < count; ++i) {
         y[i] = table[x[i] - first];
     }
 }
 """,
-    "copy": """\
-static void NAME(const loops *l, int32_t begin_x, const X *x, int32_t begin_y, Y *y)
+    ),
+    "copy": Kernel(
+        {
+            "l": "const loops *",
+            "begin_x": "int32_t",
+            "x": "const X *",
+            "begin_y": "int32_t",
+            "y": "Y *",
+        },
+        """\
 {
     int32_t count = count_of(l->sizes);
     for (int32_t i = 0; i < count; ++i) {
@@ -274,25 +324,45 @@ static void NAME(const loops *l, int32_t begin_x, const X *x, int32_t begin_y, Y
     }
 }
 """,
-    "fill": """\
-static void NAME(int32_t count, Y fill, Y *y)
+    ),
+    "fill": Kernel(
+        {"count": "int32_t", "fill": "Y", "y": "Y *"},
+        """\
 {
     for (int32_t i = 0; i < count; ++i) {
         y[i] = fill;
     }
 }
 """,
-    "gather": """\
-static void NAME(int32_t count, const X *x, const int32_t *places, Y fill, Y *y)
+    ),
+    "gather": Kernel(
+        {
+            "count": "int32_t",
+            "x": "const X *",
+            "places": "const int32_t *",
+            "fill": "Y",
+            "y": "Y *",
+        },
+        """\
 {
     for (int32_t i = 0; i < count; ++i) {
         y[i] = places[i] < 0 ? fill : x[places[i]];
     }
 }
 """,
-    "mean": """\
-static void NAME(const loops *l, const int32_t *over, const int32_t *steps, const X *x,
-                 int32_t zero, int64_t divisor, const rescaling *r, Y *y)
+    ),
+    "mean": Kernel(
+        {
+            "l": "const loops *",
+            "over": "const int32_t *",
+            "steps": "const int32_t *",
+            "x": "const X *",
+            "zero": "int32_t",
+            "divisor": "int64_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
 {
     int32_t count = count_of(l->sizes), summed = count_of(over);
     for (int32_t i = 0; i < count; ++i) {
@@ -304,17 +374,25 @@ static void NAME(const loops *l, const int32_t *over, const int32_t *steps, cons
     }
 }
 """,
-    "average_pool2d": """\
-static void NAME(const pool_shape *s, const X *x, int32_t zero, int64_t divisor, const rescaling *r,
-                 Y *y)
+    ),
+    "average_pool2d": Kernel(
+        {
+            "s": "const pool_shape *",
+            "x": "const X *",
+            "zero": "int32_t",
+            "divisor": "int64_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
 {
     for (int32_t plane = 0; plane < s->planes; ++plane) {
         for (int32_t y0 = 0; y0 < s->out_height; ++y0) {
             for (int32_t x0 = 0; x0 < s->out_width; ++x0) {
                 int64_t sum = 0;
 """
-    + _WINDOW
-    + """\
+        + _WINDOW
+        + """\
                         sum += x[(plane * s->in_height + row) * s->in_width + column] - zero;
                     }
                 }
@@ -324,16 +402,18 @@ static void NAME(const pool_shape *s, const X *x, int32_t zero, int64_t divisor,
     }
 }
 """,
-    "max_pool2d": """\
-static void NAME(const pool_shape *s, const X *x, Y *y)
+    ),
+    "max_pool2d": Kernel(
+        {"s": "const pool_shape *", "x": "const X *", "y": "Y *"},
+        """\
 {
     for (int32_t plane = 0; plane < s->planes; ++plane) {
         for (int32_t y0 = 0; y0 < s->out_height; ++y0) {
             for (int32_t x0 = 0; x0 < s->out_width; ++x0) {
                 int32_t largest = INT32_MIN;
 """
-    + _WINDOW
-    + """\
+        + _WINDOW
+        + """\
                         int32_t found = x[(plane * s->in_height + row) * s->in_width + column];
                         largest = found > largest ? found : largest;
                     }
@@ -344,14 +424,5 @@ static void NAME(const pool_shape *s, const X *x, Y *y)
     }
 }
 """,
+    ),
 }
-
-AVERAGE = """\
-/* An average as a code; a divisor of 0 says that the shift divides by the count. */
-static int32_t average(int64_t sum, int64_t divisor, const rescaling *r)
-{
-    int64_t product = sum * r->multipliers[0];
-    return saturate(divisor ? round_quotient(product, divisor) : round_shift(product, r->shifts[0]),
-                    r);
-}
-"""

@@ -1,4 +1,4 @@
-"""Sizes and steps in memory, as text of C."""
+"""Sizes and steps in memory, as C has them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from math import prod
 
 import torch
 
-from .kernels import AXES
-from .program import Buffer
+from .program import Argument, Buffer, Struct
+from .structs import AXES, LOOPS, POOL, RESCALING
 from .sums import FormError, Rescaled
 
 
-def saturation(found: Rescaled) -> str:
-    """Return a rescaling that only saturates."""
-    return f"&(const rescaling){{0, 0, 0, {found.zero}, {found.low}, {found.high}}}"
+def rescaling(
+    found: Rescaled, multipliers: Argument = None, shifts: Argument = None, per_channel: int = 0
+) -> Struct:
+    """Return a rescaling; without multipliers and shifts it only saturates."""
+    values = (multipliers, shifts, per_channel, found.zero, found.low, found.high)
+    return Struct(RESCALING, dict(zip(RESCALING.fields, values, strict=True)))
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
@@ -30,14 +33,14 @@ def from_strides(begin: int, steps: Sequence[int], shape: Sequence[int]) -> torc
     return found.expand(tuple(shape))
 
 
-def axes_text(numbers: Sequence[int], fill: int) -> str:
-    """Return numbers of axes as text, with those in front that are missing."""
-    return "{" + ", ".join(map(str, [fill] * (AXES - len(numbers)) + list(numbers))) + "}"
+def all_axes(numbers: Sequence[int], fill: int) -> tuple[int, ...]:
+    """Return numbers of axes, with those in front that are missing."""
+    return (fill,) * (AXES - len(numbers)) + tuple(numbers)
 
 
-def loop_text(
+def loops(
     sizes: Sequence[int], a: Sequence[int], b: Sequence[int] = (), y: Sequence[int] = ()
-) -> str:
+) -> Struct:
     """Return axes of a loop, with the steps of operands a, b and of the result y.
 
     Raises:
@@ -45,26 +48,26 @@ def loop_text(
     """
     if len(sizes) > AXES:
         raise FormError(f"it has {len(sizes)} axes, and functions in C have {AXES}")
-    texts = [axes_text(sizes, 1), *(axes_text(strides, 0) for strides in (a, b, y))]
-    return f"&(const loops){{{', '.join(texts)}}}"
+    values = [all_axes(sizes, 1), *(all_axes(strides, 0) for strides in (a, b, y))]
+    return Struct(LOOPS, dict(zip(LOOPS.fields, values, strict=True)))
 
 
-def broadcast_loops(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> str:
+def broadcast_loops(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> Struct:
     """Return the axes of an operator on two operands that are broadcast."""
 
     def spread(own: Sequence[int]) -> list[int]:
         own = [1] * (len(shape) - len(own)) + list(own)
         return [0 if n == 1 else step for n, step in zip(own, strides_of(own), strict=True)]
 
-    return loop_text(shape, spread(a), spread(b))
+    return loops(shape, spread(a), spread(b))
 
 
-def pool_text(
+def pool_shape(
     x: Buffer, y: Buffer, one: bool, window: Sequence[int], stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int],
-) -> str:  # fmt: skip
+) -> Struct:  # fmt: skip
     """Return the sizes of a pool in two dimensions; `one` says that the buffers have one."""
     dims = 1 if one else 2
     sizes = [[1] * (2 - dims) + list(b.shape[-dims:]) for b in (x, y)]
     numbers = [prod(x.shape[:-dims]), *sizes[0], *sizes[1], *window, *stride, *padding, *dilation]
-    return f"&(const pool_shape){{{', '.join(map(str, numbers))}}}"
+    return Struct(POOL, dict(zip(POOL.fields, numbers, strict=True)))

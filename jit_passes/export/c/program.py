@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
 import torch
+
+from .kernels import KERNELS
+from .structs import StructType
 
 CTYPES = {
     torch.uint8: "uint8_t",
@@ -91,17 +94,31 @@ class Constant:
     Attributes:
         name: in C.
         ctype: of its numbers.
-        numbers: in order, the last axis innermost.
-        shape: of the tensor that they are.
+        numbers: whole ones; the last axis is innermost in C.
     """
 
     name: str
     ctype: str
-    numbers: tuple[int, ...]
-    shape: tuple[int, ...]
+    numbers: torch.Tensor
 
 
-Argument = str | Buffer | Constant
+@dataclass(frozen=True, eq=False)
+class Struct:
+    """A struct that a call points to.
+
+    Attributes:
+        type: its type.
+        values: of its fields, by name.
+    """
+
+    type: StructType
+    values: Mapping[str, Argument]
+
+    def __post_init__(self) -> None:
+        assert list(self.values) == list(self.type.fields), self.type.name
+
+
+Argument = int | tuple[int, ...] | Buffer | Constant | Struct | None  # None: a pointer to nothing
 
 
 @dataclass(frozen=True)
@@ -111,7 +128,7 @@ class Call:
     Attributes:
         kernel: name of the function in `KERNELS`.
         types: what stands for X, X2, W and Y in it.
-        arguments: in order: buffers, arrays of constants, and text.
+        arguments: by the names of its function's parameters, in order.
         reads: the buffers that it reads.
         writes: the buffer that it writes.
         name: of its result, as reports have it.
@@ -120,11 +137,21 @@ class Call:
 
     kernel: str
     types: Mapping[str, str]
-    arguments: tuple[Argument, ...]
+    arguments: Mapping[str, Argument]
     reads: tuple[Buffer, ...]
     writes: Buffer
     name: str
     source: str
+
+    def __post_init__(self) -> None:
+        assert list(self.arguments) == list(KERNELS[self.kernel].parameters), self.kernel
+
+    @property
+    def constants(self) -> Iterator[Constant]:
+        """The arrays of constants among its arguments."""
+        for argument in self.arguments.values():
+            parts = argument.values.values() if isinstance(argument, Struct) else (argument,)
+            yield from (part for part in parts if isinstance(part, Constant))
 
     @property
     def function(self) -> str:
@@ -157,8 +184,7 @@ class Program:
     @property
     def constants(self) -> list[Constant]:
         """All arrays of constants, in the order of their use."""
-        found = (a for call in self.calls for a in call.arguments if isinstance(a, Constant))
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(c for call in self.calls for c in call.constants))
 
 
 def plan_arena(program: Program) -> int:

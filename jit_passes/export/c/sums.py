@@ -24,6 +24,7 @@ class Rescaled:
         multipliers: one, or one for each channel.
         shifts: likewise.
         divisor: of an average; 0 for none.
+        by: the divisors of a row each; None for none.
         zero: the zero point of the result.
         low: the smallest code.
         high: the largest code.
@@ -33,6 +34,7 @@ class Rescaled:
     multipliers: list[int]
     shifts: list[int]
     divisor: int
+    by: ValueView | None
     zero: int
     low: int
     high: int
@@ -72,34 +74,38 @@ class SumReader:
         Raises:
             FormError: it is no sum.
         """
-        clamp = _made(node.main_operand, "aten::clamp")
+        clamp = made(node.main_operand, "aten::clamp")
         low, high = (int(self._known(value)) for value in clamp.inputs[1:])
         value, zero = clamp.main_operand, 0
         added = value.producer
         if added is not None and added.kind == "aten::add" and is_literal(added.inputs[1]):
             value, zero = added.main_operand, int(added.inputs[1].constant)
-        value, shifts, divisor = self._rounded(value)
+        value, shifts, by = self._rounded(value)
+        divisor = None if by is None else self._known(by)
+        if isinstance(divisor, int):
+            by = None
         multipliers = [1]
         times = value.producer
         if times is not None and times.kind == "aten::mul" and times.inputs[1].is_constant:
             value, multipliers = times.main_operand, _numbers(times.inputs[1].constant)
-        return Rescaled(value, multipliers, shifts, divisor, zero, low, high)
+        count = divisor if isinstance(divisor, int) else 0
+        return Rescaled(value, multipliers, shifts, count, by, zero, low, high)
 
-    def _rounded(self, value: ValueView) -> tuple[ValueView, list[int], int]:
+    def _rounded(self, value: ValueView) -> tuple[ValueView, list[int], ValueView | None]:
         """Return what is rounded, the shifts and the divisor."""
         node = value.producer
         if node is not None and node.kind == "aten::bitwise_right_shift":
             shifts, value = _numbers(node.inputs[1].constant), node.main_operand
             for _ in range(self._additions):
-                value = _made(value, "aten::add").main_operand
-            return value, shifts, 0
+                value = made(value, "aten::add").main_operand
+            return value, shifts, None
         if node is not None and node.kind == "aten::add":
             up = node.inputs[1].producer
             if up is not None and up.kind in ("aten::gt", "aten::ge"):
                 node = node.main_operand.producer
         if node is not None and node.kind == "aten::div":
-            return node.main_operand, [0], int(self._known(node.inputs[1]))
-        return value, [0], 0
+            return node.main_operand, [0], node.inputs[1]
+        return value, [0], None
 
     def steps(self, value: ValueView) -> Steps:
         """Read codes less their zero point.
@@ -110,17 +116,27 @@ class SumReader:
         zero, node = 0, value.producer
         if node is not None and node.kind == "aten::sub":
             zero, value = int(self._known(node.inputs[1])), node.main_operand
-        return Steps(_made(value, "aten::to").main_operand, zero)
+        return Steps(made(value, "aten::to").main_operand, zero)
+
+    def scaled(self, value: ValueView) -> tuple[ValueView, int]:
+        """Read a value times a number."""
+        node = value.producer
+        if node is not None and node.kind == "aten::mul" and node.inputs[1].is_constant:
+            return node.main_operand, int(node.inputs[1].constant)
+        return value, 1
 
     def factor(self, value: ValueView) -> tuple[Steps, int]:
         """Read codes less their zero point, times a number."""
-        node = value.producer
-        if node is not None and node.kind == "aten::mul" and node.inputs[1].is_constant:
-            return self.steps(node.main_operand), int(node.inputs[1].constant)
-        return self.steps(value), 1
+        value, number = self.scaled(value)
+        return self.steps(value), number
 
 
-def _made(value: ValueView, kind: str) -> NodeView:
+def made(value: ValueView, kind: str) -> NodeView:
+    """Return the node of a kind that makes a value.
+
+    Raises:
+        FormError: another one makes it.
+    """
     node = value.producer
     if node is None or node.kind != kind:
         raise FormError(f"'{value.name}' is no {kind}")

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
 from ...errors import without_folders
-from .kernels import AVERAGE, KERNELS, TYPES, arithmetic, division
-from .program import Argument, Buffer, Call, Constant, Program, identifier
+from .kernels import KERNELS
+from .program import Argument, Buffer, Call, Constant, Program, Struct, identifier
+from .rounding import AVERAGE, ROOT, arithmetic, division
+from .structs import RESCALING, STRUCTS
 
 WIDTH = 100
-AVERAGES = ("mean", "average_pool2d")
+# Functions that kernels call, and which kernels do; one that divides comes first.
+HELPERS: Mapping[str, tuple[str, ...]] = {
+    AVERAGE: ("mean", "average_pool2d"),
+    ROOT: ("layer_norm",),
+}
+DIVIDING = ("mean", "average_pool2d", "softmax", "layer_norm")
 _OWN = (
     *("rescaling", "shift_down", "round_shift", "saturate", "rescale", "round_quotient"),
-    *("average", "conv2d_shape", "pool_shape", "loops", "place", "count_of"),
+    *("average", "root_of", "conv2d_shape", "pool_shape", "loops", "place", "count_of"),
 )
 
 
@@ -75,11 +82,14 @@ class Writer:
     def source(self) -> str:
         """Return the source."""
         program = self.program
-        text = [f'#include "{self.name}.h"', "", arithmetic(program.rounding)]
+        text = [f'#include "{self.name}.h"', "", RESCALING.text, arithmetic(program.rounding)]
         kernels = dict.fromkeys(call.kernel for call in program.calls)
-        if any(kernel in AVERAGES for kernel in kernels):
-            text += [division(program.rounding), AVERAGE]
-        text += dict.fromkeys(TYPES[kernel] for kernel in kernels if kernel in TYPES)
+        structs = dict.fromkeys(s.name for name in kernels for s in KERNELS[name].structs)
+        structs.pop(RESCALING.name, None)  # which stands in front of its functions
+        if any(kernel in DIVIDING for kernel in kernels):
+            text.append(division(program.rounding))
+        text += [text for text, users in HELPERS.items() if not kernels.keys().isdisjoint(users)]
+        text += [STRUCTS[name].text for name in structs]
         functions = {call.function: call for call in program.calls}
         text += [_function(call, program.accumulator_bits) for call in functions.values()]
         text += [_array(constant) for constant in program.constants]
@@ -95,12 +105,19 @@ class Writer:
         source = without_folders(call.source)
         where = f" ({_quoted(source)})" if source else ""
         yield f"    /* {_quoted(call.name)}{where} */"
-        joined = ", ".join(map(self._argument, call.arguments)).replace("{, ", "{")
+        joined = ", ".join(map(self._argument, call.arguments.values()))
         yield from _wrapped(f"{call.function}({joined});", "    ", "        ")
 
     def _argument(self, argument: Argument) -> str:
-        if isinstance(argument, str):
-            return argument
+        if argument is None:
+            return "0"
+        if isinstance(argument, int):
+            return str(argument)
+        if isinstance(argument, tuple):
+            return f"(const int32_t[]){_braces(argument)}"
+        if isinstance(argument, Struct):
+            fields = _braces(map(self._field, argument.values.values()))
+            return f"&(const {argument.type.name}){fields}"
         if isinstance(argument, Constant):
             return argument.name
         if argument.role != "arena":
@@ -108,6 +125,9 @@ class Writer:
         place = f"arena + {argument.offset // (2 if self.wide else 1)}"
         own = "int16_t" if self.wide else "uint8_t"
         return place if argument.ctype == own else f"({argument.ctype} *)({place})"
+
+    def _field(self, value: Argument) -> str:
+        return _braces(value) if isinstance(value, tuple) else self._argument(value)
 
     def vectors(self, examples: Sequence[Sequence[torch.Tensor]]) -> str:
         """Return the test vectors: codes of inputs and of outputs, one array for each."""
@@ -117,7 +137,7 @@ class Writer:
             head = f"static const {buffer.ctype} {name}_vectors"
             text.append(f"{head}[{len(rows)}][{max(buffer.count, 1)}] = {{")
             for row in rows:
-                text += ["    {", *_wrapped(", ".join(map(str, row)), " " * 8, " " * 8), "    },"]
+                text += ["    {", *_table(row, " " * 8), "    },"]
             text += ["};", ""]
         return "\n".join(text)
 
@@ -187,18 +207,34 @@ def _function(call: Call, accumulator_bits: int) -> str:
     types |= call.types
     types.setdefault("X2", types.get("X", ""))
     pattern = re.compile(rf"\b({'|'.join(types)})\b")
-    return pattern.sub(lambda found: types[found.group()], KERNELS[call.kernel])
+    kernel = KERNELS[call.kernel]
+    head = "static void NAME("
+    lines = _wrapped(
+        f"{head}{', '.join(kernel.head)})", "", " " * len(f"static void {call.function}(")
+    )
+    text = "\n".join((*lines, kernel.body))
+    return pattern.sub(lambda found: types[found.group()], text)
+
+
+def _braces(values: Iterable[object]) -> str:
+    return f"{{{', '.join(map(str, values))}}}"
 
 
 def _array(constant: Constant) -> str:
-    numbers = [_number(number) for number in constant.numbers] or ["0"]
+    numbers = constant.numbers.flatten().tolist() or [0]
     head = f"static const {constant.ctype} {constant.name}[{len(numbers)}] = {{"
-    return "\n".join([head, *_wrapped(", ".join(numbers), "    ", "    "), "};\n"])
+    return "\n".join([head, *_table(numbers, "    "), "};\n"])
 
 
-def _number(number: int) -> str:
-    """Return a number; C has no literal for the smallest one."""
-    return "INT32_MIN" if number == -(2**31) else str(number)
+def _table(numbers: Sequence[int], indent: str) -> Iterator[str]:
+    """Yield lines of numbers, each with as many as fit if all are the widest."""
+    texts = repr(list(numbers))[1:-1].split(", ")  # several times faster than one by one
+    if min(numbers, default=0) == -(2**31):  # C has no literal for it
+        texts = ["INT32_MIN" if text == str(-(2**31)) else text for text in texts]
+    count = (WIDTH - len(indent)) // (max(map(len, texts), default=1) + 2)
+    for start in range(0, len(texts), count):
+        comma = "," * (start + count < len(texts))
+        yield f"{indent}{', '.join(texts[start : start + count])}{comma}"
 
 
 def _wrapped(text: str, first: str, later: str) -> Iterator[str]:

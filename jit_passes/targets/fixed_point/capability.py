@@ -14,6 +14,8 @@ from ...quantizers.fixed_ranges import FIXED_RANGES
 from ...quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from .accumulator import overflow_before_data
 from .codes import CLIPS, SUPPORTED_MOVES
+from .operators import PRODUCTS
+from .rows import SOFTMAX
 
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
 BIASES = {"int32": (-(2**31) + 1, 2**31 - 1), "int16": CODES["int16"], "int8": CODES["int8"]}
@@ -65,6 +67,25 @@ def _average(node: NodeView) -> str | None:
     return "its windows differ in size (count_include_pad=False)" if rim else None
 
 
+def _matrices(node: NodeView) -> str | None:
+    constant = any(value.is_constant for value in node.inputs[:2])
+    return "one of its operands is a constant" if constant else None
+
+
+def _softmax(node: NodeView) -> str | None:
+    if why := _options(node):
+        return why
+    return None if node.operand("dtype").constant is None else "it changes the dtype"
+
+
+def _layer_norm(node: NodeView) -> str | None:
+    if why := _options(node):
+        return why
+    parts = [node.operand(name).constant for name in ("weight", "bias")]
+    finite = all(part is None or bool(part.isfinite().all()) for part in parts)
+    return None if finite else "its weight or bias holds a NaN or an infinity"
+
+
 def _rows() -> list[OperatorSupport]:
     functions = kinds(lambda traits: traits.elementwise == 1)
     own = Role.OWN
@@ -78,6 +99,11 @@ def _rows() -> list[OperatorSupport]:
         OperatorSupport(f"aten::{op}", own, (0, 1), CLIPS, check=check, elementwise=True)
         for op, check in (("add", _two), ("sub", _two), ("mul", _two), ("div", _of_number))
     ]
+    rows += [OperatorSupport(kind, own, (0, 1), CLIPS, check=_matrices) for kind in PRODUCTS]
+    rows += [OperatorSupport(kind, own, check=_softmax) for kind in SOFTMAX]
+    rows.append(
+        OperatorSupport("aten::layer_norm", own, clips=CLIPS, check=_layer_norm, begins=True)
+    )
     rows.append(OperatorSupport("aten::cat", own, clips=CLIPS, check=_options))
     averages = ("mean", *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2)))
     rows += [OperatorSupport(f"aten::{op}", own, clips=CLIPS, check=_average) for op in averages]
@@ -105,6 +131,7 @@ def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
         SpecSupport(BIASES, SYMMETRIC),
         moves=moves,
         sums=partial(overflow_before_data, bits=accumulator_bits),
+        forms=("spell_out_composites", "expand_attention"),
         integers_only=True,
         correlations=True,
     )  # fmt: skip

@@ -21,7 +21,7 @@ MOVES = frozenset(
         *("alias", "channel_shuffle", "chunk", "clone", "contiguous", "detach", "expand"),
         *("flatten", "flip", "max_pool2d", "movedim", "narrow", "permute", "pixel_shuffle"),
         *("pixel_unshuffle", "repeat", "reshape", "select", "slice", "split", "split_with_sizes"),
-        *("squeeze", "t", "transpose", "unbind", "unflatten", "unsqueeze", "view"),
+        *("squeeze", "t", "transpose", "unbind", "unflatten", "unsafe_chunk", "unsqueeze", "view"),
     )
 )
 PADS = ("aten::constant_pad_nd", "aten::pad")

@@ -18,9 +18,10 @@ from ...specification.parameters import QParams
 from ..reference_nodes import parameters_of
 from ..units import DEQUANTIZE, QUANTIZE
 from .arithmetic import Arithmetic
+from .call import Call, Rules
 from .capability import capability_of
 from .codes import CLIPS, CodeFinder, Codes, RefusedError
-from .operators import FORMS, Call, Rules, moved_to
+from .operators import FORMS, moved_to
 
 
 def compute_on_integers(
@@ -91,7 +92,7 @@ class _Lowering:
                 raise RefusedError(why)
             if form is not None:
                 codes = form(call)
-            elif node.kind == DEQUANTIZE or node.moves_data:
+            elif node.kind in (DEQUANTIZE, "prim::ListUnpack") or node.moves_data:
                 of_input = self.finder.before(value, quantize)
                 codes = moved_to(call, of_input or self.finder.of(value))
             else:

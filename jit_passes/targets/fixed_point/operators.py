@@ -8,91 +8,32 @@ s and zero points z, v = (q - z) * s:
     add_bias       y = ((x - z_x) * s_x + b * s_b) / s_y
     add, sub       y = ((a - z_a) * s_a +- (b - z_b) * s_b) / s_y
     mul            y = (a - z_a) * (b - z_b) * s_a * s_b / s_y
+    matmul, bmm    y = sum_k (a_k - z_a) * (b_k - z_b) * s_a * s_b / s_y
     cat            y = (x_k - z_k) * s_k / s_y, for each part
     averages       y = sum_i (x_i - z_x) * s_x / (count * s_y)
 
-and then q_y = clamp(round(y) + z_y, quant_min, quant_max), in 64 bits.
+and those of `rows.py`. Then q_y = clamp(round(y) + z_y, quant_min, quant_max), in 64 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 
 from ...graph.view import NodeView, ValueView
-from ...specification.parameters import QParams
 from ...specification.slots import ADD_BIAS, CORRELATION, Correlation
-from .accumulator import overflow, reach
-from .arithmetic import INT64, NUMBERS, Arithmetic
-from .codes import CodeFinder, Codes, Constant, RefusedError, constant_of
+from .accumulator import reach
+from .arithmetic import INT64, NUMBERS
+from .call import Call
+from .codes import Codes, Constant, RefusedError, constant_of
 from .rescale import common_rescale, rescale_of
+from .rows import SOFTMAX, normalized, softened
 
+PRODUCTS = ("aten::matmul", "aten::bmm")
 LONGEST_OF_AVERAGE = 40  # bits of a shift: with a count of 2^22 the divisor has 62
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How a target computes.
-
-    Attributes:
-        only_shift: whether all scales are powers of two.
-        rounding: how sums are rounded.
-        accumulator_bits: of the register that sums of products are in.
-    """
-
-    only_shift: bool
-    rounding: str
-    accumulator_bits: int
-
-    @property
-    def multiplier_bits(self) -> int:
-        """Bits of a multiplier without its sign: a product with a sum has 64 bits."""
-        return 31 if self.accumulator_bits <= 32 else 15
-
-    def check(self, least: int, most: int) -> None:
-        """Refuse sums that do not fit.
-
-        Raises:
-            RefusedError: they do not.
-        """
-        if why := overflow(least, most, self.accumulator_bits):
-            raise RefusedError(why)
-
-
-@dataclass
-class Call:
-    """An operator that is to be computed on integers.
-
-    Attributes:
-        node: it.
-        result: the grid of its result.
-        finder: finds codes.
-        math: inserts operators in front of it.
-        rules: how the target computes.
-    """
-
-    node: NodeView
-    result: QParams
-    finder: CodeFinder
-    math: Arithmetic
-    rules: Rules
-
-    @property
-    def scale(self) -> float:
-        """The scale of its result."""
-        return float(self.result.scale)
-
-    def codes(self, position: int) -> Codes:
-        """Return the codes of an operand."""
-        return self.finder.of(self.node.inputs[position])
-
-    def steps(self, codes: Codes) -> ValueView:
-        """Return how many steps from 0 codes are, in 64 bits."""
-        return self.math.centred(codes.value, codes.zero_point)
 
 
 def weighted(call: Call) -> ValueView:
@@ -167,11 +108,14 @@ def added(call: Call) -> ValueView:
 
 
 def multiplied(call: Call) -> ValueView:
-    """Return the codes of a product."""
+    """Return the codes of a product, number by number or of matrices.
+
+    A graph has no sizes: whether sums of products fit the accumulator, the program in C checks.
+    """
     a, b = call.codes(0), call.codes(1)
     corners = [x * y for x in (a.least, a.most) for y in (b.least, b.most)]
     call.rules.check(min(corners), max(corners))
-    product = call.math.insert("aten::mul", call.steps(a), call.steps(b))
+    product = call.math.insert(call.node.kind, call.steps(a), call.steps(b))
     ratio = a.scale * b.scale / call.scale
     rescale = rescale_of([ratio], call.rules.multiplier_bits, call.rules.only_shift)
     return call.math.saturated(call.math.rescaled(product, rescale, (-1,)), call.result)
@@ -287,7 +231,9 @@ FORMS: Mapping[str, Callable[[Call], ValueView]] = {
     ADD_BIAS: biased,
     "aten::add": added,
     "aten::sub": added,
-    "aten::mul": multiplied,
+    **dict.fromkeys(("aten::mul", *PRODUCTS), multiplied),
+    **dict.fromkeys(SOFTMAX, softened),
+    "aten::layer_norm": normalized,
     "aten::cat": joined,
     **dict.fromkeys(_SUMS, averaged),
 }

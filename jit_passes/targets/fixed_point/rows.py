@@ -1,0 +1,110 @@
+"""Softmax and layer norm on integers: a table, an integer root, and one exact division.
+
+Softmax, with codes x of a row of K numbers and m / 2^n ~ 1 / s_y:
+
+    e_i = E[max(x) - x_i],   E[d] = round(2^20 * exp(-d * s_x))
+    y_i = round(e_i * m / (2^n * sum_k e_k))
+
+Each e is within 1/2 of the real number times 2^20, and the largest is 2^20. So a share p is within
+(1 + p * (K + 1)) / 2^21 / (1 - K / 2^21) of the real one, and of a part of 2^-25 of m.
+
+Layer norm, with the steps x_i = q_i - z_x of a row of N numbers, weight g and bias b:
+
+    D_i = N * x_i - sum_k x_k
+    U = 4^k * (N * sum_k x_k^2 - (sum_k x_k)^2) + round(4^k * eps * N^2 / s_x^2)
+    R = floor(sqrt(U))
+    y_i = round((2^a * D_i * G_i + R * B_i) / (2^16 * R))
+    G_i = round(g_i * 2^(k + 16 - a) / s_y),   B_i = round(b_i * 2^16 / s_y)
+
+N^2 times the variance is a whole number of steps, so nothing is lost ahead of the root. G and B
+have 32 bits; a is the smallest for that, and k the largest with which all products have 63. Ahead
+of rounding y is within 2^-17 + sqrt(N) / 2^(k + 17 - a) + |y - b / s_y| * (1 / R + 1 / U) of the
+real number.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from ...graph.view import ValueView
+from .arithmetic import INT64
+from .call import Call
+from .codes import Codes, RefusedError
+from .rescale import rescale_of
+
+SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
+ONE = 20  # bits of exp(0) behind the first
+SHARE_BITS = 24  # of the multiplier of shares: with rows of 2^17 the divisor has 61
+FRACTION = 16  # bits behind the point of results of layer norm ahead of rounding
+
+
+def softened(call: Call) -> ValueView:
+    """Return the codes of softmax."""
+    x, rules, math = call.codes(0), call.rules, call.math
+    if x.high - x.low > 255:
+        raise RefusedError("its operand has codes of more than 8 bits, and its table 256 numbers")
+    rescale = rescale_of([1 / call.scale], min(rules.multiplier_bits, SHARE_BITS), rules.only_shift)
+    (multiplier,), (shift,) = rescale.multipliers, rescale.shifts
+    if shift > SHARE_BITS:
+        raise RefusedError(f"its result has steps of {call.scale:g}, more than its largest share")
+    dim = call.node.operand("dim").constant
+    codes = math.cast(x.value, INT64)
+    below = math.insert("aten::sub", math.insert("aten::amax", codes, [dim], True), codes, 1)
+    shares = math.insert("aten::take", _exponentials(x), below)
+    total = math.insert("aten::sum", shares, [dim], True, None)
+    quotient = math.divided(math.times(shares, multiplier), math.times(total, 1 << shift))
+    return math.saturated(quotient, call.result)
+
+
+def _exponentials(x: Codes) -> torch.Tensor:
+    steps = torch.arange(x.high - x.low + 1, dtype=torch.float64)
+    found: torch.Tensor = (torch.exp(-steps * x.scale) * 2**ONE).round().long()
+    return found
+
+
+def normalized(call: Call) -> ValueView:
+    """Return the codes of layer norm."""
+    x, node, math = call.codes(0), call.node, call.math
+    sizes = list(node.operand("normalized_shape").constant)
+    count, dims = prod(sizes), list(range(-len(sizes), 0))
+    weight, bias = (node.operand(name).constant for name in ("weight", "bias"))
+    gains = _in_steps(weight, torch.ones(sizes), call.scale)
+    offsets = _in_steps(bias, torch.zeros(sizes), call.scale)
+    epsilon = node.operand("eps").constant * count**2 / x.scale**2
+    span = x.most - x.least
+    largest = count**2 * span**2 + int(epsilon) + 1
+    room = 31 - _bits(gains)  # of gains
+    free = 30 - (count * span).bit_length()  # of products with them
+    bits = min((62 - largest.bit_length()) // 2, free + room - FRACTION)
+    if min(bits, room, free) < 0 or _bits(offsets) + FRACTION > 30:
+        raise RefusedError(
+            f"its result has steps of {call.scale:g}, and its operand rows of {count} numbers with "
+            f"steps of {x.scale:g}: its numbers would have more than 64 bits"
+        )
+    steps = call.steps(x)
+    total = math.insert("aten::sum", steps, dims, True, None)
+    centred = math.insert("aten::sub", math.times(steps, count), total, 1)
+    squares = math.insert("aten::sum", math.insert("aten::mul", steps, steps), dims, True, None)
+    spread = math.insert(
+        "aten::sub", math.times(squares, count), math.insert("aten::mul", total, total), 1
+    )
+    least = max(round(epsilon * 4**bits), 1)
+    root = math.root(math.insert("aten::add", math.times(spread, 4**bits), least, 1))
+    lifted = max(bits + FRACTION - room, 0)
+    whole = (gains * 2 ** (bits + FRACTION - lifted)).round().long()
+    added = math.insert("aten::mul", root, (offsets * 2**FRACTION).round().long())
+    scaled = math.insert("aten::mul", math.times(centred, 2**lifted), whole)
+    numerator = math.insert("aten::add", scaled, added, 1)
+    divisor = math.insert("aten::mul", root, 1 << FRACTION)
+    return math.saturated(math.divided(numerator, divisor), call.result)
+
+
+def _in_steps(given: torch.Tensor | None, default: torch.Tensor, scale: float) -> torch.Tensor:
+    return (default if given is None else given.detach()).double() / scale
+
+
+def _bits(numbers: torch.Tensor) -> int:
+    """Return the bits of the whole part of the largest number."""
+    return int(numbers.abs().max() if numbers.numel() else 0).bit_length()

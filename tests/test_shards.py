@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 from command_line import Run, run_fixture  # noqa: F401  fixtures
 from PIL import Image
+from processes import start_script
 from torch import Tensor, nn
 
 import jit_passes
@@ -157,13 +156,14 @@ def work(rank: int, world: int, folder: Path, wrong: bool) -> None:
 @pytest.mark.parametrize("wrong", [False, True])
 def test_ranks(wrong: bool, tmp_path: Path) -> None:
     """All end with the same bytes, or with the error of the one that fails."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {"PYTHONPATH": str(ROOT)}
     arguments = [["3", str(tmp_path), str(int(wrong))]] * 3
     processes = [
-        subprocess.Popen([sys.executable, __file__, str(rank), *rest], env=environment)
+        start_script(__file__, str(rank), *rest, cwd=tmp_path, environment=environment)
         for rank, rest in enumerate(arguments)
     ]
-    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    done = [process.wait(120) for process in processes]
+    assert [run.returncode for run in done] == [0, 0, 0], done[0].stderr[-2000:]
     if wrong:
         told = {(tmp_path / f"rank{rank}.txt").read_text() for rank in range(3)}
         assert len(told) == 1 and told.pop().startswith("rank 1: ")

@@ -1,7 +1,11 @@
-"""C++ programs: one that runs a saved file, and a library with a pass of its own."""
+"""C++ programs that run saved files, without Python.
+
+Tutorial 7 builds a library with a pass of its own, and `test_tutorials.py` runs it.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -16,7 +20,7 @@ from torch.utils import cpp_extension
 import jit_passes
 
 SOURCES = Path(__file__).parent / "cpp"
-LIBRARIES = Path(torch.__file__).parent / "lib"
+SHAPE = (3, 9, 9)  # of a sample
 
 # `make soak` asks for 100,000 calls.
 CALLS = int(os.environ.get("JIT_PASSES_CALLS", "2000"))
@@ -24,18 +28,11 @@ CALLS = int(os.environ.get("JIT_PASSES_CALLS", "2000"))
 TOOLS = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="compiles with g++")
-
-
-def compile_with_torch(source: str, output: Path, *flags: str) -> None:
-    """Run the compiler against the installed torch."""
-    includes = [f"-I{path}" for path in jit_passes.include_paths()]
-    command = [
-        *(os.environ.get("CXX", "c++"), "-std=c++20", "-O0", "-w", *includes),
-        *(str(SOURCES / source), "-o", str(output), f"-L{LIBRARIES}"),
-        *("-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{LIBRARIES}", *flags),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+needs_cmake = pytest.mark.skipif(
+    torch.version.cuda is not None
+    and not Path(cpp_extension.CUDA_HOME or "", "include", "cuda.h").is_file(),
+    reason="PyTorch's CMake package asks for the CUDA toolkit that this PyTorch was built with",
+)
 
 
 class Net(nn.Module):
@@ -52,27 +49,20 @@ class Net(nn.Module):
         return self.head(y.mean([2, 3]))
 
 
-def test_file_runs_in_a_cpp_program(tmp_path: Path) -> None:
-    """The same numbers as in Python, to the last bit."""
+def quantized(target: str) -> torch.jit.ScriptModule:
     torch.manual_seed(0)
-    shape = (2, 3, 9, 9)
-    x = torch.linspace(-2, 2, 2 * 3 * 9 * 9).reshape(shape)
     script = torch.jit.script(Net().eval())
-    lowered = jit_passes.quantize_script(script, [x], target="stock", progress=False)
-    assert jit_passes.coverage(lowered)[0].dtype == "int8"
-    torch.jit.save(lowered, str(tmp_path / "int8.pt"))
-    program = tmp_path / "run_model"
-    compile_with_torch("run_model.cpp", program)
-    command = [str(program), str(tmp_path / "int8.pt"), *map(str, shape)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = torch.tensor([float(line) for line in done.stdout.split()]).reshape(2, 5)
-    with torch.no_grad():
-        assert torch.equal(found, torch.jit.load(str(tmp_path / "int8.pt"))(x))
+    return jit_passes.quantize_script(script, [ramp(2)], target=target, progress=False)
 
 
-def build_run_threads(folder: Path) -> Path:
-    """Build the program of tests/cpp/CMakeLists.txt, against the installed torch."""
+def ramp(batch: int) -> Tensor:
+    return torch.linspace(-2, 2, batch * math.prod(SHAPE)).reshape(batch, *SHAPE)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs of tests/cpp/CMakeLists.txt, built against the installed torch."""
+    folder = tmp_path_factory.mktemp("programs")
     configured = [
         *("cmake", "-S", str(SOURCES), "-B", str(folder)),
         f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
@@ -81,63 +71,49 @@ def build_run_threads(folder: Path) -> Path:
     for command in (configured, ["cmake", "--build", str(folder)]):
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=TOOLS)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return folder / "run_threads"
+    return folder
 
 
-@pytest.mark.skipif(
-    torch.version.cuda is not None
-    and not Path(cpp_extension.CUDA_HOME or "", "include", "cuda.h").is_file(),
-    reason="PyTorch's CMake package asks for the CUDA toolkit that this PyTorch was built with",
-)
-def test_plans_run_in_threads_of_a_cpp_program(tmp_path: Path) -> None:
-    """The same bits as in Python, whatever thread and batch; memory does not grow with calls."""
-    torch.manual_seed(0)
-    shape = (3, 9, 9)
-    script = torch.jit.script(Net().eval())
-    data = [torch.linspace(-2, 2, 2 * 3 * 9 * 9).reshape(2, *shape)]
-    lowered = jit_passes.quantize_script(script, data, target="x86", progress=False)
-    assert {row.dtype for row in jit_passes.coverage(lowered)} == {"int8"}
-    torch.jit.save(lowered, str(tmp_path / "x86.pt"))
-    program = build_run_threads(tmp_path / "build")
-    command = [str(program), str(tmp_path / "x86.pt"), "8", str(CALLS), *map(str, shape)]
+def run_calls(program: Path, file: Path, threads: int, calls: int) -> tuple[Tensor, str]:
+    """The results for batches of 1 to 4, and what the program says of its memory."""
+    command = [str(program), str(file), str(threads), str(calls), *map(str, SHAPE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = torch.tensor([float(line) for line in done.stdout.split()])
-    ramps = [torch.linspace(-2, 2, n * 3 * 9 * 9).reshape(n, *shape) for n in range(1, 5)]
+    return torch.tensor([float(line) for line in done.stdout.split()]), done.stderr
+
+
+def expected_of(model: torch.jit.ScriptModule) -> Tensor:
     with torch.no_grad():
-        expected = torch.cat([lowered(ramp).flatten() for ramp in ramps])
-    assert torch.equal(found, expected)
-    early, late = map(float, re.findall(r"([0-9.]+) MB resident", done.stderr))
+        return torch.cat([model(ramp(batch)).flatten() for batch in range(1, 5)])
+
+
+@needs_cmake
+def test_file_runs_in_a_cpp_program(programs: Path, tmp_path: Path) -> None:
+    """The same numbers as in Python, to the last bit, in a program that knows PyTorch alone."""
+    lowered = quantized("stock")
+    assert jit_passes.coverage(lowered)[0].dtype == "int8"
+    file = tmp_path / "int8.pt"
+    torch.jit.save(lowered, str(file))
+    needed = subprocess.run(
+        ["ldd", str(programs / "run_stock")], capture_output=True, text=True, check=True
+    ).stdout
+    assert "libtorch_cpu" in needed
+    assert "jit_passes" not in needed
+    found, _ = run_calls(programs / "run_stock", file, threads=1, calls=8)
+    assert torch.equal(found, expected_of(torch.jit.load(str(file))))
+
+
+@needs_cmake
+def test_plans_run_in_threads_of_a_cpp_program(programs: Path, tmp_path: Path) -> None:
+    """The same bits as in Python, whatever thread and batch; memory does not grow with calls."""
+    lowered = quantized("x86")
+    assert {row.dtype for row in jit_passes.coverage(lowered)} == {"int8"}
+    file = tmp_path / "x86.pt"
+    torch.jit.save(lowered, str(file))
+    found, said = run_calls(programs / "run_x86", file, threads=8, calls=CALLS)
+    assert torch.equal(found, expected_of(lowered))
+    early, late = map(float, re.findall(r"([0-9.]+) MB resident", said))
     assert late < early + 10
-
-
-# In a process of its own: passes cannot be taken back.
-OWN_PASS = """
-import sys, torch, jit_passes
-
-assert "swap_tanh" not in jit_passes.passes
-torch.ops.load_library(sys.argv[1])
-assert jit_passes.passes["swap_tanh"].summary == "Turn tanh into sigmoid."
-x = torch.randn(3)
-script = torch.jit.script(torch.nn.Tanh().eval())
-result = jit_passes.Pipeline("mine", ("freeze", "swap_tanh")).run(script._c)
-assert torch.equal(result.module._get_method("forward")(x), torch.sigmoid(x))
-assert torch.equal(script(x), torch.tanh(x))
-"""
-
-
-def test_pass_of_another_package(tmp_path: Path) -> None:
-    """It is in the registry as soon as its library is loaded, and runs in a pipeline."""
-    library = tmp_path / "libown_pass.so"
-    compile_with_torch(
-        "own_pass.cpp", library, "-shared", "-fPIC", "-DTORCH_API_INCLUDE_EXTENSION_H",
-        jit_passes.library_path(),
-    )  # fmt: skip
-    command = [sys.executable, "-W", "ignore", "-c", OWN_PASS, str(library)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=SOURCES.parent.parent
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_headers_come_with_the_package() -> None:

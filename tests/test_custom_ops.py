@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_code, run_python
 from torch import Tensor, nn
 
 from jit_passes import JitPassesError, PassError, RewriteRule, register_pass, rewrite, run_pass
@@ -134,14 +133,13 @@ def test_file(net: torch.jit.ScriptModule, tmp_path: Path) -> None:
     load = "import sys; module = torch.jit.load(sys.argv[1])\n"
     use = "torch.save(module(torch.load(sys.argv[2])), sys.argv[3])\n"
     torch.save(X, tmp_path / "x.pt")
-    command = [sys.executable, "-W", "ignore", "-c"]
     files = [str(file), str(tmp_path / "x.pt"), str(result)]
     definition = tmp_path / "definition.py"  # PyTorch reads the source of its functions
     definition.write_text(DEFINITION + load + use)
-    subprocess.run([sys.executable, "-W", "ignore", str(definition), *files], check=True)
+    run_python(definition, *files, cwd=tmp_path)
     assert torch.equal(torch.load(result), changed(X))
-    done = subprocess.run([*command, "import torch\n" + load, *files], capture_output=True)
-    assert done.returncode != 0 and b"tests_custom::soft_clip" in done.stderr
+    done = run_code("import torch\n" + load, *files, cwd=tmp_path)
+    assert done.returncode != 0 and "tests_custom::soft_clip" in done.stderr
 
 
 def test_from_a_python_pass(net: torch.jit.ScriptModule) -> None:

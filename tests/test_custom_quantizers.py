@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import itertools
-import subprocess
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -29,6 +29,7 @@ from annotating import (
     to_bytes,
 )
 from annotating import net_nodes as net_nodes
+from processes import run_code
 from torch import Tensor, nn
 
 import jit_passes
@@ -236,13 +237,8 @@ def test_derivations_in_another_process(marked: bool, tmp_path: Path) -> None:
         sys.modules.pop(name, None)
     for first in ("", f"import {name}"):
         script = textwrap.dedent(CONVERT.format(first=first, file=file))
-        run = subprocess.run(
-            [sys.executable, "-c", script],
-            capture_output=True,
-            text=True,
-            env={"PYTHONPATH": f"{Path.cwd()}:{tmp_path}", "PATH": ""},
-            check=False,
-        )
+        path = f"{Path.cwd()}{os.pathsep}{tmp_path}"
+        run = run_code(script, cwd=tmp_path, environment={"PYTHONPATH": path})
         assert run.returncode == 0, run.stderr
         if first and marked:
             assert "value=0.25" in run.stdout and "refused" not in run.stdout

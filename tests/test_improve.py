@@ -29,6 +29,12 @@ def batches(seed: int = 0, count: int = 8) -> list[Tensor]:
     return [torch.randn(4, 3, 8, 8, generator=generator) for _ in range(count)]
 
 
+@pytest.fixture(scope="module", name="everything")
+def everything_fixture() -> jit_passes.Improved:
+    """All steps on the model of `CASE`."""
+    return jit_passes.improve(CASE.model(), batches(), **HOW)
+
+
 def on(model: torch.jit.ScriptModule, other: torch.jit.ScriptModule, data: list[Tensor]) -> float:
     """The SQNR of another model's results."""
     with torch.no_grad():
@@ -36,10 +42,9 @@ def on(model: torch.jit.ScriptModule, other: torch.jit.ScriptModule, data: list[
     return sqnr(wanted, found)
 
 
-def test_equalization_is_found() -> None:
+def test_equalization_is_found(everything: jit_passes.Improved) -> None:
     """Scores are those of the batches held back; the recipe makes the measured model."""
-    model, data = CASE.model(), batches()
-    improved = jit_passes.improve(model, data, **HOW)
+    model, data, improved = CASE.model(), batches(), everything
     held = [data[3], data[7]]
     calibrating = [x for number, x in enumerate(data) if number not in (3, 7)]
     plain = jit_passes.quantize_script(model, calibrating, **HOW)
@@ -91,10 +96,9 @@ def test_recipe_is_a_configuration(tmp_path: Path) -> None:
         assert any(step.name in line for line in text.splitlines() if line.startswith("# "))
 
 
-def test_budget() -> None:
+def test_budget(everything: jit_passes.Improved) -> None:
     """No step begins once it is kept; where steps are not enough, single layers change."""
     model, data = CASE.model(), batches()
-    everything = jit_passes.improve(model, data, **HOW)
     nothing = jit_passes.improve(model, data, budget=everything.quantized - 1, **HOW)
     assert nothing.steps == () and nothing.score == nothing.quantized == everything.quantized
     some = jit_passes.improve(model, data, budget=everything.quantized + 10, **HOW)
@@ -197,7 +201,7 @@ class Steps(nn.Module):
         return y, {"mean": y.mean(1)}
 
 
-def test_smoothing_and_results_of_any_structure() -> None:
+def test_smoothing_and_results_of_any_structure(everything: jit_passes.Improved) -> None:
     """Strengths are tried where there are layer norms; the outputs are a tuple with a dict."""
     torch.manual_seed(0)
     model = torch.jit.trace(Steps().eval(), torch.randn(4, 16), strict=False)
@@ -209,9 +213,7 @@ def test_smoothing_and_results_of_any_structure() -> None:
     ]  # fmt: skip
     without = {step.name: step.after for step in improved.steps}["smooth: none"]
     assert without is not None and without < improved.score - 6
-    assert "smooth" not in " ".join(
-        step.name for step in jit_passes.improve(CASE.model(), batches(), **HOW).steps
-    )
+    assert "smooth" not in " ".join(step.name for step in everything.steps)
 
 
 def test_caller_is_not_touched() -> None:

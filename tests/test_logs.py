@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_code
 
 import jit_passes
 from jit_passes.report.versions import versions
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
+import warnings
+for kind in (DeprecationWarning, FutureWarning):
+    warnings.simplefilter("ignore", kind)
 import torch, jit_passes
 model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4)).eval())
 jit_passes.quantize_script(model, [torch.ones(2, 4)], target="reference")
@@ -24,12 +25,9 @@ jit_passes.quantize_script(model, [torch.ones(2, 4)], target="reference")
 
 def run(**variables: str) -> str:
     """Return a program's output on stderr."""
-    environment = {name: v for name, v in os.environ.items() if name != "JIT_PASSES_LOG"}
-    ignored = [f"-Wignore::{kind}" for kind in ("DeprecationWarning", "FutureWarning")]
-    done = subprocess.run(
-        [sys.executable, *ignored, "-c", PROGRAM],
-        capture_output=True, text=True, cwd=ROOT, check=True, env=environment | variables,
-    )  # fmt: skip
+    environment = {"PYTHONPATH": str(ROOT), "JIT_PASSES_LOG": ""}
+    done = run_code(PROGRAM, cwd=ROOT, environment=environment | variables)
+    assert done.returncode == 0, done.stderr
     return done.stderr
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.xdist_group("memory")  # all read one fixture, which starts a process
+
 ROOT = Path(__file__).resolve().parent.parent
 CLEAR = Path("/proc/self/clear_refs")  # a 5 makes the peak begin anew
 # Large blocks go back to the system as soon as they are freed. The allocator would keep some, now
@@ -52,45 +54,36 @@ MODELS = {
     "convolutions": (lambda: Convolutions(False), (1, 256, 4, 4)),
     "batch_norms": (lambda: Convolutions(True), (1, 256, 4, 4)),
 }
-# Reads its arguments and prints the peak while it quantizes and what is left behind, in bytes over
-# what the process had before it loaded the model.
+# Reads cases, and prints for each, in a line, the peak while it quantizes and what is left behind,
+# in bytes over what the process had before it loaded the model. Each case has a fork of its own,
+# which begins with the imports; quantizing a small model brings libraries into memory ahead of it.
 CHILD = """
 import gc, json, os, sys, torch, jit_passes
-path, shape, target, inplace = json.loads(sys.argv[1])
 def status(key):
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(key)) * 1024
-small = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval())
-jit_passes.quantize_script(small, [torch.randn(2, 8)], target=target)
-gc.collect()
-before = status("VmRSS")
-model, data = torch.jit.load(path), [torch.randn(shape)]
-with open("/proc/self/clear_refs", "w") as file:
-    file.write("5")
-quantized = jit_passes.quantize_script(model, data, target=target, inplace=inplace)
-print(json.dumps([status("VmHWM") - before, status("VmRSS") - before]))
+def measure(path, shape, target, inplace):
+    small = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval())
+    jit_passes.quantize_script(small, [torch.randn(2, 8)], target=target)
+    gc.collect()
+    before = status("VmRSS")
+    model, data = torch.jit.load(path), [torch.randn(shape)]
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    quantized = jit_passes.quantize_script(model, data, target=target, inplace=inplace)
+    print(json.dumps([status("VmHWM") - before, status("VmRSS") - before]), flush=True)
+for case in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        try:
+            measure(*case)
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{case} failed")
 """
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("memory")
-    paths = {}
-    for name, (make, _) in MODELS.items():
-        paths[name] = folder / f"{name}.pt"
-        torch.jit.save(torch.jit.script(make().eval()), paths[name])
-    return paths
-
-
-def measured(path: Path, shape: tuple[int, ...], target: str, inplace: bool) -> tuple[float, float]:
-    """Return the peak, and what is left, in units of the file."""
-    arguments = json.dumps([str(path), shape, target, inplace])
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHILD, arguments],
-        capture_output=True, text=True, check=True, cwd=ROOT, env={**os.environ, **ALLOCATOR},
-    )  # fmt: skip
-    peak, left = json.loads(done.stdout)
-    return peak / path.stat().st_size, left / path.stat().st_size
 
 
 # The bounds of the peak, and of the rest where the float weights are freed. The model and its
@@ -108,13 +101,39 @@ BOUNDS = {
 }
 
 
+Case = tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Case, bool], list[float]]:
+    """The peak of each case, and what is left, in units of the file; without and with `inplace`."""
+    folder = tmp_path_factory.mktemp("memory")
+    paths = {name: folder / f"{name}.pt" for name in MODELS}
+    for name, (make, _) in MODELS.items():
+        torch.jit.save(torch.jit.script(make().eval()), paths[name])
+    cases = [(case, inplace) for case in BOUNDS for inplace in (False, True)]
+    arguments = [
+        (str(paths[name]), MODELS[name][1], target, inplace) for (name, target), inplace in cases
+    ]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CHILD, json.dumps(arguments)],
+        capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, **ALLOCATOR},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    sizes = [paths[name].stat().st_size for (name, _), _ in cases]
+    return {
+        case: [number / size for number in row]
+        for case, row, size in zip(cases, rows, sizes, strict=True)
+    }
+
+
 @pytest.mark.skipif(not CLEAR.exists(), reason="the system does not tell of peaks")
 @pytest.mark.parametrize("case", BOUNDS, ids="-".join)
 @pytest.mark.parametrize("inplace", [False, True])
-def test_peak(files: dict[str, Path], case: tuple[str, str], inplace: bool) -> None:
+def test_peak(measured: dict[tuple[Case, bool], list[float]], case: Case, inplace: bool) -> None:
     """Copies of float weights are freed, and garbage too; `inplace` frees the model's own."""
-    name, target = case
-    peak, left = measured(files[name], MODELS[name][1], target, inplace)
+    peak, left = measured[case, inplace]
     most, most_left = BOUNDS[case]
     assert peak < most, f"{peak:.2f}"
     assert left < most_left + (not inplace), f"{left:.2f}"

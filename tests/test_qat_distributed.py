@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import start_script
 from qat_nets import METHODS, Net, Plain, batch, batches, compiled, seeded, state_of
 
 from jit_passes.training.parameters import quantization_parameters
@@ -21,7 +20,7 @@ SHAPE = (8, 3, 8, 8)
 STEPS = 4
 
 ROOT = Path(__file__).parent.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {"PYTHONPATH": str(ROOT)}
 
 
 def work(rank: int, world: int, folder: Path) -> None:
@@ -101,19 +100,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The outcomes of both processes."""
     folder = tmp_path_factory.mktemp("ranks")
     processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), "2", str(folder)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT,
-        )
+        start_script(__file__, str(rank), "2", folder, cwd=folder, environment=ENVIRONMENT)
         for rank in range(2)
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output[-3000:]
+    ]
+    for done in [process.wait(120) for process in processes]:
+        assert done.returncode == 0, done.stderr[-3000:]
     found = [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
     for rank, outcome in enumerate(found):
         outcome["refusal"] = (folder / f"rank{rank}.txt").read_text()

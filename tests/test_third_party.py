@@ -6,7 +6,6 @@ import copy
 import math
 import os
 import subprocess
-import sys
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from processes import run_code
 from third_party.coarse_steps import CoarseSteps, Twice
 from third_party.core_range import CoreRange
 from third_party.kiln import Kiln
@@ -103,14 +103,7 @@ def weights(reference: torch.jit.ScriptModule) -> dict[str, Any]:
 def elsewhere(code: str, *files: Path) -> subprocess.CompletedProcess[str]:
     """Run a program that has the files as `sys.argv[1:]` in a process of its own."""
     path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *map(str, files)],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=TESTS.parent,
-    )
+    return run_code(code, *files, cwd=TESTS.parent, environment={"PYTHONPATH": path})
 
 
 # ------------------------------------------------------------------------------------- target

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from processes import run_code
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
 from jit_passes import _C
 from jit_passes.targets import X86, resolve_target
+
+ROOT = Path(__file__).resolve().parent.parent
 
 LEVELS = ("plain", "avx2", "avx_vnni", "avx512_vnni", "amx_int8")
 
@@ -98,11 +100,11 @@ def test_levels_give_the_same_bits(case: str) -> None:
 
 
 def in_new_process(level: str, code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", f"from jit_passes import _C\n{code}"],
-        env=os.environ | {"JIT_PASSES_X86_LEVEL": level}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    return run_code(
+        f"from jit_passes import _C\n{code}",
+        cwd=ROOT,
+        environment={"JIT_PASSES_X86_LEVEL": level, "PYTHONPATH": str(ROOT)},
+    )
 
 
 def test_the_best_level_is_taken() -> None:

@@ -226,7 +226,7 @@ assert torch.equal(torch.round(products / 2**shift).clamp(-(2**15), 2**15 - 1), 
 # %%
 data = load_digits_tensors()
 torch.manual_seed(0)
-model = train(DigitsResNet(width=8), data, epochs=6)
+model = train(DigitsResNet(width=8), data, epochs=4)
 float_top1 = top1(model, data.test_x, data.test_y)
 
 
@@ -237,7 +237,7 @@ def fresh() -> torch.jit.ScriptModule:
 
 tuned = quantize_slots(fresh(), recipe="graffitist")
 print("fake quantizations:", format_graph(tuned).count(FAKE_QUANTIZE))
-train(tuned, data, epochs=2, peak_rate=1e-3)
+train(tuned, data, epochs=1, peak_rate=1e-3)
 tuned_top1 = top1(tuned, data.test_x, data.test_y)
 print(f"top-1: {float_top1:.2f} % float, {tuned_top1:.2f} % graffitist, fine-tuned")
 assert tuned_top1 > float_top1 - 1
@@ -249,7 +249,7 @@ assert format_graph(tuned).count(FAKE_QUANTIZE) == 15 * 4
 #
 # Now with weights and inputs only, at fewer and fewer bits. The first column is the model after
 # four batches in training mode, which set the ranges (and count in the statistics of batch
-# normalization, as ever); no weight has changed. The second has been fine-tuned for two epochs. One
+# normalization, as ever); no weight has changed. The second has been fine-tuned for one epoch. One
 # image is 0.17 points, so small differences mean nothing; large ones do.
 
 # %%
@@ -267,7 +267,7 @@ for bits in (8, 4, 3, 2):
         for batch in data.train_x[:256].split(64):
             few(batch)
     before = top1(few.eval(), data.test_x, data.test_y)
-    after = top1(train(few, data, epochs=2, peak_rate=1e-3), data.test_x, data.test_y)
+    after = top1(train(few, data, epochs=1, peak_rate=1e-3), data.test_x, data.test_y)
     results[bits] = (before, after)
     print(f"{bits} bits: {before:6.2f} %, fine-tuned {after:6.2f} %")
 assert results[8][0] > float_top1 - 1

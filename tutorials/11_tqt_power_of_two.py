@@ -101,7 +101,7 @@ assert all(abs(value) < 30 for value in before.values())
 # on. (`ThresholdFreezer.for_batch_size` has the paper's numbers.)
 
 # %%
-EPOCHS, BATCH = 5, 32
+EPOCHS, BATCH = 3, 32
 STEPS = len(data.train_x) // BATCH
 TOTAL = EPOCHS * STEPS
 weights = torch.optim.Adam(jit_passes.model_parameters(qat), lr=1e-3)

@@ -34,8 +34,8 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # %%
 data = load_digits_tensors()
 torch.manual_seed(0)
-model = torch.jit.script(train(DigitsMobileNet(width=8), data, epochs=6))
-batches = data.train_x[:256].split(32)
+model = torch.jit.script(train(DigitsMobileNet(width=8), data, epochs=4))
+batches = data.train_x[:64].split(8)
 config = {
     "version": 1,
     "global": {"weight": {"bits": 4, "channelwise": False}},

@@ -10,7 +10,11 @@
 
 #include <unistd.h>
 
-#include <torch/script.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/linspace.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
 
 namespace {
 
@@ -25,7 +29,7 @@ double residentMegabytes() {
 
 at::Tensor ramp(std::vector<int64_t> shape, int64_t batch) {
   shape.insert(shape.begin(), batch);
-  return torch::linspace(-2, 2, c10::multiply_integers(shape)).reshape(shape);
+  return at::linspace(-2, 2, c10::multiply_integers(shape)).reshape(shape);
 }
 
 } // namespace
@@ -43,7 +47,7 @@ int main(int argc, char** argv) {
   }
   std::vector<at::Tensor> inputs, expected;
   {
-    const torch::InferenceMode guard;
+    const c10::InferenceMode guard;
     for (int64_t batch = 1; batch <= kBatches; ++batch) {
       inputs.push_back(ramp(shape, batch));
       expected.push_back(module.forward({inputs.back()}).toTensor().contiguous());
@@ -51,10 +55,10 @@ int main(int argc, char** argv) {
   }
   std::atomic<int64_t> next{0}, wrong{0};
   const auto work = [&] {
-    const torch::InferenceMode guard;
+    const c10::InferenceMode guard;
     for (int64_t call = next++; call < calls; call = next++) {
       const int64_t i = call % kBatches;
-      wrong += !torch::equal(module.forward({inputs[i]}).toTensor(), expected[i]);
+      wrong += !at::equal(module.forward({inputs[i]}).toTensor(), expected[i]);
       if (call == calls / 10 || call == calls - 1) {
         std::fprintf(stderr, "after %lld calls: %.1f MB resident\n", (long long)call, residentMegabytes());
       }

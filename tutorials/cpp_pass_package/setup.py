@@ -9,7 +9,8 @@ setup(
     ext_modules=[
         CppExtension(
             "fpga_passes.library",
-            ["src/replace_division.cpp", "src/shift_sigmoid.cpp"],
+            ["src/library.cpp"],
+            depends=["src/replace_division.cpp", "src/shift_sigmoid.cpp"],
             include_dirs=jit_passes.include_paths(),
             # -O1: it compiles in half the time, and a pass spends its time in PyTorch.
             extra_compile_args=["-std=c++20", "-O1", "-g0", "-w"],

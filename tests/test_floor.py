@@ -76,7 +76,7 @@ def fingerprint(module: torch.jit.ScriptModule, method: str) -> tuple[str, dict[
 @functools.cache
 def quantize(case: Case, frontend: str) -> Result:
     """Quantizes one model, with its own random calibration data."""
-    original = case.build(frontend)
+    original = case.shared(frontend)
     graph, state = fingerprint(original, case.method)
     batches = [case.arguments(CALIBRATION_BATCH, seed) for seed in range(CALIBRATION_BATCHES)]
     with warnings.catch_warnings(record=True) as caught:

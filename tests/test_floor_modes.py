@@ -63,7 +63,7 @@ class Quantized:
 @functools.cache
 def quantize(case: Case) -> tuple[torch.jit.ScriptModule, list[Quantized]]:
     """Return the float model, and what it is in each mode that quantizes something."""
-    model, found = case.build("script"), []
+    model, found = case.shared("script"), []
     modes_of_auto: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", jit_passes.JitPassesWarning)  # test_floor.py looks at them

@@ -272,7 +272,7 @@ class Checker:
         found = self.observe(module)
         has_parameters = any(map(is_of_parameter, found)) or any(wrap(module).named_parameters())
         bound = tolerance if reorders else EXACT
-        if "_weight_int8pack_mm" in module._get_method(self.method).graph.str(False):
+        if not self.exact and "_weight_int8pack_mm" in graph_text(module, self.method):
             bound = BFLOAT16
         gradients = GRADIENTS_REORDERED if self.exact else tolerance
         try:

@@ -294,12 +294,17 @@ def description_of(quantizer: Quantizer) -> dict[str, Any]:
     described: dict[str, Any] = {"quantizer": path_of(type(quantizer))}
     if isinstance(quantizer, BackendQuantizer):
         said = quantizer.configuration
-        described["mode"] = DYNAMIC if said.is_dynamic else said.everywhere.mode or "static"
+        described["mode"] = mode_of(said)
         if said.everywhere.mode == AUTO:
             said = replace(said, everywhere=replace(said.everywhere, mode=None))
         if said != Configuration():
             described["configuration"] = write_configuration(said)
     return described
+
+
+def mode_of(configuration: Configuration) -> str:
+    """Return the mode of operators that no rule gives another."""
+    return DYNAMIC if configuration.is_dynamic else configuration.everywhere.mode or "static"
 
 
 def of_mode(mode: Any) -> Configuration:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -206,7 +207,7 @@ def annotate(
         module = transform.run(module, method).module
     graph = view(module)
     if mode.parameters:
-        show_folded(graph, lambda path: attribute_of(wrap(module), path))
+        show_folded(graph, partial(attribute_of, wrap(module)))
     annotations = annotations_of(quantizer, graph)
     for remark in remarks:
         annotations.reasons.setdefault(remark.name, remark.reason)

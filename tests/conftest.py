@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -14,6 +17,46 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_configure() -> None:
+    """Repair what PyTorch does at each of many thousand calls."""
+    keep_operators()
+    seed_devices_that_are_here()
+    read_source_once()
+
+
+def seed_devices_that_are_here() -> None:
+    """Let `torch.manual_seed` pass over devices that this machine lacks.
+
+    Each of three kinds would note the seed for later, with the whole stack as text: milliseconds
+    for the stack of a test, and memory that is never freed.
+    """
+    import torch
+
+    for devices in (torch.cuda, torch.xpu, torch.mtia):
+        if not devices.is_available():
+            devices.manual_seed_all = lambda seed: None
+
+
+def read_source_once() -> None:
+    """Keep the source of each class and function that is scripted.
+
+    For a class, Python parses the whole file anew, and TorchScript asks for the class of each
+    module several times.
+    """
+    read = inspect.getsourcelines
+    known: WeakKeyDictionary[Any, tuple[list[str], int]] = WeakKeyDictionary()
+
+    def lines_of(thing: Any) -> tuple[list[str], int]:
+        if not (inspect.isclass(thing) or inspect.isfunction(thing)):
+            return read(thing)
+        if thing not in known:
+            known[thing] = read(thing)
+        lines, first = known[thing]
+        return list(lines), first  # TorchScript edits the list
+
+    inspect.getsourcelines = lines_of
+
+
+def keep_operators() -> None:
     """Keep functions alive that PyTorch's scripting knows by `id`.
 
     It notes the id of each operator's function and never forgets one, even if the operator is gone

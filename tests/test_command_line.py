@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from command_line import (  # noqa: F401  fixtures
 
 import jit_passes
 import jit_passes.command_line
-from jit_passes.command_line.main import cli
+from jit_passes.command_line.main import cli, main
 from jit_passes.errors import without_folders
 from jit_passes.targets import Stock
 from tests.processor import bits_here
@@ -48,13 +49,12 @@ def same(one: torch.jit.ScriptModule, other: torch.jit.ScriptModule) -> bool:
 def test_command_and_package_are_installed(tmp_path: Path) -> None:
     """Beside the interpreter, and outside of the project's folder."""
     path = Path(sys.executable).with_name("jit-passes")
-    told = subprocess.run([path, "--version"], cwd=tmp_path, capture_output=True, text=True)
-    assert told.returncode == 0 and jit_passes.__version__ in told.stdout
     elsewhere = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    found = subprocess.run(
-        [sys.executable, "-c", "import jit_passes; print(jit_passes.__file__)"],
-        cwd=tmp_path, env=elsewhere, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    options: dict[str, Any] = {"cwd": tmp_path, "env": elsewhere, "capture_output": True}
+    told = subprocess.run([path, "--version"], **options, text=True)
+    assert told.returncode == 0 and jit_passes.__version__ in told.stdout
+    where = "import importlib.util; print(importlib.util.find_spec('jit_passes').origin)"
+    found = subprocess.run([sys.executable, "-c", where], **options, text=True, check=True)
     assert Path(found.stdout.strip()) == Path(jit_passes.__file__)
 
 
@@ -246,12 +246,19 @@ def test_listings(run: Run) -> None:
 
 def test_plugin(run: Run, model: Path, tmp_path: Path) -> None:
     """A module by name, found from the working folder, or a file; both bring targets."""
-    mill = ROOT / "tests" / "third_party" / "mill.py"
-    assert run_process("inspect", model, "--target", "mill").code == 2
-    done = run_process("inspect", model, "--plugin", "tests.third_party.mill", "--target", "mill")
-    assert done.code == 0, done.err
-    again = run_process("inspect", model, "--plugin", mill, "--target", "mill")
-    assert again == done
+    arguments = ("inspect", model, "--target", "mill", "--plugin")
+    # A process that does not know the target until the second call.
+    both = (
+        "import sys; from jit_passes.command_line import main; "
+        "assert main(sys.argv[1:-2]) == 2; sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", both, *map(str, arguments), "tests.third_party.mill"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    again = run_process(*arguments, ROOT / "tests" / "third_party" / "mill.py")
+    assert (again.code, again.out) == (0, done.stdout) and again.err == ""
     bad = run("inspect", model, "--plugin", "no_such_module")
     assert bad.code == 3 and "no_such_module" in bad.err
 
@@ -301,21 +308,26 @@ def test_help_teaches(run: Run, name: str) -> None:
         assert option.param_type_name == "argument" or option.help.endswith("."), option
 
 
-def test_shell_completion(tmp_path: Path) -> None:
+def test_shell_completion(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The shell asks for commands and targets by variables of its environment."""
 
-    def complete(words: str, position: int) -> list[str]:
-        env = {
-            **os.environ,
+    def variables(words: str, position: int) -> dict[str, str]:
+        return {
             "_JIT_PASSES_COMPLETE": "bash_complete",
             "COMP_WORDS": words,
             "COMP_CWORD": str(position),
         }
-        done = run_process(env=env)
-        return [line.partition(",")[2] for line in done.out.splitlines()]
 
-    assert complete("jit-passes ins", 1) == ["inspect"]
-    assert complete("jit-passes inspect --target s", 3) == ["stock"]
+    done = run_process(env={**os.environ, **variables("jit-passes ins", 1)})
+    assert [line.partition(",")[2] for line in done.out.splitlines()] == ["inspect"]
+    for name, value in variables("jit-passes inspect --target s", 3).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="0"):
+        main([])
+    found = capfd.readouterr().out.splitlines()
+    assert [line.partition(",")[2] for line in found] == ["stock"]
 
 
 def test_compare(run: Run, model: Path, data: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import resource
 import signal
@@ -9,7 +11,7 @@ import subprocess
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +25,12 @@ from command_line import (  # noqa: F401  fixtures
     images,
     model_fixture,
     run_fixture,
-    run_process,
     saved,
 )
 from torch import Tensor, nn
 
 import jit_passes
+from jit_passes.command_line import main
 from jit_passes.command_line.outcome import Exit
 
 
@@ -147,18 +149,18 @@ def test_saved_in_training_mode(run: Run, data: Path, tmp_path: Path) -> None:
 
 def test_operators_that_are_not_loaded(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "m.pt"
-    library = torch.library.Library("command_line_test", "DEF")
-    library.define("twice(Tensor x) -> Tensor")
-    library.impl("twice", lambda x: x * 2, "CPU")
 
     class Twice(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.ops.command_line_test.twice(x)
 
-    saved(path, Twice())
-    done = subprocess.run(command("inspect", path), capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == Exit.INPUT
-    assert "command_line_test::twice" in done.stderr and "--plugin" in done.stderr
+    with torch.library._scoped_library("command_line_test", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CPU")
+        saved(path, Twice())
+    done = run("inspect", path)
+    assert done.code == Exit.INPUT
+    assert "command_line_test::twice" in done.err and "--plugin" in done.err
 
 
 def write_npz(path: Path, **arrays: Tensor) -> Path:
@@ -339,11 +341,24 @@ def test_output_that_cannot_be(run: Run, model: Path, data: Path, tmp_path: Path
         assert done.code == Exit.OUTPUT and words in done.err
 
 
-@pytest.mark.parametrize("name", ["quantize", "profile", "export", "report", "tune", "resume"])
-def test_full_disk(run: Run, name: str, model: Path, data: Path, tmp_path: Path) -> None:
-    """The system refuses to write beyond some bytes: the old file stays, and no part of a new one.
+@contextlib.contextmanager
+def limit_of_files(size: int) -> Iterator[None]:
+    """Let the system refuse to write beyond so many bytes of a file, as a full disk does."""
+    before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
 
-    The limit of the process stands for a disk that is full: both fail within a write.
+
+@pytest.mark.parametrize("name", ["quantize", "profile", "export", "report", "tune", "resume"])
+def test_full_disk(
+    name: str, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The old file stays, and no part of a new one is left.
+
+    What the command says is kept in memory, since files of pytest have the limit too.
     """
     folder = tmp_path / "out"
     folder.mkdir()
@@ -352,7 +367,7 @@ def test_full_disk(run: Run, name: str, model: Path, data: Path, tmp_path: Path)
     reads: tuple[object, ...] = ("--data", data)
     if name in ("export", "report"):
         target = ("--target", "reference", "-o", reference)
-        assert run("quantize", model, *reads, *target).code == 0
+        assert main([str(given) for given in ("quantize", model, *reads, *target)]) == 0
     budget = ("--budget", 99, "--float-only", "--target", "reference")
     arguments: dict[str, tuple[object, ...]] = {
         "export": ("export", reference, "--format", "nni", "-o", out),
@@ -360,16 +375,13 @@ def test_full_disk(run: Run, name: str, model: Path, data: Path, tmp_path: Path)
         "tune": ("tune", model, *reads, *budget, "-o", out),
         "resume": ("tune", model, *reads, *budget, "--resume", out),
     }
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    done = subprocess.run(
-        command(*arguments.get(name, (name, model, *reads, "-o", out))),
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (150, hard)),
-    )
-    assert done.returncode == Exit.OUTPUT, done.stderr
-    assert f"error: {out} cannot be written: " in done.stderr and "Traceback" not in done.stderr
+    given = [str(argument) for argument in arguments.get(name, (name, model, *reads, "-o", out))]
+    capsys.readouterr()
+    with limit_of_files(150):
+        code = main(given)
+    said = capsys.readouterr().err
+    assert code == Exit.OUTPUT, said
+    assert f"error: {out} cannot be written: " in said and "Traceback" not in said
     assert out.read_text() in ("", "old") and [path.name for path in folder.iterdir()] == ["file"]
 
 
@@ -377,14 +389,17 @@ FULL = Path("/dev/full")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
-@pytest.mark.parametrize("which", ["passes", "help", "inspect", "quantize"])
+@pytest.mark.parametrize("which", ["help", "quantize"])
 def test_standard_output_that_is_full(which: str, model: Path, tmp_path: Path) -> None:
-    """It is said once, with the exit code of results that cannot be written."""
+    """It is said once, with the exit code of results that cannot be written.
+
+    Python closes the standard output as it ends, so this takes processes.
+    """
     out = tmp_path / "int8.pt"
     arguments: dict[str, tuple[object, ...]] = {
-        "passes": ("passes",), "help": ("--help",), "inspect": ("inspect", model, "--json"),
+        "help": ("--help",),
         "quantize": ("quantize", model, "--random", "2x3x8x8", "--target", "stock", "-o", out),
-    }  # fmt: skip
+    }
     with FULL.open("w") as full:
         done = subprocess.run(
             command(*arguments[which]), stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT
@@ -396,16 +411,30 @@ def test_standard_output_that_is_full(which: str, model: Path, tmp_path: Path) -
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
-def test_standard_error_that_is_full(model: Path, tmp_path: Path) -> None:
-    """Nobody reads what it would say; results and exit codes are what they are."""
-    for arguments, code in (
-        (("inspect", model), Exit.DONE), (("inspect", tmp_path / "none.pt"), Exit.INPUT),
-    ):  # fmt: skip
-        with FULL.open("w") as full:
-            done = subprocess.run(
-                command(*arguments), stdout=subprocess.PIPE, stderr=full, cwd=ROOT
-            )
-        assert done.returncode == code
+@pytest.mark.parametrize("arguments", [("passes",), ("inspect", "MODEL", "--json")], ids=str)
+def test_results_for_a_standard_output_that_is_full(
+    arguments: tuple[str, ...],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A table and JSON, in this process."""
+    full = os.open(FULL, os.O_WRONLY)
+    # Unbuffered, so that closing it has nothing left to write.
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.FileIO(full, "w"), write_through=True))
+    assert main([argument.replace("MODEL", str(model)) for argument in arguments]) == Exit.OUTPUT
+    said = capsys.readouterr().err
+    assert said == "error: the standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
+def test_standard_error_that_is_full(tmp_path: Path) -> None:
+    """Nobody reads what it would say; the exit code is what it is."""
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            command("inspect", tmp_path / "none.pt"), stdout=subprocess.PIPE, stderr=full, cwd=ROOT
+        )
+    assert done.returncode == Exit.INPUT
 
 
 @pytest.mark.parametrize("name", ["quantize", "profile", "export", "report", "tune", "resume"])
@@ -529,7 +558,7 @@ def test_interrupt(sent: signal.Signals, code: int, model: Path, tmp_path: Path)
     assert out.read_text() == "old" and [p.name for p in out.parent.iterdir()] == ["int8.pt"]
 
 
-def test_interrupted_and_resumed(model: Path, data: Path, tmp_path: Path) -> None:
+def test_interrupted_and_resumed(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
     """Scores that were measured stay, the user is told where, and the same command goes on."""
     scores, metric = tmp_path / "scores.jsonl", tmp_path / "metrics.py"
     metric.write_text("import time\n\ndef slow(model):\n    time.sleep(0.5)\n    return 1.0\n")
@@ -551,7 +580,7 @@ def test_interrupted_and_resumed(model: Path, data: Path, tmp_path: Path) -> Non
     assert process.returncode == Exit.INTERRUPTED and out == "" and "Traceback" not in err
     assert f"{scores} has what was measured: the same command goes on from there" in err
     measured = len(scores.read_text().splitlines()) - 1
-    done = run_process(*arguments)
+    done = run(*arguments)
     assert done.code == Exit.DONE, done.err
     assert len(scores.read_text().splitlines()) - 1 == measured + done.json["evaluations"]
     assert measured >= 2 and done.json["evaluations"] >= 1

@@ -11,7 +11,11 @@ from torch import Tensor, nn
 import jit_passes
 from tests.engines import apart, data, promised, quantized
 
-pytest.importorskip("torch._inductor.fx_passes.quantization")
+
+@pytest.fixture(scope="module", autouse=True)
+def patterns() -> None:
+    """Skip without Inductor's patterns, which take seconds to import: not while collecting."""
+    pytest.importorskip("torch._inductor.fx_passes.quantization")
 
 
 class Sum(nn.Module):

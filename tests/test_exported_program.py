@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -436,8 +437,10 @@ def test_bad_input(
         to_exported_program(model, given, shapes)
 
 
-def test_operators_where_pytorch_brings_none(tmp_path: Path) -> None:
-    """Our own definitions give the numbers of PyTorch's."""
+def test_operators_where_pytorch_brings_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own definitions, in a process without PyTorch's, give the numbers of those here."""
     code = """
 import sys, torch
 if sys.argv[1] == "own":
@@ -464,10 +467,11 @@ found += [op.dequantize_per_channel_group(q, *groups, *grid, 16, torch.float32)]
 torch.save(found, sys.argv[2])
 """
     (tmp_path / "operators.py").write_text(code)
-    results = []
-    for which in ("own", "theirs"):
-        run_python(tmp_path / "operators.py", which, tmp_path / f"{which}.pt", cwd=tmp_path)
-        results.append(torch.load(tmp_path / f"{which}.pt"))
+    files = {which: str(tmp_path / f"{which}.pt") for which in ("own", "theirs")}
+    run_python(tmp_path / "operators.py", "own", files["own"], cwd=tmp_path)
+    monkeypatch.setattr("sys.argv", ["operators.py", "theirs", files["theirs"]])
+    runpy.run_path(str(tmp_path / "operators.py"))
+    results = [torch.load(file) for file in files.values()]
     for own, theirs in zip(*results, strict=True):
         assert own.dtype == theirs.dtype
         assert torch.equal(own, theirs)

@@ -220,23 +220,24 @@ def test_multiplier_differs_at_ties_alone(module: Callable[[], nn.Module]) -> No
     assert count > 10_000 and far < 2**-13
 
 
-@pytest.mark.parametrize("requantization", ["multiplier", "shift"])
 @pytest.mark.parametrize("network", ["DigitsResNet", "DigitsMobileNet"])
-def test_digits(network: str, requantization: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TESTS.parent / "tutorials"))
     digits = importlib.import_module("digits")
     images = digits.load_digits_tensors()
     torch.manual_seed(0)
     trained = digits.train(getattr(digits, network)(4), images, epochs=1, progress=False)
-    prepared = jit_passes.prepare(
-        torch.jit.script(trained.eval()), target=FixedPoint(requantization)
-    )
-    jit_passes.calibrate(prepared, images.train_x[:256].split(64))
-    reference = jit_passes.convert(prepared)
-    lowered = jit_passes.lower(reference)
-    assert torch.equal(lowered(images.test_x[:3]), Oracle(tabled(reference))(images.test_x[:3]))
-    differ = (lowered(images.test_x) != reference(images.test_x)).sum()
-    assert differ == 0 if requantization == "shift" else differ < 0.05 * 10 * len(images.test_x)
+    script = torch.jit.script(trained.eval())
+    for requantization in ("multiplier", "shift"):
+        prepared = jit_passes.prepare(script, target=FixedPoint(requantization))
+        jit_passes.calibrate(prepared, images.train_x[:256].split(64))
+        reference = jit_passes.convert(prepared)
+        lowered = jit_passes.lower(reference)
+        x = images.test_x[:3]
+        assert torch.equal(lowered(x), Oracle(tabled(reference))(x)), requantization
+        differ = (lowered(images.test_x) != reference(images.test_x)).sum()
+        most = 0 if requantization == "shift" else 0.05 * 10 * len(images.test_x)
+        assert differ == 0 or differ < most, requantization
 
 
 def test_loads_in_plain_pytorch(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ from processor import VNNI, decibels_here
 import jit_passes
 from tests.processes import run_fresh
 
+# Results are shared, also by the files of all of them.
+pytestmark = pytest.mark.xdist_group("floor")
+
 TARGET = "stock"  # the one whose files load without the package
 CALIBRATION_BATCHES = 8
 CALIBRATION_BATCH = 16
@@ -73,7 +76,7 @@ def fingerprint(module: torch.jit.ScriptModule, method: str) -> tuple[str, dict[
 @functools.cache
 def quantize(case: Case, frontend: str) -> Result:
     """Quantizes one model, with its own random calibration data."""
-    original = case.build(frontend)
+    original = case.shared(frontend)
     graph, state = fingerprint(original, case.method)
     batches = [case.arguments(CALIBRATION_BATCH, seed) for seed in range(CALIBRATION_BATCHES)]
     with warnings.catch_warnings(record=True) as caught:
@@ -105,10 +108,16 @@ def run(module: torch.jit.ScriptModule, args: Args, method: str) -> Any:
     return outcomes
 
 
-def compare(case: Case, result: Result, args: Args, what: str) -> None:
+@functools.cache
+def quantized_run(case: Case, frontend: str) -> Any:
+    """Returns what the quantized model gives for the arguments that all runs begin with."""
+    args = case.arguments(RUN_BATCH, RUN_SEED)
+    return run(quantize(case, frontend).quantized, args, case.method)
+
+
+def compare(case: Case, result: Result, args: Args, actual: Any, what: str) -> None:
     """Asserts the case's floor, or equality where nothing became int8."""
     expected = run(result.original, args, case.method)
-    actual = run(result.quantized, args, case.method)
     for left, right in zip(expected, actual, strict=True):
         if case.floor is None or not result.int8:
             assert_same(left, right, what)
@@ -122,10 +131,12 @@ def compare(case: Case, result: Result, args: Args, what: str) -> None:
 def test_stays_close_to_float(case: Case, frontend: str) -> None:
     """On a batch size that calibration did not see, and where given on another path."""
     result = quantize(case, frontend)
-    compare(case, result, case.arguments(RUN_BATCH, RUN_SEED), case.name)
+    args, actual = case.arguments(RUN_BATCH, RUN_SEED), quantized_run(case, frontend)
+    compare(case, result, args, actual, case.name)
     if case.others is not None:
         others = case.arguments(RUN_BATCH, RUN_SEED, others=True)
-        compare(case, result, others, f"{case.name}, other inputs")
+        actual = run(result.quantized, others, case.method)
+        compare(case, result, others, actual, f"{case.name}, other inputs")
 
 
 @everywhere
@@ -162,33 +173,36 @@ def test_saved_module_runs_the_same(case: Case, frontend: str, tmp_path: Path) -
     path = tmp_path / "int8.pt"
     torch.jit.save(result.quantized, str(path))
     loaded = torch.jit.load(str(path))
-    args = case.arguments(RUN_BATCH, RUN_SEED)
-    expected = run(result.quantized, args, case.method)
+    args, expected = case.arguments(RUN_BATCH, RUN_SEED), quantized_run(case, frontend)
     assert_same(expected, run(loaded, args, case.method), case.name)
 
 
 def test_files_load_without_the_package(tmp_path: Path) -> None:
     """Every file again, in one fresh process that imports torch only: equal to the bit."""
     models = {
-        f"{case.name}-{frontend}": (case, copy.deepcopy(quantize(case, frontend).quantized))
+        f"{case.name}-{frontend}": (
+            case, quantize(case, frontend).quantized, quantized_run(case, frontend)
+        )
         for case in CASES
         for frontend in case.frontends
-    }
+    }  # fmt: skip
     check_without_the_package(models, tmp_path)
 
 
 def check_without_the_package(
-    models: dict[str, tuple[Case, torch.jit.ScriptModule]], folder: Path
+    models: dict[str, tuple[Case, torch.jit.ScriptModule, Any]], folder: Path
 ) -> None:
-    """Assert that files of models give the same bits in a process that imports torch only."""
+    """Assert that files of models give the same bits in a process that imports torch only.
+
+    Models are by name, each with its case and with what `run` has returned for it.
+    """
     manifest, expected = [], []
-    for name, (case, module) in models.items():
+    for name, (case, module, outcomes) in models.items():
         path = folder / f"{name}.pt"
         torch.jit.save(module, str(path))
         args = case.arguments(RUN_BATCH, RUN_SEED)
-        manifest.append({"file": str(path), "args": clone(args), "method": case.method})
-        with torch.no_grad():
-            expected.append((name, list(leaves(call(module, args, case.method)))))
+        manifest.append({"file": str(path), "args": args, "method": case.method})
+        expected.append((name, list(leaves(outcomes[0]["output"]))))
     torch.save(manifest, folder / "manifest.pt")
     run_fresh(folder / "manifest.pt")
     outputs = torch.load(folder / "outputs.pt", weights_only=True)

@@ -6,12 +6,12 @@ is that of the table in all modes.
 
 from __future__ import annotations
 
-import copy
 import functools
 import io
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ class Quantized:
 @functools.cache
 def quantize(case: Case) -> tuple[torch.jit.ScriptModule, list[Quantized]]:
     """Return the float model, and what it is in each mode that quantizes something."""
-    model, found = case.build("script"), []
+    model, found = case.shared("script"), []
     modes_of_auto: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", jit_passes.JitPassesWarning)  # test_floor.py looks at them
@@ -84,6 +84,13 @@ def quantize(case: Case) -> tuple[torch.jit.ScriptModule, list[Quantized]]:
     return model, found
 
 
+@functools.cache
+def lowered_runs(case: Case, others: bool = False) -> list[Any]:
+    """What the lowered models give, mode by mode."""
+    args = case.arguments(RUN_BATCH, RUN_SEED, others=others)
+    return [run(one.lowered, args, case.method) for one in quantize(case)[1]]
+
+
 @pytest.mark.parametrize("case", SCRIPTED, ids=lambda case: case.name)
 def test_near_float_and_reference(case: Case) -> None:
     """At a batch size that calibration has not seen, on both paths, thrice, from a file."""
@@ -92,10 +99,10 @@ def test_near_float_and_reference(case: Case) -> None:
     for others in (False, True) if case.others is not None else (False,):
         args = case.arguments(RUN_BATCH, RUN_SEED, others=others)
         expected = run(model, args, case.method)
-        for one in found:
+        for one, actual in zip(found, lowered_runs(case, others), strict=True):
             what = f"{case.name}, {one.mode} on {one.target}"
             floor = decibels_here(case.floor) if one.target == "stock" else case.floor
-            middle, actual = (run(m, args, case.method) for m in (one.reference, one.lowered))
+            middle = run(one.reference, args, case.method)
             for wanted, near, got in zip(expected, middle, actual, strict=True):
                 assert_close(wanted["output"], got["output"], floor, what)
                 assert_close(near["output"], got["output"], LOWERED, f"{what}, lowered")
@@ -127,9 +134,9 @@ def reload(module: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
 def test_files_load_without_the_package(tmp_path: Path) -> None:
     """All for `stock`, in one process that imports torch only: equal to the bit."""
     models = {
-        f"{case.name}-{one.mode}": (case, copy.deepcopy(one.lowered))
+        f"{case.name}-{one.mode}": (case, one.lowered, outcomes)
         for case in SCRIPTED
-        for one in quantize(case)[1]
+        for one, outcomes in zip(quantize(case)[1], lowered_runs(case), strict=True)
         if one.target == "stock"
     }
     assert len(models) > 100

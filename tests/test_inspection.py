@@ -25,7 +25,7 @@ def test_foretells_coverage(case: Case) -> None:
     Where a weight alone is quantized the operator is on no integers.
     """
     for frontend in case.frontends:
-        model = case.build(frontend)
+        model = case.shared(frontend)
         foretold = {row.name: row for row in jit_passes.inspect(model, method=case.method)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JitPassesWarning)

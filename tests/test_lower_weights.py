@@ -350,32 +350,34 @@ def size_of(model: torch.jit.ScriptModule) -> int:
     return len(buffer.getvalue())
 
 
-@pytest.mark.parametrize(
-    ("options", "most"), [({"bits": 8}, 0.31), ({"bits": 4, "group_size": 32}, 0.23)], ids=str
-)
-@pytest.mark.parametrize("tied", [True, False])
-def test_files(options: dict[str, Any], most: float, tied: bool, tmp_path: Path) -> None:
-    """A process without this package loads the file and gets the same numbers."""
-    torch.manual_seed(0)
-    model = Decoder(tied).eval()
-    reference = reference_of(model, alone(**options), Stock())
-    lowered = jit_passes.lower(reference)
-    assert size_of(lowered) < most * size_of(torch.jit.script(model))
-    ids = torch.randint(0, 512, (2, 9))
-    expected = lowered(ids)
-    floor = 45 if options["bits"] == 8 else 100  # bfloat16, or exact
-    assert sqnr(reference(ids), expected) > floor
-    torch.jit.save(lowered, str(tmp_path / "model.pt"))
-    torch.save((ids, expected), tmp_path / "data.pt")
+def test_files(tmp_path: Path) -> None:
+    """A process without this package loads the files and gets the same numbers."""
+    names = []
+    for tied in (True, False):
+        for bits, options, most in ((8, {}, 0.31), (4, {"group_size": 32}, 0.23)):
+            torch.manual_seed(0)
+            model = Decoder(tied).eval()
+            reference = reference_of(model, alone(bits=bits, **options), Stock())
+            lowered = jit_passes.lower(reference)
+            name = f"{bits} bits, {tied=}"
+            assert size_of(lowered) < most * size_of(torch.jit.script(model)), name
+            ids = torch.randint(0, 512, (2, 9))
+            expected = lowered(ids)
+            floor = 45 if bits == 8 else 100  # bfloat16, or exact
+            assert sqnr(reference(ids), expected) > floor, name
+            torch.jit.save(lowered, str(tmp_path / f"{name}.pt"))
+            torch.save((ids, expected), tmp_path / f"{name}.data")
+            names.append(name)
     script = (
         "import sys, torch\n"
-        "model = torch.jit.load(sys.argv[1] + '/model.pt')\n"
-        "ids, expected = torch.load(sys.argv[1] + '/data.pt')\n"
-        "assert torch.equal(model(ids), expected)\n"
+        "for name in sys.argv[1:]:\n"
+        "    model = torch.jit.load(name + '.pt')\n"
+        "    ids, expected = torch.load(name + '.data')\n"
+        "    assert torch.equal(model(ids), expected), name\n"
         "assert 'jit_passes' not in sys.modules\n"
         "print('equal')\n"
     )
-    assert run_python("-c", script, tmp_path, cwd=tmp_path).strip() == "equal"
+    assert run_python("-c", script, *names, cwd=tmp_path).strip() == "equal"
 
 
 def test_tied_tables_are_stored_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 }
 
 
+@functools.cache
 def of(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     """A net whose batch norms have seen data, a batch to begin with and one to measure with."""
     make, channels = NETS[name]

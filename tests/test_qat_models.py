@@ -111,13 +111,14 @@ TRAINED = [case for case in BASIC if case.name not in LEFT_OUT]
 @pytest.mark.parametrize("case", TRAINED, ids=lambda case: case.name)
 def test_odd_models(case: Case, trainer: str) -> None:
     frontend = case.frontends[METHODS.index(trainer) % len(case.frontends)]
+    model = case.shared(frontend)
     data = case.arguments(4, seed=1)
     if case.name in FLOAT_FAILS:
         assert not trains(case.build(frontend), data, case.method)
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        worst = check(case.build(frontend), data, trainer, case.method)
+        worst = check(model, data, trainer, case.method)
     assert (worst is None) <= (case.floor is None), "refused"
     assert worst is None or worst <= STEPS
 

@@ -511,11 +511,11 @@ def test_every_model(case: Case, frontend: str) -> None:
     keep their parameters, unless a call is left in a task of its own; traces are frozen.
     """
     method = case.method
-    script = case.build(frontend)
+    script = case.shared(frontend)
     if frontend == "script" and case.name != "forked":
         model = inlined(script, method)._c
     else:
-        model, _, _ = _C.run_pass("freeze", script._c, method, {})
+        model, _, _ = _C.run_pass("freeze", _C.clone(script._c), method, {})
     has_some = any("conv" in node.kind for node in GraphView.of(model, method).nodes)
     parts, changed, _ = _C.run_pass("split_conv_bias", _C.clone(model, method), method, {})
     found = [node.kind for node in GraphView.of(parts, method).nodes]

@@ -201,10 +201,10 @@ def _compare(
             f"{name} was {expected.dtype} {list(expected.shape)} and is "
             f"{actual.dtype} {list(actual.shape)}"
         )
-    if expected.is_quantized or not (expected.is_floating_point() or expected.is_complex()):
-        if not torch.equal(expected, actual):
-            raise AssertionError(f"{name} differs")
+    if torch.equal(expected, actual):
         return
+    if expected.is_quantized or not (expected.is_floating_point() or expected.is_complex()):
+        raise AssertionError(f"{name} differs")
     finite = expected.isfinite()
     if not torch.equal(finite, actual.isfinite()):
         raise AssertionError(f"{name} is not finite at other places than before")

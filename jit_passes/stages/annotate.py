@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -206,7 +207,7 @@ def annotate(
         module = transform.run(module, method).module
     graph = view(module)
     if mode.parameters:
-        show_folded(graph, lambda path: attribute_of(wrap(module), path))
+        show_folded(graph, partial(attribute_of, wrap(module)))
     annotations = annotations_of(quantizer, graph)
     for remark in remarks:
         annotations.reasons.setdefault(remark.name, remark.reason)
@@ -294,12 +295,17 @@ def description_of(quantizer: Quantizer) -> dict[str, Any]:
     described: dict[str, Any] = {"quantizer": path_of(type(quantizer))}
     if isinstance(quantizer, BackendQuantizer):
         said = quantizer.configuration
-        described["mode"] = DYNAMIC if said.is_dynamic else said.everywhere.mode or "static"
+        described["mode"] = mode_of(said)
         if said.everywhere.mode == AUTO:
             said = replace(said, everywhere=replace(said.everywhere, mode=None))
         if said != Configuration():
             described["configuration"] = write_configuration(said)
     return described
+
+
+def mode_of(configuration: Configuration) -> str:
+    """Return the mode of operators that no rule gives another."""
+    return DYNAMIC if configuration.is_dynamic else configuration.everywhere.mode or "static"
 
 
 def of_mode(mode: Any) -> Configuration:

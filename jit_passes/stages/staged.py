@@ -12,7 +12,7 @@ from ..configuration.stages import AUTO, NO_SMOOTHING, StageOptions
 from ..errors import JitPassesError
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
-from .annotate import description_of
+from .annotate import mode_of
 from .batches import InputFn
 from .correct_bias import ZeroBiases, correct_bias
 from .equalize import Equalizer
@@ -91,9 +91,9 @@ class Staged:
         from_profile = self.has_ranges and self.data is None
         if smooth == NO_SMOOTHING or from_profile:
             return None
-        by_backend = isinstance(self.quantizer, BackendQuantizer)
         if smooth == AUTO and not (
-            by_backend and description_of(self.quantizer)["mode"] != "weight_only"
+            isinstance(self.quantizer, BackendQuantizer)
+            and mode_of(self.quantizer.configuration) != "weight_only"
         ):
             return None
         strength = None if isinstance(smooth, str) else smooth

@@ -1,5 +1,6 @@
 """One row of the table of models, and how its float module is made."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,6 +57,11 @@ class Case:
         draw = self.others if others else self.inputs
         assert draw is not None, f"{self.name} has no other inputs"
         return draw(batch)
+
+    @functools.cache  # noqa: B019  the tables live as long as the process
+    def shared(self, frontend: str) -> torch.jit.ScriptModule:
+        """Makes the module once: for tests that neither run it nor change it, but copies."""
+        return self.build(frontend)
 
     def build(self, frontend: str) -> torch.jit.ScriptModule:
         """Makes the float module in eval mode, the same one every time."""

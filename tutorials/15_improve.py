@@ -9,7 +9,7 @@
 # This text takes a small MobileNet to weights of 4 bits so. [docs/accuracy.md](../docs/accuracy.md)
 # has the reference, and figures of a network with weights of ImageNet.
 #
-# It is a plain Python file. Run it whole (`python tutorials/15_improve.py`, about a minute),
+# It is a plain Python file. Run it whole (`python tutorials/15_improve.py`, about half a minute),
 # or cell by cell in an editor that knows `# %%`. The text's claims are checked by assertions.
 
 # %%

@@ -88,7 +88,7 @@ class Decoder(nn.Module):
 
 
 # %% [markdown]
-# It learns one text by heart. So it is easy to see whether it still knows it.
+# It learns the beginning of one text by heart. So it is easy to see whether it still knows it.
 
 # %%
 with contextlib.redirect_stdout(io.StringIO()):

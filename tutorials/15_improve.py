@@ -35,7 +35,7 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 data = load_digits_tensors()
 torch.manual_seed(0)
 model = torch.jit.script(train(DigitsMobileNet(width=8), data, epochs=4))
-batches = data.train_x[:64].split(8)
+batches = data.train_x[:128].split(16)
 config = {
     "version": 1,
     "global": {"weight": {"bits": 4, "channelwise": False}},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -103,3 +104,25 @@ def short_collections() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def translations_once() -> Iterator[None]:
+    """Make PyTorch's table of ONNX translations once for each opset.
+
+    `torch.onnx` makes it anew for each file, from the source of 500 functions, which takes longer
+    than writing a small model. Each file gets a copy, to which its own translations are added.
+    """
+    registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
+    registry = registration.ONNXRegistry
+    with pytest.MonkeyPatch.context() as patch:
+        made = functools.cache(registry.from_torchlib)
+
+        def from_torchlib(**options: Any) -> Any:
+            known, copy = made(**options), registry()
+            copy._opset_version = known._opset_version
+            copy.functions = {name: list(functions) for name, functions in known.functions.items()}
+            return copy
+
+        patch.setattr(registry, "from_torchlib", staticmethod(from_torchlib))
+        yield

@@ -20,6 +20,8 @@ onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+pytestmark = pytest.mark.usefixtures("translations_once")
+
 
 def fused(model: Any, x: Tensor, folder: Path) -> tuple[Counter[str], Tensor]:
     """Return the operators of ONNX Runtime's optimized graph, and its result."""

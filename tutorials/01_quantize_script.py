@@ -44,7 +44,7 @@ def operators(module: torch.jit.ScriptModule) -> Counter[str]:
 # %%
 data = load_digits_tensors()
 torch.manual_seed(0)
-model = train(DigitsResNet(width=8), data, epochs=5)
+model = train(DigitsResNet(width=8), data, epochs=6)
 float_top1 = top1(model, data.test_x, data.test_y)
 print(f"float32: {float_top1:.2f} % of {len(data.test_y)} held-out digits are right")
 assert float_top1 > 97.5

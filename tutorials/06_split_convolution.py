@@ -218,7 +218,7 @@ assert torch.equal(torch.round(products / 2**shift).clamp(-(2**15), 2**15 - 1), 
 # %% [markdown]
 # ## 5. Training a network with it
 #
-# The residual network of tutorial 01, half as wide. Its convolutions have no bias (a batch
+# The residual network of tutorial 01. Its convolutions have no bias (a batch
 # normalization follows), so each has four slots. The quantized model has the parameters of the
 # float model, the very same tensors: training one trains the other. To compare several, begin each
 # with a copy.

@@ -42,7 +42,7 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # %%
 data = load_digits_tensors()
 torch.manual_seed(0)
-network = train(DigitsResNet(width=8), data, epochs=5)
+network = train(DigitsResNet(width=8), data, epochs=6)
 model = torch.jit.script(copy.deepcopy(network))  # what trains from it trains its parameters
 float_top1 = top1(model, data.test_x, data.test_y)
 print(f"float: {float_top1:.2f} % of {len(data.test_y)} held-out digits are right")

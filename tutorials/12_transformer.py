@@ -70,7 +70,7 @@ class Reader(nn.Module):
 
 data = load_digits_tensors()
 torch.manual_seed(0)
-reader = train(Reader(), data, epochs=4, peak_rate=4e-3)
+reader = train(Reader(), data, epochs=8, peak_rate=2e-3)
 
 # %% [markdown]
 # A network that trains for seconds has no large channels yet. Large models grow them in long

@@ -48,7 +48,7 @@ def has(*packages: str) -> bool:
 folder = Path(tempfile.mkdtemp())
 data = load_digits_tensors()
 torch.manual_seed(0)
-script = torch.jit.script(train(DigitsMobileNet(width=8), data, epochs=3))
+script = torch.jit.script(train(DigitsMobileNet(width=8), data, epochs=4))
 torch.jit.save(script, folder / "float.pt")
 del script
 

@@ -9,7 +9,7 @@
 # This text takes a small MobileNet to weights of 4 bits so. [docs/accuracy.md](../docs/accuracy.md)
 # has the reference, and figures of a network with weights of ImageNet.
 #
-# It is a plain Python file. Run it whole (`python tutorials/15_improve.py`, about a minute),
+# It is a plain Python file. Run it whole (`python tutorials/15_improve.py`, about half a minute),
 # or cell by cell in an editor that knows `# %%`. The text's claims are checked by assertions.
 
 # %%
@@ -35,7 +35,7 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 data = load_digits_tensors()
 torch.manual_seed(0)
 model = torch.jit.script(train(DigitsMobileNet(width=8), data, epochs=4))
-batches = data.train_x[:64].split(8)
+batches = data.train_x[:128].split(16)
 config = {
     "version": 1,
     "global": {"weight": {"bits": 4, "channelwise": False}},

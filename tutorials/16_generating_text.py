@@ -94,7 +94,7 @@ class Decoder(nn.Module):
 with contextlib.redirect_stdout(io.StringIO()):
     import this
 
-TEXT = codecs.decode(this.s, "rot13")[:400]
+TEXT = codecs.decode(this.s, "rot13")
 letters = sorted(set(TEXT))
 codes = torch.tensor([letters.index(letter) for letter in TEXT])
 empty = torch.zeros(LAYERS, 1, HEADS, 0, SIZE)
@@ -102,9 +102,9 @@ empty = torch.zeros(LAYERS, 1, HEADS, 0, SIZE)
 torch.manual_seed(0)
 decoder = Decoder(len(letters))
 optimizer = torch.optim.AdamW(decoder.parameters(), 3e-3)
-schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=300)
-for _ in range(300):
-    starts = torch.randint(0, len(codes) - LONGEST, (4,))
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=400)
+for _ in range(400):
+    starts = torch.randint(0, len(codes) - LONGEST, (6,))
     rows = torch.stack([codes[start : start + LONGEST + 1] for start in starts])
     none = empty.expand(-1, len(rows), -1, -1, -1)
     logits, _, _ = decoder(rows[:, :-1], none, none)

@@ -35,25 +35,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune_workers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--float-only", action="store_true", help="no other bits and modes")
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     print(report.machine_facts())
     torch.manual_seed(0)
+    alternatives: dict[str, Any] = {"alternatives": ()} if options.float_only else {}
     rows = []
     for name, net, draw in (
         ("ResNet-18", resnet18(), lambda: torch.randn(2, 3, 64, 64)),
         ("encoder", Encoder(), lambda: torch.randn(1, 32, WIDTH)),
     ):
         for number in range(options.rounds):
-            rows.append(_row(name, net, draw, number))
+            rows.append(_row(name, net, draw, number, alternatives))
             print(*rows[-1], flush=True)
     header = ["model", "round", "models", "one, s", "two, s", "ratio", "load", "equal"]
     print(report.table(header, rows))
 
 
-def _row(name: str, net: nn.Module, draw: Callable[[], Tensor], number: int) -> list[str]:
+def _row(
+    name: str, net: nn.Module, draw: Callable[[], Tensor], number: int, how: dict[str, Any]
+) -> list[str]:
     model = torch.jit.script(net.eval())
     torch.manual_seed(number)
-    batches = [draw() for _ in range(2)]
+    batches = [draw() for _ in range(1)]
     int8 = jit_passes.quantize_script(model, batches, **_HOW)
     budget = jit_passes.compare(model, int8, batches).sqnr + _ABOVE
     found, seconds, loads = [], [], []
@@ -61,7 +65,7 @@ def _row(name: str, net: nn.Module, draw: Callable[[], Tensor], number: int) -> 
         with Workers(count) as pool:
             list(pool.map(int, range(count)))  # processes are there
             begin = time.perf_counter()
-            tuned = jit_passes.tune(model, batches, budget=budget, executor=pool, **_HOW)
+            tuned = jit_passes.tune(model, batches, budget=budget, executor=pool, **_HOW, **how)
             seconds.append(time.perf_counter() - begin)
         found.append(str(tuned))
         loads.append(os.getloadavg()[0])

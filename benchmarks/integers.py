@@ -11,7 +11,8 @@ the repository root::
 Columns: codes of all values at which TorchScript's integers are another than the reference model's;
 codes of results at which C's are another than TorchScript's, for five test vectors; seconds of a
 processor to write C, and to compile it with `-O2`; code and constants over weights and biases; what
-is more than these, for each kind of operator; the arena over the most that is needed at one time.
+is more than these, for each kind of operator; the arena over the most that is needed at one time;
+milliseconds of a processor for a sample: C with `-O2`, TorchScript's integers, and target `x86`.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ from jit_passes.targets import FixedPoint
 
 _HEADER = (
     "model", "input", "TorchScript differs", "C differs", "write, s", "compile, s",
-    "flash / weights", "KB of a kind", "RAM / bound",
+    "flash / weights", "KB of a kind", "RAM / bound", "C, ms", "TorchScript, ms", "x86, ms",
 )  # fmt: skip
+VECTORS = 5  # of a program: two samples and three of the edges
+CALLS = 5  # that are timed
 _STRICT = ("-std=c99", "-Wall", "-Wextra", "-pedantic", "-Wconversion", "-Werror")
 _CHECKED = ("-O2", "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
 
@@ -118,6 +121,11 @@ def row(case: Case, target: FixedPoint) -> list[str]:
         )
         told = done.stdout.strip().splitlines()[-1] if done.stdout else done.stderr[:200]
         flash = _flash(folder / "small.o")
+        _gcc(folder, "-O2", "main.c", "model.o", "-o", "plain")
+        start = _of_children()
+        subprocess.run(["./plain"], cwd=folder, capture_output=True, check=True)
+        in_c = (_of_children() - start) / VECTORS
+    plain = jit_passes.quantize_script(model, [case.batch(8, i) for i in range(4)], target="x86")
     weights, kinds = _weights(program), {call.kernel for call in program.calls}
     return [
         case.title,
@@ -129,12 +137,27 @@ def row(case: Case, target: FixedPoint) -> list[str]:
         f"{flash / weights:.3f}",
         f"{(flash - weights) / 1024 / len(kinds):.1f}",
         f"{plan_arena(program) / _bound(program):.3f}",
+        *(
+            f"{1e3 * seconds:.1f}"
+            for seconds in (in_c, _time(lowered, sample), _time(plain, sample))
+        ),
     ]
 
 
 def _of_children() -> float:
     """Return the seconds of a processor that programs started here have taken."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+
+
+def _time(model: torch.jit.ScriptModule, sample: Tensor) -> float:
+    """Return the seconds of a processor for a sample."""
+    with torch.no_grad():
+        for _ in range(3):
+            model(sample)
+        start = process_time()
+        for _ in range(CALLS):
+            model(sample)
+    return (process_time() - start) / CALLS
 
 
 def _gcc(folder: Path, *arguments: str) -> None:

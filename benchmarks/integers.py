@@ -9,14 +9,16 @@ the repository root::
     python -m benchmarks.integers --models keywords --requantization multiplier
 
 Columns: codes of all values at which TorchScript's integers are another than the reference model's;
-codes of results at which C's are another than TorchScript's, for five test vectors; seconds to
-write C, and to compile it with `-O2`; code and constants over weights and biases; what is more than
-these, for each kind of operator; the arena over the most that is needed at one time.
+codes of results at which C's are another than TorchScript's, for five test vectors; seconds of a
+processor to write C, and to compile it with `-O2`; code and constants over weights and biases; what
+is more than these, for each kind of operator; the arena over the most that is needed at one time;
+milliseconds of a processor for a sample: C with `-O2`, TorchScript's integers, and target `x86`.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 import tempfile
@@ -24,7 +26,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 
 import torch
 from torch import Tensor, nn
@@ -43,8 +45,10 @@ from jit_passes.targets import FixedPoint
 
 _HEADER = (
     "model", "input", "TorchScript differs", "C differs", "write, s", "compile, s",
-    "flash / weights", "KB of a kind", "RAM / bound",
+    "flash / weights", "KB of a kind", "RAM / bound", "C, ms", "TorchScript, ms", "x86, ms",
 )  # fmt: skip
+VECTORS = 5  # of a program: two samples and three of the edges
+CALLS = 5  # that are timed
 _STRICT = ("-std=c99", "-Wall", "-Wextra", "-pedantic", "-Wconversion", "-Werror")
 _CHECKED = ("-O2", "-fsanitize=undefined,address", "-fno-sanitize-recover=all")
 
@@ -104,11 +108,12 @@ def row(case: Case, target: FixedPoint) -> list[str]:
     program, _, _ = read_program(lowered, (sample,), "forward")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        start = perf_counter()
+        start = process_time()
         jit_passes.export_c(lowered, folder, sample, [case.batch(1, 8)])
-        written = perf_counter()
+        written = process_time() - start
+        start = _of_children()
         _gcc(folder, "-O2", "-c", "model.c", "-o", "model.o")
-        compiled = perf_counter()
+        compiled = _of_children() - start
         _gcc(folder, "-Os", "-c", "model.c", "-o", "small.o")
         _gcc(folder, *_CHECKED, "main.c", "model.c", "-o", "program")
         done = subprocess.run(
@@ -116,18 +121,43 @@ def row(case: Case, target: FixedPoint) -> list[str]:
         )
         told = done.stdout.strip().splitlines()[-1] if done.stdout else done.stderr[:200]
         flash = _flash(folder / "small.o")
+        _gcc(folder, "-O2", "main.c", "model.o", "-o", "plain")
+        start = _of_children()
+        subprocess.run(["./plain"], cwd=folder, capture_output=True, check=True)
+        in_c = (_of_children() - start) / VECTORS
+    plain = jit_passes.quantize_script(model, [case.batch(8, i) for i in range(4)], target="x86")
     weights, kinds = _weights(program), {call.kernel for call in program.calls}
     return [
         case.title,
         "x".join(map(str, case.size)),
         f"{apart} of {codes:,}",
         told.removesuffix(" codes differ"),
-        f"{written - start:.1f}",
-        f"{compiled - written:.1f}",
+        f"{written:.1f}",
+        f"{compiled:.1f}",
         f"{flash / weights:.3f}",
         f"{(flash - weights) / 1024 / len(kinds):.1f}",
         f"{plan_arena(program) / _bound(program):.3f}",
+        *(
+            f"{1e3 * seconds:.1f}"
+            for seconds in (in_c, _time(lowered, sample), _time(plain, sample))
+        ),
     ]
+
+
+def _of_children() -> float:
+    """Return the seconds of a processor that programs started here have taken."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+
+
+def _time(model: torch.jit.ScriptModule, sample: Tensor) -> float:
+    """Return the seconds of a processor for a sample."""
+    with torch.no_grad():
+        for _ in range(3):
+            model(sample)
+        start = process_time()
+        for _ in range(CALLS):
+            model(sample)
+    return (process_time() - start) / CALLS
 
 
 def _gcc(folder: Path, *arguments: str) -> None:

@@ -121,6 +121,32 @@ def test_five_slots() -> None:
     assert {"jit_passes::correlation", "jit_passes::add_bias"} <= seen
 
 
+class Product(nn.Module):
+    """A product of two parts of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.conv(x).flatten(2).chunk(2, 1)
+        return torch.bmm(a, b.transpose(1, 2))
+
+
+def test_products_of_matrices() -> None:
+    """Sums of 196 products are float32; of a size that is not known, who can say."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    reference = quantized(Product(), FixedPoint("shift"))
+    x = data(5)[0]
+    told = exactness(reference, x)
+    assert told.exact and told.values == 3, told
+    assert conformance(reference, [x], ENGINES).equal
+    (doubt,) = (doubt for doubt in exactness(reference).doubts if doubt.condition != "pairs")
+    assert (doubt.operator, doubt.condition) == ("aten::bmm", "sum")
+
+
 def test_the_bound_of_a_bias_in_slots() -> None:
     """A bias whose steps are far from those of the correlation leaves float32."""
     torch.manual_seed(0)

@@ -29,6 +29,8 @@ _WEIGHTED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 _CORRELATION, _ADD_BIAS = "jit_passes::correlation", "jit_passes::add_bias"
 _AVERAGES = ("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")
 _MEANS = ("aten::mean", "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d")
+_PRODUCTS = ("aten::matmul", "aten::bmm")
+_NORMS = ("aten::layer_norm", "aten::group_norm", "aten::batch_norm")
 _MAXIMA = ("aten::max_pool1d", "aten::max_pool2d", "aten::max_pool3d")
 
 
@@ -123,8 +125,8 @@ def exactness(
 
     Args:
         model: a reference model; it is not touched, and does not run without an example.
-        example_inputs: a tensor or a tuple of tensors, for the sizes over which means are taken;
-            None to doubt means.
+        example_inputs: a tensor or a tuple of tensors, for the sizes over which means and products
+            of matrices are taken; None to doubt these.
         method: of a model with several quantized methods, which.
 
     Raises:
@@ -136,11 +138,11 @@ def exactness(
 
 
 def _shapes(subject: Subject, example: Any) -> dict[int, torch.Size]:
-    """Return the sizes of operands of means, by the index of the mean."""
+    """Return the sizes of the first operands of means and products of matrices, by index."""
     if example is None:
         return {}
     given = example if isinstance(example, tuple) else (example,)
-    means = [node for node in subject.graph.nodes if node.kind in _MEANS]
+    means = [node for node in subject.graph.nodes if node.kind in (*_MEANS, *_PRODUCTS)]
     found = {node.index: node.main_operand.producer for node in means}
     kept = {index: maker.index for index, maker in found.items() if maker is not None}
     method = subject.report.method
@@ -185,7 +187,8 @@ class _Reader:
         """Yield what an operator between dequantize and quantize does not meet."""
         # Weights and biases are looked at there.
         weighted = node.kind in (*_WEIGHTED, _CORRELATION, _ADD_BIAS)
-        operands = [node.main_operand] if weighted else list(_tensors(node))
+        first = weighted or node.kind in _NORMS
+        operands = [node.main_operand] if first else list(_tensors(node))
         codes = [self._operand(value) for value in operands]
         read = [value for value in codes if value is not None]
         if len(read) != len(codes):
@@ -202,6 +205,12 @@ class _Reader:
                 yield "function", "it multiplies by a number"
             else:
                 yield from _bounded(prod(map(_largest, read)))
+        elif node.kind in _PRODUCTS:
+            shape = self.shapes.get(node.index)
+            if shape is None:
+                yield "sum", "its sizes are not known: give example_inputs"
+            else:
+                yield from _bounded(prod(map(_largest, read)) * shape[-1])
         elif node.kind in _AVERAGES:
             yield from self._average(node, read[0])
         elif node.kind in _MEANS:
@@ -212,7 +221,7 @@ class _Reader:
     def _operand(self, value: ValueView) -> QuantizedValue | None:
         """Return the quantized value that an operand is dequantized from."""
         node = value.producer
-        while node is not None and node.moves_data and not _fills(node):
+        while node is not None and _moves(node):
             node = node.main_operand.producer
         if node is None or node.kind not in DEQUANTIZE:
             return None
@@ -310,6 +319,11 @@ def _maker(value: ValueView) -> NodeView | None:
     while node is not None and (node.clip is not None or (node.moves_data and not _fills(node))):
         node = node.main_operand.producer
     return node
+
+
+def _moves(node: NodeView) -> bool:
+    """Say whether a node gives numbers of its operand."""
+    return node.kind == "prim::ListUnpack" or (node.moves_data and not _fills(node))
 
 
 def _fills(node: NodeView) -> bool:

@@ -6,7 +6,7 @@ Softmax, with codes x of a row of K numbers and m / 2^n ~ 1 / s_y:
     y_i = round(e_i * m / (2^n * sum_k e_k))
 
 Each e is within 1/2 of the real number times 2^20, and the largest is 2^20. So a share p is within
-(1 + p * (K + 1)) / 2^21 / (1 - K / 2^21) of the real one, and of a part of 2^-25 of m.
+(1 + p * (K + 1)) / 2^21 / (1 - K / 2^21) + p / 2^24 of the real one; the last term is that of m.
 
 Layer norm, with the steps x_i = q_i - z_x of a row of N numbers, weight g and bias b:
 

@@ -16,6 +16,8 @@ from jit_passes import JitPassesError, conformance
 from jit_passes.targets import FixedPoint
 from tests.command_line import Run, run_fixture  # noqa: F401
 
+pytestmark = pytest.mark.usefixtures("translations_once")
+
 compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 NAMES = ["x", "relu", "b:conv2d", "add", "mean", "head:linear"]
 

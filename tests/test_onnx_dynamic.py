@@ -20,6 +20,8 @@ onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
+pytestmark = pytest.mark.usefixtures("translations_once")
+
 EXACT = {"session.qdq_matmulnbits_accuracy_level": "1"}  # products in float32
 
 

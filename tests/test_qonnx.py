@@ -20,6 +20,8 @@ pytest.importorskip("onnxscript")
 reference = pytest.importorskip("onnx.reference")
 op_run = pytest.importorskip("onnx.reference.op_run")
 
+pytestmark = pytest.mark.usefixtures("translations_once")
+
 DATA = data(2, 3, 16, 16)
 
 

@@ -12,7 +12,7 @@ import torch
 from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView
-from ..logs import timed
+from ..logs import stage
 from .batches import InputFn, batches, progress_bar
 from .faults import broken_when_prepared, misfit, origin_of, takes
 from .module import ModelStage, Report, stage_of
@@ -21,7 +21,6 @@ from .ranks import are_several, gathered, in_turn
 from .statistics import Contents, Statistics
 
 
-@timed
 def calibrate(
     prepared: torch.jit.ScriptModule,
     data: Iterable[Any],
@@ -59,7 +58,8 @@ def calibrate(
         JitPassesWarning: a number is so far off all others that these have few codes or none.
     """
     if are_several():
-        return _calibrate_on_ranks(prepared, data, input_fn, progress)
+        with stage("calibrate"):
+            return _calibrate_on_ranks(prepared, data, input_fn, progress)
     return calibrate_alone(prepared, data, input_fn, progress)
 
 
@@ -70,8 +70,9 @@ def calibrate_alone(
     progress: bool | None = None,
 ) -> torch.jit.ScriptModule:
     """Calibrate like `calibrate`, in this process whatever other ranks do."""
-    report, watch = observe(prepared, data, input_fn, progress)
-    watch.tell(report)
+    with stage("calibrate"):
+        report, watch = observe(prepared, data, input_fn, progress)
+        watch.tell(report)
     return prepared
 
 

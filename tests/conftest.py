@@ -15,6 +15,13 @@ import pytest
 # Several processes share the cores: a thread that waits must not keep one busy. Read by OpenMP when
 # torch is imported, which no test module has done yet, and by the processes that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "PYTEST_XDIST_WORKER" in os.environ:  # which is one of as many as there are cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests of kernels, which share their work among threads.
+THREADED = (
+    "test_x86_", "test_quantize_ops", "test_fake_quantize", "test_lookup_table", "test_histogram",
+    "test_training_operators",
+)  # fmt: skip
 
 
 def pytest_configure() -> None:
@@ -93,6 +100,18 @@ def same_numbers() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let kernels have a thread for each core in the tests of their own."""
+    import torch
+
+    before = torch.get_num_threads()
+    if request.path.name.startswith(THREADED):
+        torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -44,7 +44,7 @@ WRITES = [case for case in CASES if case.name.startswith(("inplace_", "state_", 
 
 @pytest.mark.parametrize("case", WRITES, ids=lambda case: case.name)
 def test_foretells_regions(case: Case) -> None:
-    """They are those of the reference model, where codes are copies of values that are written."""
+    """A reference model has the same regions; its codes are copies of values that are written."""
     model, data = case.build(case.frontends[0]), [case.arguments(2, 1)]
     foretold = jit_passes.inspect(model, target="x86", mode="static", method=case.method)
     prepared = jit_passes.prepare(model, target="x86", mode="static", method=case.method)

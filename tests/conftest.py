@@ -15,8 +15,6 @@ import pytest
 # Several processes share the cores: a thread that waits must not keep one busy. Read by OpenMP when
 # torch is imported, which no test module has done yet, and by the processes that tests start.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-if "PYTEST_XDIST_WORKER" in os.environ:  # which is one of as many as there are cores
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests of kernels, which share their work among threads.
 THREADED = (
     "test_x86_", "test_quantize_ops", "test_fake_quantize", "test_lookup_table", "test_histogram",
@@ -24,8 +22,10 @@ THREADED = (
 )  # fmt: skip
 
 
-def pytest_configure() -> None:
-    """Repair what PyTorch does at each of many thousand calls."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Give processes that share the cores one thread each, and repair what PyTorch does often."""
+    if (config.getoption("numprocesses", None) or 0) > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process reads it as it begins
     keep_operators()
     seed_devices_that_are_here()
     read_source_once()

@@ -327,7 +327,8 @@ def test_shell_completion(
     with pytest.raises(SystemExit, match="0"):
         main([])
     found = capfd.readouterr().out.splitlines()
-    assert [line.partition(",")[2] for line in found] == ["stock"]
+    names = [line.partition(",")[2] for line in found]  # tests register others
+    assert "stock" in names and all(name.startswith("s") for name in names)
 
 
 def test_compare(run: Run, model: Path, data: Path, tmp_path: Path) -> None:

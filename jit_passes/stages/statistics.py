@@ -36,7 +36,7 @@ _EXACT = tuple(
 
 @dataclass
 class Statistics:
-    """What the observers of a prepared model have seen.
+    """The ranges and counts that the observers of a prepared model have seen.
 
     Attributes:
         buffers: that they write to, each once.

@@ -23,7 +23,7 @@ OwnEngine = Callable[..., Mapping[str, torch.Tensor]]
 
 @dataclass
 class Part:
-    """What batches have shown.
+    """The differences that batches have shown.
 
     Attributes:
         counts: by value and engine: codes compared, codes that differ, the largest difference.

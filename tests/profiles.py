@@ -130,10 +130,15 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batches]]] = {
 }
 
 
-def script_of(name: str) -> torch.jit.ScriptModule:
-    """The same model for the same name."""
+def scripted(net: Callable[[], nn.Module]) -> torch.jit.ScriptModule:
+    """A model with equal weights in each call."""
     torch.manual_seed(0)
-    return torch.jit.script(MODELS[name][0]().eval())
+    return torch.jit.script(net().eval())
+
+
+def script_of(name: str) -> torch.jit.ScriptModule:
+    """A model of this file by its name."""
+    return scripted(MODELS[name][0])
 
 
 def profile_of(name: str, **options: object) -> Profile:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from profiles import MODELS as SOME
-from profiles import Batches, images, sequences
+from profiles import Batches, images, scripted, sequences
 from torch import Tensor, nn
 
 from jit_passes.observers import methods
@@ -91,9 +91,8 @@ TEN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batches]]] = {
 
 
 def script_of(name: str) -> torch.jit.ScriptModule:
-    """The same model for the same name."""
-    torch.manual_seed(0)
-    return torch.jit.script(TEN[name][0]().eval())
+    """One of the ten by its name."""
+    return scripted(TEN[name][0])
 
 
 def batches_of(name: str) -> Batches:

@@ -89,7 +89,7 @@ def expected_of(model: torch.jit.ScriptModule) -> Tensor:
 
 @needs_cmake
 def test_file_runs_in_a_cpp_program(programs: Path, tmp_path: Path) -> None:
-    """The same numbers as in Python, to the last bit, in a program that knows PyTorch alone."""
+    """A program that knows PyTorch alone computes the bits that Python computes."""
     lowered = quantized("stock")
     assert jit_passes.coverage(lowered)[0].dtype == "int8"
     file = tmp_path / "int8.pt"
@@ -105,7 +105,7 @@ def test_file_runs_in_a_cpp_program(programs: Path, tmp_path: Path) -> None:
 
 @needs_cmake
 def test_plans_run_in_threads_of_a_cpp_program(programs: Path, tmp_path: Path) -> None:
-    """The same bits as in Python, whatever thread and batch; memory does not grow with calls."""
+    """Each thread and batch gives the bits of Python; memory does not grow with calls."""
     lowered = quantized("x86")
     assert {row.dtype for row in jit_passes.coverage(lowered)} == {"int8"}
     file = tmp_path / "x86.pt"

@@ -17,7 +17,7 @@ from .profile import Profile, fill
 from .quantizers.automatic import NEEDS_DATA
 from .quantizers.backend import BackendQuantizer
 from .quantizers.base import Quantizer
-from .stages.annotate import choose_quantizer
+from .stages.annotate import choose_quantizer, frozen
 from .stages.batches import InputFn
 from .stages.calibrate import calibrate_alone
 from .stages.convert import converted
@@ -169,8 +169,9 @@ def _quantized(
         stages, model, calibration_data, profile is not None, chosen, input_fn, progress
     )
     prepared = prepare_for(
-        model, backend, chosen, change=staged.change, strict=strict, method=method, state=state
-    )
+        model, backend, chosen, change=staged.change, strict=strict, method=method,
+        mode=frozen(state),
+    )  # fmt: skip
     if profile is not None:
         fill(prepared, profile)
     elif staged.calibrating is not None:

@@ -23,6 +23,10 @@ from .errors import JitPassesError, first_line
 SETUP = "setup.pickle"
 
 
+class WorkerError(JitPassesError):
+    """A task could not be done, whatever its argument is."""
+
+
 class Workers(Executor):
     """A pool of processes on this machine; after a worker has died, a new pool takes its place.
 
@@ -98,7 +102,8 @@ class Tasks:
         """Return the result of an argument, which has begun or begins now.
 
         Raises:
-            JitPassesError: raised by the function; or a task failed twice.
+            JitPassesError: raised by the function.
+            WorkerError: a task failed twice.
         """
         self.begin(key, argument)
         try:
@@ -116,7 +121,7 @@ class Tasks:
                 f"a worker failed twice as it measured {self._told(argument)}: "
                 f"{type(error).__name__}: {first_line(error)}"
             )
-            raise JitPassesError(
+            raise WorkerError(
                 why + self._kept, command=why + self._kept.replace("resume=", "--resume")
             ) from error
 
@@ -134,7 +139,7 @@ class Tasks:
         try:
             return self._executor.submit(self._function, self._folder, argument)
         except Exception as error:
-            raise JitPassesError(
+            raise WorkerError(
                 f"the executor takes no task: {type(error).__name__}: {first_line(error)}; if one "
                 f"of its workers has died, make a new executor{self._kept}"
             ) from error

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import _C
 from ..collector import paused
 from ..configuration.checks import OptionError
 from ..configuration.configuration import Configuration
@@ -102,6 +103,15 @@ def frozen(state: Sequence[str] = ()) -> Mode:
 
 
 FROZEN = frozen()
+
+
+def entered(module: Any) -> Mode:
+    """Return the mode of a model that has been in canonical form before: the work is done once.
+
+    Args:
+        module: `FROZEN.enter` of that model. It is copied.
+    """
+    return Mode(check_module, lambda _, method: _C.clone(module, method))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ..specification.place import Place
 from ..specification.resolve import Quantization
 from ..specification.specification import GroupDerivation, QuantizationSpec
 from ..targets import Target
-from .annotate import annotate, choose_quantizer, frozen, warn_of_stages
+from .annotate import FROZEN, Mode, annotate, choose_quantizer, warn_of_stages
 from .faults import note_origin
 from .module import ModelStage
 
@@ -122,13 +122,11 @@ def prepare_for(
     change: Change | None = None,
     strict: bool = False,
     method: str = "forward",
-    state: Sequence[str] = (),
+    mode: Mode = FROZEN,
 ) -> torch.jit.ScriptModule:
-    """Return the result of `prepare`, of a changed model if asked for, with state of others."""
+    """Return the result of `prepare`, of a changed model if asked for."""
     with stage("prepare"):
-        annotated = annotate(
-            model, method, frozen(state), quantizer, backend, change=change, strict=strict
-        )
+        annotated = annotate(model, method, mode, quantizer, backend, change=change, strict=strict)
         if change is not None:
             made, said = {**annotated.made, **change.made}, change.remarks
             rows = annotated.operators

@@ -22,7 +22,7 @@ from ..profile.run import profile_of
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from ..report.inspection import Inspection, inspection_of
-from ..stages.annotate import FROZEN, annotate, choose_quantizer
+from ..stages.annotate import FROZEN, annotate, choose_quantizer, entered
 from ..stages.batches import InputFn, batches, cloned
 from ..stages.calibrate import calibrate_alone
 from ..stages.convert import convert, plan_of
@@ -34,7 +34,7 @@ from ..stages.staged import Staged
 from ..targets import Target
 from .journal import Journal
 from .metric import Metric, MetricFn, own_metric, sqnr_metric
-from .workers import Measuring
+from .workers import Measuring, Scored
 
 IN_FLOAT = LayerOptions(keep_float=True)
 Choices = Mapping[str, LayerOptions]
@@ -57,6 +57,16 @@ class Layer:
     source: str
     bits: str
     parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A variant that has no ranges yet; plan and `is_possible` as in `Scored`."""
+
+    choices: Choices
+    prepared: torch.jit.ScriptModule
+    plan: str
+    is_possible: bool
 
 
 def _named(layer: Layer) -> tuple[str, ...]:
@@ -149,6 +159,7 @@ class Variants:
             "method": method, "target": backend.name if isinstance(target, str) else target,
         }  # fmt: skip
         self.workers: Measuring | None = None
+        self._next: _Made | None = None  # a plan is asked for ahead of its score
         given = [] if data is None else list(batches(data, input_fn))
         self.data = [kwargs or args for args, kwargs in given]
         chosen = chosen if self.data else chosen.without_data()
@@ -157,7 +168,8 @@ class Variants:
             chosen.configuration.stages, model, self.data or None, False, chosen, progress=False
         )
         change = self._staged.change
-        self.annotated = annotate(model, method, FROZEN, chosen, backend, change=change)
+        self._mode = entered(FROZEN.enter(model, method))
+        self.annotated = annotate(model, method, self._mode, chosen, backend, change=change)
         self.layers = layers_of(inspection_of(self.annotated, backend))
         if not self.layers:
             why = "nothing of the model would be quantized"
@@ -221,13 +233,13 @@ class Variants:
 
         None if the target cannot do that: it would leave one of these layers in float.
         """
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always", JitPassesWarning)
-            try:
-                plan = plan_of(self._prepared(choices))
-            except JitPassesError:
-                return None
-        return plan if {str(warning.message) for warning in told} <= self._told else None
+        if self.workers is not None:
+            return self.workers.plan(choices)
+        try:
+            self._next = made = self._made(choices)
+        except JitPassesError:
+            return None
+        return made.plan if made.is_possible else None
 
     def ahead(self, several: Iterable[Choices]) -> None:
         """Let workers, if there are any, begin with variants that may be asked for soon."""
@@ -237,26 +249,37 @@ class Variants:
     def score(self, choices: Choices) -> float:
         """Return the metric of a variant; larger is better."""
         begin = time.perf_counter()
-        plan, score = (self.measured if self.workers is None else self.workers.score)(choices)
-        if plan and plan not in self._journal.scores:
+        found = (self.measured if self.workers is None else self.workers.score)(choices)
+        if found.plan and found.plan not in self._journal.scores:
             self.seconds += time.perf_counter() - begin
             self.evaluations += 1
-            self._journal.add(plan, score)
-        return score
+            self._journal.add(found.plan, found.score)
+        return found.score
 
-    def measured(self, choices: Choices) -> tuple[str, float]:
-        """Return plan and metric of a variant; the plan is empty where all is in float."""
+    def measured(self, choices: Choices) -> Scored:
+        """Return plan and metric of a variant."""
+        made, self._next = self._next, None
+        if made is None or made.choices != choices:
+            made = self._made(choices)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JitPassesWarning)
+            if not made.plan:
+                score = self.metric.of_float
+            elif made.plan in self._journal.scores:
+                score = self._journal.scores[made.plan]
+            else:
+                score = self.metric.measure(lower(self.reference(made.prepared), progress=False))
+        return Scored(made.plan, made.is_possible, score)
+
+    def _made(self, choices: Choices) -> _Made:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", JitPassesWarning)
             prepared = self._prepared(choices)
-            plan = plan_of(prepared)
-            if not plan:
-                return plan, self.metric.of_float
-            stages = self._staged.options.given()
-            plan = f"{plan} {json.dumps(stages)}" if stages else plan
-            if plan in self._journal.scores:
-                return plan, self._journal.scores[plan]
-            return plan, self.metric.measure(lower(self.reference(prepared), progress=False))
+        plan, stages = plan_of(prepared), self._staged.options.given()
+        if plan and stages:
+            plan = f"{plan} {json.dumps(stages)}"
+        is_possible = {str(warning.message) for warning in told} <= self._told
+        return _Made(dict(choices), prepared, plan, is_possible)
 
     def model_of(self, choices: Choices) -> torch.jit.ScriptModule:
         """Return a variant, as `quantize_script` would make it."""
@@ -289,8 +312,9 @@ class Variants:
         rules = (Rule(Selector(value=tuple(found)), options) for options, found in names.items())
         quantizer = self._configured(rules)
         return prepare_for(
-            self.model, self._target, quantizer, change=self._staged.change, method=self.method
-        )
+            self.model, self._target, quantizer, change=self._staged.change, method=self.method,
+            mode=self._mode,
+        )  # fmt: skip
 
     def prepared(self) -> torch.jit.ScriptModule:
         """Return the prepared model in which all layers are as the configuration says."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,31 @@ from ..configuration.configuration import Configuration
 from ..configuration.options import LayerOptions
 from ..errors import JitPassesError
 from ..profile import Profile
-from ..workers import Tasks, plain_errors, read_setup, shared_folder, write_setup
+from ..workers import Tasks, WorkerError, plain_errors, read_setup, shared_folder, write_setup
 
 if TYPE_CHECKING:
     from .recipes import Recipes
     from .variants import Variants
 
 Choices = Mapping[str, LayerOptions]
-Scored = tuple[str, float]  # a plan and its score
 MODEL, PROFILE = "model.pt", "profile.yaml"
 KEPT = "; with resume= scores so far are kept"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A variant that has been measured.
+
+    Attributes:
+        plan: a text that is equal for variants that compute equal results; empty where all is in
+            float.
+        is_possible: False if the target would leave a layer in float for which a choice asks.
+        score: the metric; larger is better.
+    """
+
+    plan: str
+    is_possible: bool
+    score: float
 
 
 class Measuring:
@@ -41,11 +57,26 @@ class Measuring:
         """Begin with variants whose scores may be asked for soon; others that wait are dropped."""
         self._tasks.ahead({_key(choices): dict(choices) for choices in several})
 
+    def plan(self, choices: Choices) -> str | None:
+        """Return the plan of a variant, which a worker has measured; None if it is not possible.
+
+        Raises:
+            WorkerError: a task failed twice.
+        """
+        try:
+            scored = self.score(choices)
+        except WorkerError:
+            raise
+        except JitPassesError:
+            return None
+        return scored.plan if scored.is_possible else None
+
     def score(self, choices: Choices) -> Scored:
         """Return plan and score of a variant.
 
         Raises:
-            JitPassesError: the variant cannot be measured; a task failed twice.
+            JitPassesError: the variant cannot be measured.
+            WorkerError: a task failed twice.
         """
         scored: Scored = self._tasks.result(_key(choices), dict(choices))
         return scored

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,8 +59,28 @@ def fill(
         JitPassesWarning: the profile is of other weights, or lacks shards of the data; with
             `partial`, values that it does not have.
     """
-    report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     record = profile if isinstance(profile, Profile) else Profile.load(profile)
+
+    def check(sites: Sites, observers: list[_Observer]) -> None:
+        _check_graph(sites, record, observers, partial)
+        if record.missing:
+            left = f"{shortened(record.missing)} of the data"
+            advice = "merge the profiles of all, `jit-passes merge`"
+            warn(f"the profile lacks the shards {left}: {advice}")
+
+    return _filled(prepared, record, check)
+
+
+def fill_own(prepared: torch.jit.ScriptModule, profile: Profile) -> torch.jit.ScriptModule:
+    """Fill observers from a profile of this very model, for which that need not be checked."""
+    return _filled(prepared, profile, lambda _, __: None)
+
+
+def _filled(
+    prepared: torch.jit.ScriptModule, record: Profile,
+    check: Callable[[Sites, list[_Observer]], None],
+) -> torch.jit.ScriptModule:  # fmt: skip
+    report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     copy = _C.clone(prepared._c, report.method)  # which shares its buffers
     module = AS_PREPARED.run(copy, report.method).module
     sites = Sites.of(module, report.method)
@@ -72,10 +92,7 @@ def fill(
     ]
     # Observers that only note whether a value was computed may share the buffers of others.
     observers.sort(key=lambda observer: observer.op == REACH)
-    _check_graph(sites, record, observers, partial)
-    if record.missing:
-        left = f"{shortened(record.missing)} of the data"
-        warn(f"the profile lacks the shards {left}: merge the profiles of all, `jit-passes merge`")
+    check(sites, observers)
     buffers = _Buffers()
     for observer in observers:
         _fill(observer, record, buffers)

@@ -51,7 +51,7 @@ def hash_of_weights(view: GraphView, hidden: Collection[int]) -> str:
                 continue
             if value.id not in known:
                 data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-                known[value.id] = zlib.crc32(data.numpy().tobytes())
+                known[value.id] = zlib.crc32(data.numpy().data)
             found.append(known[value.id])
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice, pairwise
 
 from ..errors import JitPassesError, count_of
@@ -53,7 +54,7 @@ class Profile:
 
     __hash__ = None  # type: ignore[assignment]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A text that is the same for equal ranges and histograms of one graph and its weights."""
         seen = self.values.values()

@@ -116,6 +116,7 @@ def profile_of(
     was made, and the target, `backend`, in whose forms it is.
     """
     sites = Sites.of(module, method)
+    graph, of_weights = sites.hash, sites.weights  # before observers are in the graph
     places = sites.all()
     if places:
         options = {"insert_observers": _plan(places, bins)}
@@ -135,7 +136,7 @@ def profile_of(
     values = {name: v for name, v in values.items() if not _is_integer(v, states[name])}
     if weights:
         values |= {value.name: value for value in _weights(sites, bins)}
-    return Profile(sites.hash, bins, values, __version__, sites.weights)
+    return Profile(graph, bins, values, __version__, of_weights)
 
 
 def _plan(sites: Sequence[Site], bins: int) -> dict[str, Any]:

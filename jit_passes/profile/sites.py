@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from .. import _C
@@ -37,19 +38,17 @@ class Sites:
 
     Attributes:
         view: the graph.
+        graph: PyTorch's object for it.
         names: by id of the value: name of its node, or argument, or attribute, or
             `Loop.block0.1` for what a block is given. Unique.
-        hash: see `hash_of_graph`.
-        weights: see `hash_of_weights`.
         unsure: ids of values that may be uninitialized where they are defined, because an
             exception or an early return comes before anyone reads them.
         hidden: indices of observers, and of nodes that read their buffers.
     """
 
     view: GraphView
+    graph: Any
     names: dict[int, str] = field(default_factory=dict)
-    hash: str = ""
-    weights: str = ""
     unsure: set[int] = field(default_factory=set)
     hidden: set[int] = field(default_factory=set)
     _homes: dict[int, int] = field(default_factory=dict)  # number of the block by id of its inputs
@@ -57,14 +56,21 @@ class Sites:
     @classmethod
     def of(cls, module: Any, method: str) -> Sites:
         """Look at a method of a C++ module that was normalized."""
-        sites = cls(GraphView.of(module, method))
+        sites = cls(GraphView.of(module, method), module._get_method(method).graph)
         places = {index for index, _, _ in _C.places(module, method)}
         sites.hidden = observers_of(sites.view, places)
-        graph = module._get_method(method).graph
-        _Namer(sites, graph).run()
-        sites.hash = hash_of_graph(sites.view, graph, sites.hidden)
-        sites.weights = hash_of_weights(sites.view, sites.hidden)
+        _Namer(sites, sites.graph).run()
         return sites
+
+    @cached_property
+    def hash(self) -> str:
+        """See `hash_of_graph`."""
+        return hash_of_graph(self.view, self.graph, self.hidden)
+
+    @cached_property
+    def weights(self) -> str:
+        """See `hash_of_weights`."""
+        return hash_of_weights(self.view, self.hidden)
 
     def all(self) -> list[Site]:
         """Return all places to look at: where values are computed, in program order, and uses.

@@ -17,7 +17,8 @@ from ..configuration.options import LayerOptions
 from ..configuration.selector import Selector
 from ..errors import JitPassesError, JitPassesWarning, warn
 from ..graph.modules import only
-from ..profile import Profile, fill
+from ..profile import Profile
+from ..profile.fill import fill_own
 from ..profile.run import profile_of
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
@@ -298,7 +299,7 @@ class Variants:
             assert report is not None
             same = report.made.get("forms") == self.annotated.made.get("forms")
             if same and self._profile is not None:
-                fill(prepared, self._profile)
+                fill_own(prepared, self._profile)
             else:
                 calibrate_alone(prepared, map(cloned, self.data), progress=False)
         return convert(self._staged.finished(prepared), progress=False)

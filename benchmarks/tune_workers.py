@@ -1,10 +1,12 @@
 """`tune` with one worker and with two, on two cores: the time, and whether the results are equal.
 
+Three pools: one process with one thread, one process with two threads, two processes with one each.
+
 Usage, from the repository root::
 
     python -m benchmarks.tune_workers --rounds 2
 
-Each worker computes with its share of the cores. The budget is so many dB above the model with all
+The budget is so many dB above the model with all
 layers quantized, so that the search goes through its steps. The load is that of the whole machine
 while a run goes: on one that is busy with other work, times say little.
 """
@@ -48,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for number in range(options.rounds):
             rows.append(_row(name, net, draw, number, alternatives))
             print(*rows[-1], flush=True)
-    header = ["model", "round", "models", "one, s", "two, s", "ratio", "load", "equal"]
+    header = [
+        "model", "round", "models", "one, s", "one of two threads, s", "two, s", "to one",
+        "to one of two threads", "load", "equal",
+    ]  # fmt: skip
     print(report.table(header, rows))
 
 
@@ -61,18 +66,20 @@ def _row(
     int8 = jit_passes.quantize_script(model, batches, **_HOW)
     budget = jit_passes.compare(model, int8, batches).sqnr + _ABOVE
     found, seconds, loads = [], [], []
-    for count in (1, 2):
+    for count, threads in ((1, 1), (1, 2), (2, 1)):
         with Workers(count) as pool:
-            list(pool.map(int, range(count)))  # processes are there
+            # Processes are there, and have their number of threads.
+            list(pool.map(torch.set_num_threads, [threads] * count))
             begin = time.perf_counter()
             tuned = jit_passes.tune(model, batches, budget=budget, executor=pool, **_HOW, **how)
             seconds.append(time.perf_counter() - begin)
         found.append(str(tuned))
         loads.append(os.getloadavg()[0])
-    one, two = seconds
+    one, threaded, two = seconds
     return [
-        name, str(number), str(tuned.evaluations), f"{one:.1f}", f"{two:.1f}", f"{two / one:.2f}",
-        f"{max(loads):.1f}", str(found[0] == found[1]),
+        name, str(number), str(tuned.evaluations), *(f"{t:.1f}" for t in seconds),
+        f"{two / one:.2f}", f"{two / threaded:.2f}", f"{max(loads):.1f}",
+        str(found[0] == found[1] == found[2]),
     ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from ..errors import JitPassesError
 from ..observers import Observer, observer_of, parameters_of
 from .checks import OptionError
 from .configuration import Configuration, Rule
-from .located import Located, from_file, from_python, from_yaml
+from .located import Dumper, Located, from_file, from_python, from_yaml
 from .options import TENSORS, LayerOptions, TensorOptions
 from .selector import SELECTORS, Selector
 from .stages import STAGE_KEYS, StageOptions
@@ -84,8 +84,7 @@ def write_configuration(
 
 
 def _yaml(data: Any) -> str:
-    text: str = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
-    return text
+    return str(yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100))
 
 
 def _configuration(source: Located) -> Configuration:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
-from ..configuration.located import Located, documents
+from ..configuration.located import Dumper, Located, documents
 from ..errors import JitPassesError
 from ..files import read_bytes
 from .value import EXPONENTS, MOST_BINS, ValueProfile
@@ -29,14 +29,13 @@ HEADER = """\
 # fewer than 1024 numbers gets headroom beyond them: "range:" in a configuration is exact.
 """
 BEYOND_FLOAT32 = 3.4028235677973366e38  # numbers below it round to the largest float32 at most
-_Dumper = cast(type[yaml.SafeDumper], getattr(yaml, "CSafeDumper", yaml.SafeDumper))
 
 
 class Row(list[int]):
     """Numbers that are written on one line."""
 
 
-class _Writer(_Dumper):  # type: ignore[misc, valid-type]
+class _Writer(Dumper):  # type: ignore[misc, valid-type]
     def ignore_aliases(self, data: Any) -> bool:
         return True
 

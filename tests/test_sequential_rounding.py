@@ -16,6 +16,7 @@ from jit_passes.graph.view import GraphView
 from jit_passes.stages.gptq import Grid, gptq
 from jit_passes.stages.independent import independent
 from jit_passes.stages.input_sums import InputSums
+from jit_passes.stages.watching import Walk, Watched
 
 WAYS = ("gptq", "adaround")
 
@@ -230,3 +231,54 @@ def test_layers_that_do_not_depend_on_each_other() -> None:
     fork, blocks = map(runs_of, frozen)
     assert [len(run) for run in fork] == [2, 1]
     assert [len(run) for run in blocks] == [1, 1, 1]
+
+
+class Scaled(nn.Module):
+    """Layers on a chain with a value that is read far behind, and an option with a default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor, other: Tensor, scale: float = 2.0) -> Tensor:
+        y = torch.relu(self.first(x * scale))
+        z = self.second(y) + other[: x.size(0)]
+        return self.third(z * scale + y)
+
+
+CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+    ((torch.ones(3, 8), torch.arange(40.0).view(5, 8)), {}),
+    ((torch.arange(8.0)[None],), {"scale": 0.5, "other": torch.ones(1, 8)}),
+]
+
+
+@pytest.mark.parametrize("memory", [0, 500, 2**30])
+def test_a_walk_that_goes_on(memory: int) -> None:
+    """Layers have the inputs of runs of the whole model, wherever a step begins."""
+    torch.manual_seed(0)
+    net = Scaled().eval()
+    model = torch.jit.freeze(torch.jit.script(net))
+    names = [n.name for n in GraphView.of(model).nodes if n.traits.weighted is not None]
+    assert len(names) == 3
+    watched = Watched(model, "forward", names)
+    assert watched.segments is not None
+    walk, expected = Walk(watched, CALLS, memory), []
+    for module in (net.first, net.second, net.third):
+        seen: list[Tensor] = []
+        hook = module.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
+        for args, kwargs in CALLS:
+            net(*args, **kwargs)
+        hook.remove()
+        expected.append(seen)
+    for name, wanted in zip(names, expected, strict=True):
+        found = [batch[name] for batch in walk.inputs([name])]
+        assert all(torch.equal(one, other) for [one], other in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    "batch", [torch.randn(3, 7), (torch.randn(3, 8), 1), {"y": torch.randn(3, 8)}, ("text",)]
+)
+def test_batches_that_the_model_does_not_take(batch: Any) -> None:
+    _, prepared, data = fork()
+    with pytest.raises(JitPassesError, match="batch"):
+        jit_passes.round_weights(prepared, [*data, batch], how="gptq_sequential")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..graph.view import GraphView, NodeView
+from ..graph.view import CALL, GraphView, NodeView
 
 
 def independent(
@@ -12,8 +12,8 @@ def independent(
 ) -> Iterator[list[NodeView]]:
     """Yield layers in program order, in runs of neighbours that do not depend on each other.
 
-    A layer in or behind a branch or a loop stands alone, and so does one behind a value that is
-    written in place, or in a model that assigns attributes: operands do not tell all then.
+    A layer in or behind a branch, a loop or a call stands alone, and so does one behind a value
+    that is written in place, or in a model that assigns attributes: operands do not tell all then.
 
     Args:
         graph: of the layers.
@@ -37,6 +37,11 @@ def independent(
         yield run
 
 
+def is_plain(graph: GraphView) -> bool:
+    """Say whether operands tell all: no branches, no calls, nothing that is written."""
+    return None not in _in_front(graph).values()
+
+
 def _in_front(graph: GraphView) -> dict[int, frozenset[int] | None]:
     """Return by node the nodes that its operands come from; None where these are not all."""
     found: dict[int, frozenset[int] | None] = {}
@@ -44,9 +49,9 @@ def _in_front(graph: GraphView) -> dict[int, frozenset[int] | None]:
     for node in graph.nodes:
         makers = [value.producer for value in node.inputs if value.producer is not None]
         parts = [found.get(maker.index) for maker in makers]
-        in_blocks = node.block != 0 or node.kind in ("prim::If", "prim::Loop")
+        is_hidden = node.block != 0 or node.kind in ("prim::If", "prim::Loop", CALL)
         is_written = any(value.written for value in node.inputs)
-        if has_state or in_blocks or is_written or None in parts:
+        if has_state or is_hidden or is_written or None in parts:
             found[node.index] = None
         else:
             known = frozenset(maker.index for maker in makers)

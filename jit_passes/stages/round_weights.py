@@ -34,7 +34,7 @@ from .recording import copy_of
 from .scaling import Layer
 from .seen import QuantizedPlace, check_seen, read_places, refusals, rewritten
 from .values import readers_of, source_of
-from .watching import Watched
+from .watching import Walk, Watched
 
 SEQUENTIAL = {f"{how}_sequential": how for how in ("gptq", "adaround")}
 DAMPINGS = (0.1, 0.01, 1.0)
@@ -174,7 +174,8 @@ def round_weights(
             data are few. None for the best of 0.01, 0.1 and 1 for each layer, or 0.1 where no batch
             is held back.
         memory: bytes for the matrices X X^T; one larger than that is held alone. The sequential
-            ones hold six of each layer.
+            ones hold six of each layer, and besides, of either model, values of this size between
+            layers, for all batches, twice while a pass goes on.
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
 
@@ -197,7 +198,9 @@ def round_weights(
         stages = list(_stages(sites, GraphView.of(prepared, report.method), memory))
         in_order = progress_bar("round", progress, "stage")(stages, total=lambda: len(stages))
         given = list(batches(data, input_fn))
-        _choose_in_order(in_order, sites, prepared, report, given, SEQUENTIAL[how], dampings)
+        _choose_in_order(
+            in_order, sites, prepared, report, given, SEQUENTIAL[how], dampings, memory
+        )
         return _with_codes(prepared, report, {n: s for n, s in sites.items() if s.found}, how)
     walk = progress_bar("round", progress)
 
@@ -285,18 +288,19 @@ def _inputs(
 def _choose_in_order(
     stages: Iterable[Mapping[str, _Site]], sites: Collection[str],
     prepared: torch.jit.ScriptModule, report: Report, data: Sequence[Batch], how: str,
-    dampings: Sequence[float],
+    dampings: Sequence[float], memory: int,
 ) -> None:  # fmt: skip
     """Choose codes stage by stage, with the inputs that the codes in front of it give."""
     method = report.method
     reference = converted(_C.clone(prepared._c, method), report, progress=False)
     in_float = Watched(prepared, method, sites)
     quantized = Watched(reference, method, sites, coded=True)
+    walks = [Walk(watched, data, memory) for watched in (in_float, quantized)]
+    walks[0].check()
     for stage in stages:
         sums = {name: (InputSums(), InputSums()) for name in stage}
-        both = in_float.recorder(), quantized.recorder()
-        for number, arguments in enumerate(data):
-            xs, ys = (dict(each.run(arguments, number, stage)) for each in both)
+        both = (walk.inputs(stage) for walk in walks)
+        for number, (xs, ys) in enumerate(zip(*both, strict=True)):
             for name, site in stage.items():
                 chosen = sums[name][is_held_back(number)]
                 for x, y in zip(xs[name], ys[name], strict=True):

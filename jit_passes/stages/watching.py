@@ -58,7 +58,7 @@ class Watched:
         self._recorder = Recorder(module, method, list(self._layers))
 
     def set_codes(self, name: str, codes: Tensor) -> None:
-        """Give the weight of a layer other codes, for segments and for recorders made from now on."""
+        """Give the weight of a layer other codes, for segments and for new recorders."""
         held = self._codes[name]
         held.copy_(codes.reshape(held.shape))
 

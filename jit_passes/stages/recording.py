@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -51,6 +52,12 @@ class Recorder:
         recording = Pipeline("record_values", (self._edit,))
         self._model: Any = wrap(recording.run(module, method).module)
         self._method, self._origin, self._called = method, origin, called
+
+    def copied(self) -> Recorder:
+        """Return a recorder of a copy, in the state that the model has now."""
+        other = copy(self)
+        other._model = wrap(_C.deepcopy(self._model._c))
+        return other
 
     def run(
         self, arguments: tuple[Any, ...], told: Mapping[int, Sequence[torch.Tensor]] | None = None,

@@ -25,14 +25,16 @@ from .adaround import adaround, errors
 from .batches import InputFn, batches, is_held_back, progress_bar
 from .convert import converted
 from .gptq import Grid, gptq
+from .independent import independent
 from .input_sums import InputSums
 from .module import ModelStage, Report, stage_of
 from .parameters import choose_parameters
 from .patches import has_patches, patches
-from .recording import Recorder, check_finite, copy_of
+from .recording import copy_of
 from .scaling import Layer
 from .seen import QuantizedPlace, check_seen, read_places, refusals, rewritten
 from .values import readers_of, source_of
+from .watching import Walk, Watched
 
 SEQUENTIAL = {f"{how}_sequential": how for how in ("gptq", "adaround")}
 DAMPINGS = (0.1, 0.01, 1.0)
@@ -105,6 +107,11 @@ class _Site:
                 self.errors[i] += (rows @ error.transpose(1, 2)).square().sum().double()
 
     @property
+    def size(self) -> int:
+        """Bytes of the products of its inputs."""
+        return 4 * len(self.weight) * self.weight.shape[2] ** 2
+
+    @property
     def best(self) -> int:
         """The number of the best codes, 0 for the nearest ones.
 
@@ -155,9 +162,9 @@ def round_weights(
 
     The sequential ones go through the layers in order. With Y the inputs of a layer in the model
     whose layers in front have their codes already, codes are chosen for a small
-    || W X - Q(W) Y ||^2, so a layer makes up for what those in front have lost. Each layer takes a
-    pass over the data of both models. Sources: GPTQ, Frantar et al., 2023
-    (arXiv:2210.17323); AdaRound, Nagel et al., 2020 (arXiv:2004.10568).
+    || W X - Q(W) Y ||^2, so a layer makes up for what those in front have lost. Layers that do not
+    depend on each other share a pass over the data of both models. Sources: GPTQ, Frantar et al.,
+    2023 (arXiv:2210.17323); AdaRound, Nagel et al., 2020 (arXiv:2004.10568).
 
     Args:
         prepared: the result of `prepare`, calibrated; it is not touched.
@@ -167,7 +174,8 @@ def round_weights(
             data are few. None for the best of 0.01, 0.1 and 1 for each layer, or 0.1 where no batch
             is held back.
         memory: bytes for the matrices X X^T; one larger than that is held alone. The sequential
-            ones hold six of one layer.
+            ones hold six of each layer, and besides, of either model, values of this size between
+            layers, for all batches, twice while a pass goes on.
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
 
@@ -187,9 +195,12 @@ def round_weights(
         data = list(data)  # gone through several times
     dampings = DAMPINGS if damping is None else (damping,)
     if how in SEQUENTIAL:
-        in_order = progress_bar("round", progress, "layer")(sites.items(), total=lambda: len(sites))
+        stages = list(_stages(sites, GraphView.of(prepared, report.method), memory))
+        in_order = progress_bar("round", progress, "stage")(stages, total=lambda: len(stages))
         given = list(batches(data, input_fn))
-        _choose_in_order(in_order, prepared, report, given, SEQUENTIAL[how], dampings)
+        _choose_in_order(
+            in_order, sites, prepared, report, given, SEQUENTIAL[how], dampings, memory
+        )
         return _with_codes(prepared, report, {n: s for n, s in sites.items() if s.found}, how)
     walk = progress_bar("round", progress)
 
@@ -254,12 +265,11 @@ def _parts(sites: Mapping[str, _Site], memory: int) -> Iterator[dict[str, _Site]
     part: dict[str, _Site] = {}
     used = 0
     for name, site in sites.items():
-        size = 4 * len(site.weight) * site.weight.shape[2] ** 2
-        if part and used + size > memory:
+        if part and used + site.size > memory:
             yield part
             part, used = {}, 0
         part[name] = site
-        used += size
+        used += site.size
     if part:
         yield part
 
@@ -268,59 +278,52 @@ def _inputs(
     sites: Mapping[str, _Site], prepared: torch.jit.ScriptModule, method: str, data: Numbered
 ) -> Iterator[tuple[_Site, Tensor]]:
     """Yield the inputs of layers in the float model, batch by batch."""
-    recorder, watched = _watching(prepared, method, sites)
+    recorder = Watched(prepared, method, sites).recorder()
     for number, arguments in data:
-        values = recorder.run(arguments)[1]
-        check_finite((t for tensors in values.values() for t in tensors), number)
-        for index, tensors in values.items():
+        for name, tensors in recorder.run(arguments, number, sites):
             for tensor in tensors:
-                yield sites[watched[index]], tensor
-
-
-def _watching(
-    model: torch.jit.ScriptModule, method: str, names: Collection[str]
-) -> tuple[Recorder, dict[int, str]]:
-    """Return a copy that keeps the inputs of layers, and the layers by what is kept."""
-    layers = {n.index for n in GraphView.of(model, method).nodes if n.name in names}
-    watched: dict[int, str] = {}
-
-    def watch(graph: GraphEditor) -> None:
-        for node in [node for node in graph.nodes if node.index in layers]:
-            alias = graph.insert("aten::alias", [node.operand("input")], before=node, like=node)
-            graph.set_input(node, node.position("input"), alias.output)
-
-    module = Pipeline("watch", (watch,)).run(copy_of(model, method), method).module
-    for node in GraphView.of(module, method).nodes:
-        if node.name in names and node.traits.weighted is not None:
-            maker = node.operand("input").producer
-            assert maker is not None
-            watched[maker.index] = node.name
-    return Recorder(module, method, list(watched)), watched
+                yield sites[name], tensor
 
 
 def _choose_in_order(
-    sites: Iterable[tuple[str, _Site]], prepared: torch.jit.ScriptModule, report: Report,
-    data: Sequence[Batch], how: str, dampings: Sequence[float],
+    stages: Iterable[Mapping[str, _Site]], sites: Collection[str],
+    prepared: torch.jit.ScriptModule, report: Report, data: Sequence[Batch], how: str,
+    dampings: Sequence[float], memory: int,
 ) -> None:  # fmt: skip
-    """Choose codes layer by layer, with the inputs that the codes in front of it give."""
+    """Choose codes stage by stage, with the inputs that the codes in front of it give."""
     method = report.method
-    chosen: dict[str, _Site] = {}
-    for name, site in sites:
-        made = _with_codes(prepared, report, chosen, how)
-        reference = converted(_C.clone(made._c, method), report, progress=False)
-        both = [_watching(model, method, [name])[0] for model in (prepared, reference)]
-        sums, held = InputSums(), InputSums()
-        for number, arguments in enumerate(data):
-            kept = [list(each.run(arguments)[1].values()) for each in both]
-            for values in kept:
-                check_finite((t for tensors in values for t in tensors), number)
-            for xs, ys in zip(*kept, strict=True):
-                for x, y in zip(xs, ys, strict=True):
-                    rows = site.patches(x), site.patches(y)
-                    (held if is_held_back(number) else sums).add(*rows)
-        if sums.is_finite:
-            site.choose_by(sums, held, how, dampings)
-            chosen[name] = site
+    reference = converted(_C.clone(prepared._c, method), report, progress=False)
+    in_float = Watched(prepared, method, sites)
+    quantized = Watched(reference, method, sites, coded=True)
+    walks = [Walk(watched, data, memory) for watched in (in_float, quantized)]
+    walks[0].check()
+    for stage in stages:
+        sums = {name: (InputSums(), InputSums()) for name in stage}
+        both = (walk.inputs(stage) for walk in walks)
+        for number, (xs, ys) in enumerate(zip(*both, strict=True)):
+            for name, site in stage.items():
+                chosen = sums[name][is_held_back(number)]
+                for x, y in zip(xs[name], ys[name], strict=True):
+                    chosen.add(site.patches(x), site.patches(y))
+        for name, site in stage.items():
+            chosen, held = sums.pop(name)
+            if chosen.is_finite:
+                site.choose_by(chosen, held, how, dampings)
+                if site.best:
+                    quantized.set_codes(name, site.found[site.best - 1])
+
+
+def _stages(
+    sites: Mapping[str, _Site], graph: GraphView, memory: int
+) -> Iterator[dict[str, _Site]]:
+    """Yield sites in order, those together that do not wait for each other's codes."""
+
+    def fits(layers: Sequence[NodeView]) -> bool:
+        return sum(6 * sites[layer.name].size for layer in layers) <= memory
+
+    layers = [node for node in graph.nodes if node.name in sites and has_patches(node)]
+    for stage in independent(graph, layers, fits):
+        yield {layer.name: sites[layer.name] for layer in stage}
 
 
 def _grams(

@@ -31,6 +31,8 @@ endef
 
 export JIT_PASSES_WERROR = 1
 export PYTHONPATH = $(CURDIR)
+# Bytecode is kept: many processes of tests import the package, and compiling it is a sixth of that.
+unexport PYTHONDONTWRITEBYTECODE
 
 # One process for each core; some tests, of one xdist_group, stay together. A test that hangs ends its process, and
 # with --dist loadgroup a process that is started anew would hang.

@@ -31,6 +31,8 @@ endef
 
 export JIT_PASSES_WERROR = 1
 export PYTHONPATH = $(CURDIR)
+# Bytecode is kept: many processes of tests import the package, and compiling it is a sixth of that.
+unexport PYTHONDONTWRITEBYTECODE
 
 # One process for each core; some tests, of one xdist_group, stay together. A test that hangs ends its process, and
 # with --dist loadgroup a process that is started anew would hang.
@@ -55,11 +57,11 @@ test-fast: $(INSTALLED) ## run all but the slowest tests
 	$(PYTEST) $(SLOW:%=--ignore tests/test_%.py)
 
 soak: $(INSTALLED) ## call a plan 100,000 times from eight threads of a C++ program
-	JIT_PASSES_CALLS=100000 $(PYTEST) --timeout 0 tests/test_cpp.py -k threads
+	JIT_PASSES_CALLS=100000 $(PYTEST) -o faulthandler_timeout=0 tests/test_cpp.py -k threads
 
 fuzz: $(INSTALLED) ## check passes, rules and targets on 20,000 modules drawn at random, and draw all cases of other tests; about an hour
-	JIT_PASSES_MODULES=20000 $(PYTEST) --timeout 0 --numprocesses 0 --capture=no tests/test_properties.py
-	JIT_PASSES_SEEDS=all $(PYTEST) --timeout 0 $$(grep -l "tests.seeds" tests/test_*.py)
+	JIT_PASSES_MODULES=20000 $(PYTEST) -o faulthandler_timeout=0 --numprocesses 0 --capture=no tests/test_properties.py
+	JIT_PASSES_SEEDS=all $(PYTEST) -o faulthandler_timeout=0 $$(grep -l "tests.seeds" tests/test_*.py)
 
 test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
 	$(call copy,.torch-$(TORCH))
@@ -69,7 +71,7 @@ test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
 asan: $(INSTALLED) ## run the tests of operators and plans, and 10,000 bad plans, under AddressSanitizer
 	$(call copy,.torch-asan)
 	JIT_PASSES_SANITIZE=address JIT_PASSES_MUTATIONS=10000 ASAN_OPTIONS=detect_leaks=0 \
-	$(MAKE) -C .torch-asan VENV=$(abspath $(VENV)) TESTS="--timeout 0 $(SANITIZED:%=tests/test_%.py)" \
+	$(MAKE) -C .torch-asan VENV=$(abspath $(VENV)) TESTS="-o faulthandler_timeout=0 $(SANITIZED:%=tests/test_%.py)" \
 	  PRELOAD="$(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)" test
 
 lint: lint-style lint-types lint-generated ## check style, types, stub, tables of documents and imports; change nothing

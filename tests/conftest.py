@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,9 +27,25 @@ def pytest_configure(config: pytest.Config) -> None:
     """Give processes that share the cores one thread each, and repair what PyTorch does often."""
     if (config.getoption("numprocesses", None) or 0) > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process reads it as it begins
+    pass_logs_on()
     keep_operators()
     seed_devices_that_are_here()
     read_source_once()
+
+
+def pass_logs_on() -> None:
+    """Let PyTorch's forty loggers hand what they log to the one that all lie under.
+
+    pytest puts a handler at each logger that keeps things to itself, six times for a test, which
+    takes longer than most tests.
+    """
+    import torch  # noqa: F401  makes the loggers
+
+    for name, logger in logging.root.manager.loggerDict.items():
+        # Names with `__` are of records that are no text.
+        if isinstance(logger, logging.Logger) and name.startswith("torch.") and "__" not in name:
+            logger.handlers.clear()
+            logger.propagate = True
 
 
 def seed_devices_that_are_here() -> None:

@@ -166,11 +166,17 @@ def test_caller_keeps_its_module(case: Case, frontend: str) -> None:
     assert quantize(case, frontend).unchanged
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for the files of all models; to make one for each, pytest goes over all made before."""
+    return tmp_path_factory.mktemp("floor")
+
+
 @everywhere
-def test_saved_module_runs_the_same(case: Case, frontend: str, tmp_path: Path) -> None:
+def test_saved_module_runs_the_same(case: Case, frontend: str, folder: Path) -> None:
     """Through a file and back: equal to the bit."""
     result = quantize(case, frontend)
-    path = tmp_path / "int8.pt"
+    path = folder / f"{case.name}-{frontend}.pt"
     torch.jit.save(result.quantized, str(path))
     loaded = torch.jit.load(str(path))
     args, expected = case.arguments(RUN_BATCH, RUN_SEED), quantized_run(case, frontend)

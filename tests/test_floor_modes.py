@@ -32,7 +32,7 @@ import jit_passes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
-    pytest.mark.xdist_group("floor_modes"),  # files are made of the same models
+    pytest.mark.xdist_group("floor"),  # the models are those that test_floor.py has scripted
 ]
 
 LOWERED = 28.0

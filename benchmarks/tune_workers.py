@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print one table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune_workers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--float-only", action="store_true", help="no other bits and modes")
     options = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     print(report.machine_facts())
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ("encoder", Encoder(), lambda: torch.randn(1, 32, WIDTH)),
     ):
         for number in range(options.rounds):
-            rows.append(_row(name, net, draw, number, alternatives))
+            rows.append(_row(name, net, draw, options.batches, number, alternatives))
             print(*rows[-1], flush=True)
     header = [
         "model", "round", "models", "one, s", "one of two threads, s", "two, s", "to one",
@@ -58,18 +59,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _row(
-    name: str, net: nn.Module, draw: Callable[[], Tensor], number: int, how: dict[str, Any]
+    name: str,
+    net: nn.Module,
+    draw: Callable[[], Tensor],
+    count: int,
+    number: int,
+    how: dict[str, Any],
 ) -> list[str]:
     model = torch.jit.script(net.eval())
     torch.manual_seed(number)
-    batches = [draw() for _ in range(1)]
+    batches = [draw() for _ in range(count)]
     int8 = jit_passes.quantize_script(model, batches, **_HOW)
     budget = jit_passes.compare(model, int8, batches).sqnr + _ABOVE
     found, seconds, loads = [], [], []
-    for count, threads in ((1, 1), (1, 2), (2, 1)):
-        with Workers(count) as pool:
+    for workers, threads in ((1, 1), (1, 2), (2, 1)):
+        with Workers(workers) as pool:
             # Processes are there, and have their number of threads.
-            list(pool.map(torch.set_num_threads, [threads] * count))
+            list(pool.map(torch.set_num_threads, [threads] * workers))
             begin = time.perf_counter()
             tuned = jit_passes.tune(model, batches, budget=budget, executor=pool, **_HOW, **how)
             seconds.append(time.perf_counter() - begin)

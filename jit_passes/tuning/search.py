@@ -101,7 +101,7 @@ class Search:
                 left = [layer for layer in self.variants.layers if layer.name in found.choices]
                 for number, layer in enumerate(left):
                     self.expect((len(left) - number) * len(self.alternatives))
-                    self.cheapen(found, layer)
+                    self.cheapen(found, layer, left[number + 1 : number + 2])
             self.expect(0)
             return found
 
@@ -192,30 +192,32 @@ class Search:
 
     def put_back(self, found: Found, layers: Sequence[Layer]) -> None:
         """Quantize layers again as the budget allows, as many at once as possible."""
-        if not layers:
-            return
-        names = {layer.name for layer in layers}
-        fewer = {name: options for name, options in found.choices.items() if name not in names}
-        half = len(layers) // 2
-        first = {layer.name for layer in layers[:half]}
-        if first:  # the next, if the budget does not allow all
-            self.variants.ahead(
-                [fewer, {n: options for n, options in found.choices.items() if n not in first}]
-            )
-        if self.enough(fewer):
-            found.choices = fewer
-        elif len(layers) == 1:
-            found.without[layers[0].name] = self.variants.score(fewer)
-        else:
-            self.put_back(found, layers[:half])
-            self.put_back(found, layers[half:])
+        left = [layers] if layers else []  # parts, the next one at the end
+        while left:
+            part = left.pop()
+            fewer = _without(found.choices, part)
+            half = len(part) // 2
+            parts = [part[half:], part[:half]] if half else []
+            if_not, if_so = [*left, *parts][-1:], left[-1:]
+            ahead = [_without(found.choices, following) for following in if_not]
+            ahead += [_without(fewer, following) for following in if_so]
+            self.variants.ahead([fewer, *ahead])
+            if self.enough(fewer):
+                found.choices = fewer
+            elif parts:
+                left += parts
+            else:
+                found.without[part[0].name] = self.variants.score(fewer)
 
-    def cheapen(self, found: Found, layer: Layer) -> None:
-        """Give a layer the first alternative to float that the budget allows, or the cheapest."""
+    def cheapen(self, found: Found, layer: Layer, following: Sequence[Layer]) -> None:
+        """Give a layer the first alternative to float that the budget allows, or the cheapest.
+
+        Workers go on with the following layers, as if this one stayed in float.
+        """
         in_float = self.variants.plan(found.choices)
         best = found.choices
         least = self.cost(best) if self.measure else 0.0
-        for choices in self.allowed(found, layer, in_float):
+        for choices in self.allowed(found, layer, in_float, following):
             if self.measure is None:
                 best = choices
                 break
@@ -224,11 +226,16 @@ class Search:
         found.choices = best
 
     def allowed(
-        self, found: Found, layer: Layer, in_float: str | None
+        self, found: Found, layer: Layer, in_float: str | None, following: Sequence[Layer]
     ) -> Iterator[dict[str, LayerOptions]]:
         """Yield choices within the budget with an alternative for a layer in place of float."""
-        several = [{**found.choices, layer.name: options} for options in self.alternatives]
-        self.variants.ahead(several)
+
+        def of(layers: Sequence[Layer]) -> list[dict[str, LayerOptions]]:
+            several = ((layer.name, options) for layer in layers for options in self.alternatives)
+            return [{**found.choices, name: options} for name, options in several]
+
+        several = of([layer])
+        self.variants.ahead([*several, *of(following)])
         for choices in several:
             plan = self.variants.plan(choices)
             if plan is not None and plan != in_float and self.enough(choices):
@@ -238,3 +245,8 @@ class Search:
         """Return the cost of a variant."""
         assert self.measure is not None
         return self.measure(self.variants.model_of(choices))
+
+
+def _without(choices: dict[str, LayerOptions], layers: Sequence[Layer]) -> dict[str, LayerOptions]:
+    names = {layer.name for layer in layers}
+    return {name: options for name, options in choices.items() if name not in names}

@@ -1,6 +1,7 @@
 // Which modules a method's graph reads from its first input, and the calls that can be inlined once that is known.
 #pragma once
 
+#include "attributes.h"
 #include "module.h"
 
 namespace jit_passes JIT_PASSES_API {
@@ -9,7 +10,7 @@ struct BoundModule {
   c10::intrusive_ptr<c10::ivalue::Object> object;
   std::string path;
 
-  c10::IValue attribute(const Node* get) const { return object->getAttr(get->s(attr::name)); }
+  c10::IValue attribute(const Node* get) const { return attributeNamed(*object, get->s(attr::name)).value(); }
   std::string pathOf(const Node* get) const;
 };
 

@@ -1,5 +1,6 @@
 #include "module.h"
 
+#include "attributes.h"
 #include "bound_modules.h"
 #include "calls.h"
 #include "kept_modules.h"
@@ -81,13 +82,17 @@ class Builder {
       }
       const IValue value = original->getSlot(slot);
       if (value.isModule() && isOpaque(value.type())) {
-        module.register_attribute(name, value.type(), opaque(value));
+        addAttribute(module, name, value.type(), opaque(value));
       } else if (value.isModule()) {
-        module.register_module(name, build(value.toObject()));
+        const Module inner = build(value.toObject());
+        addAttribute(module, name, inner.type(), inner._ivalue());
       } else {
-        module.register_attribute(
-            name, type->getAttribute(slot), values_ == Values::Copied ? copier_.copy(value) : value,
-            type->is_parameter(slot), type->is_buffer(slot));
+        const auto role = type->is_parameter(slot) ? AttributeRole::Parameter
+                          : type->is_buffer(slot)  ? AttributeRole::Buffer
+                                                   : AttributeRole::Plain;
+        addAttribute(
+            module, name, type->getAttribute(slot), values_ == Values::Copied ? copier_.copy(value) : value,
+            role);
       }
     }
     return module;
@@ -123,7 +128,9 @@ void retypeAttributes(Graph& graph) {
     const auto owner =
         node->kind() == prim::GetAttr ? node->input()->type()->cast<c10::ClassType>() : nullptr;
     if (owner && owner->is_module()) {
-      node->output()->setType(owner->getAttribute(node->s(attr::name)));
+      const auto slot = attributeSlot(*owner, node->s(attr::name));
+      TORCH_CHECK(slot, owner->repr_str(), " has no attribute '", node->s(attr::name), "'");
+      node->output()->setType(owner->getAttribute(*slot));
     }
   });
 }
@@ -189,10 +196,8 @@ std::optional<c10::IValue> attributeOf(const Module& self, const Value* value) {
     return std::nullopt;
   }
   const auto owner = attributeOf(self, node->input());
-  if (!owner || !owner->isObject() || !owner->toObjectRef().type()->hasAttribute(node->s(attr::name))) {
-    return std::nullopt;
-  }
-  return owner->toObjectRef().getAttr(node->s(attr::name));
+  return owner && owner->isObject() ? attributeNamed(owner->toObjectRef(), node->s(attr::name))
+                                    : std::nullopt;
 }
 
 std::string attributePath(const Value* value) {
@@ -231,22 +236,19 @@ std::string addTensorAttribute(
     prefix = "";
   }
   std::string free = base;
-  for (int number = 1; owner.hasattr(free); ++number) {
+  for (int number = 1; attributeSlot(*owner.type(), free); ++number) {
     free = base + "_" + std::to_string(number);
   }
-  // Registering a buffer would look for its name five times more, among those of all that came before it.
-  const auto slot = owner.type()->addAttribute(free, c10::TensorType::get(), parameter, !parameter);
-  owner._ivalue()->setSlot(slot, tensor);
+  addAttribute(
+      owner, free, c10::TensorType::get(), tensor,
+      parameter ? AttributeRole::Parameter : AttributeRole::Buffer);
   return prefix + free;
 }
 
 std::optional<IValue> attributeAt(const Module& root, const std::string& path) {
-  IValue found = root._ivalue();
+  std::optional<IValue> found = root._ivalue();
   for (const auto& part : partsOf(path)) {
-    if (!found.isObject() || !found.toObjectRef().type()->hasAttribute(part)) {
-      return std::nullopt;
-    }
-    found = found.toObjectRef().getAttr(part);
+    found = found && found->isObject() ? attributeNamed(found->toObjectRef(), part) : std::nullopt;
   }
   return found;
 }
@@ -255,7 +257,7 @@ Value* readAttribute(Graph& graph, Node* before, const std::string& path) {
   torch::jit::WithInsertPoint guard(before);
   Value* value = graph.inputs().at(0);
   for (const auto& part : partsOf(path)) {
-    value = graph.insertGetAttr(value, part);
+    value = insertGetAttr(graph, value, part);
   }
   return value;
 }
@@ -269,7 +271,7 @@ Value* readSwitch(Module& root, Graph& graph, Node* before, const std::string& n
       held.isTensor() && held.toTensor().scalar_type() == at::kBool && held.toTensor().dim() == 0,
       "the module has an attribute '", name, "' of its own, which is what a switch is to be called");
   torch::jit::WithInsertPoint guard(before);
-  return graph.insert(aten::Bool, {graph.insertGetAttr(graph.inputs().at(0), name)});
+  return graph.insert(aten::Bool, {insertGetAttr(graph, graph.inputs().at(0), name)});
 }
 
 Module cloneModule(const Module& original) {

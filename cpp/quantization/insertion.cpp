@@ -1,6 +1,7 @@
 #include "insertion.h"
 
 #include "batch_norm.h"
+#include "graph/attributes.h"
 #include "graph/module.h"
 #include "graph/places.h"
 
@@ -199,9 +200,10 @@ Value* Insertions::shared(const std::string& role) {
 // An attribute of the module itself.
 Value* Insertions::attribute(const std::string& name, const c10::IValue& initially) {
   auto& module = context_.module();
-  if (!module.hasattr(name)) {
+  if (!attributeSlot(*module.type(), name)) {
     const auto type = initially.isTensor() ? c10::TypePtr(c10::TensorType::get()) : c10::StringType::get();
-    module.register_attribute(name, type, initially, /*is_param=*/false, /*is_buffer=*/initially.isTensor());
+    const auto role = initially.isTensor() ? AttributeRole::Buffer : AttributeRole::Plain;
+    addAttribute(module, name, type, initially, role);
   }
   return readAttribute(*graph_, start_, name);
 }

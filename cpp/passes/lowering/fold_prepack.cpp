@@ -9,6 +9,7 @@
 // A saved file holds the weights unpacked; loading packs them for the engine that is set there.
 #include <ATen/Context.h>
 
+#include "graph/attributes.h"
 #include "graph/graph.h"
 #include "graph/registry.h"
 
@@ -84,9 +85,9 @@ bool foldPrepack(PassContext& context) {
     auto packed = evaluate(node);
     TORCH_CHECK(packed, "the weight is not a constant");
     const auto name = "packed_" + std::to_string(count++);
-    context.module().register_attribute(name, packed->type(), *packed);
+    addAttribute(context.module(), name, packed->type(), *packed);
     torch::jit::WithInsertPoint insert_at(node);
-    replaceComputation(node, graph->insertGetAttr(graph->inputs().at(0), name));
+    replaceComputation(node, insertGetAttr(*graph, graph->inputs().at(0), name));
     return true;
   });
 }

@@ -17,6 +17,7 @@
 #include "weight_alone.h"
 
 #include "graph/alias.h"
+#include "graph/attributes.h"
 #include "graph/operators.h"
 #include "graph/registry.h"
 
@@ -283,9 +284,9 @@ class Lowering {
 
   Value* attribute(const c10::IValue& rows, Node* node) {
     const auto name = "rows_" + std::to_string(count_++);
-    context_.module().register_attribute(name, rows.type(), rows);
+    addAttribute(context_.module(), name, rows.type(), rows);
     torch::jit::WithInsertPoint insert_at(node);
-    return context_.graph()->insertGetAttr(context_.graph()->inputs().at(0), name);
+    return insertGetAttr(*context_.graph(), context_.graph()->inputs().at(0), name);
   }
 
   PassContext& context_;

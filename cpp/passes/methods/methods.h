@@ -1,6 +1,7 @@
 // Several methods of one module: what each does with attributes, and a module some of whose methods are quantized.
 #pragma once
 
+#include "graph/attributes.h"
 #include "graph/module.h"
 
 namespace jit_passes {
@@ -10,7 +11,7 @@ struct Attribute {
   const c10::ivalue::Object* owner;
   std::string name;
 
-  c10::IValue value() const { return owner->getAttr(name); }
+  c10::IValue value() const { return attributeNamed(*owner, name).value(); }
   bool operator<(const Attribute& other) const {
     return std::tie(owner, name) < std::tie(other.owner, other.name);
   }

@@ -71,7 +71,7 @@ Module holderOf(const Module& original, const Used& attributes) {
     return leads;
   };
   const auto keep = [&](const c10::ivalue::Object& owner, const std::string& name) {
-    const auto value = owner.getAttr(name);
+    const auto value = attributeNamed(owner, name).value();
     return value.isModule() ? leads_to_owner(value.toModule()) : attributes.count({&owner, name}) > 0;
   };
   return rebuildModule(original, {}, keep, Values::Copied);

@@ -1,0 +1,25 @@
+// Attributes of modules by name, in constant time. PyTorch compares a name with all names of a type, one after the
+// other: a traced chain of 8,000 convolutions has as many names in one type.
+#pragma once
+
+#include "graph.h"
+
+namespace jit_passes JIT_PASSES_API {
+
+// Position of an attribute in the type, and in its objects.
+std::optional<size_t> attributeSlot(const c10::ClassType& type, const std::string& name);
+
+// Value of an attribute; nothing where the object has none of that name.
+std::optional<c10::IValue> attributeNamed(const c10::ivalue::Object& object, const std::string& name);
+
+enum class AttributeRole { Plain, Parameter, Buffer };
+
+// Adds an attribute that the module does not have yet.
+void addAttribute(
+    const torch::jit::Module& module, const std::string& name, const c10::TypePtr& type, c10::IValue value,
+    AttributeRole role = AttributeRole::Plain);
+
+// Reads an attribute of an object, at the graph's insert point.
+Value* insertGetAttr(Graph& graph, Value* object, const std::string& name);
+
+} // namespace jit_passes JIT_PASSES_API

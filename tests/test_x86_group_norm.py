@@ -100,6 +100,67 @@ def test_plans(channels: int, groups: int, sizes: tuple[int, ...]) -> None:
         plan.run([torch.randn(2, channels + 1, *sizes)])
 
 
+@pytest.mark.parametrize("codes", [True, False])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.InstanceNorm2d(40),
+        nn.InstanceNorm2d(6, affine=True),
+        nn.GroupNorm(2, 6, affine=False),
+        nn.GroupNorm(1, 33, affine=False),
+    ],
+    ids=["instance", "affine", "groups", "all"],
+)
+def test_one_number_for_all_channels(norm: nn.Module, codes: bool) -> None:
+    """Instance norm has a group for each channel; without weights, any number of channels fits."""
+    torch.manual_seed(0)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter, 1, 0.3)
+    channels = getattr(norm, "num_features", None) or norm.num_channels
+
+    class Region(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.into, self.out = norm, Grid(0.03, 120), Grid(0.05, 131)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.norm(self.into(x))) if codes else self.norm(x.sigmoid())
+
+    region = traced(Region(), torch.randn(2, channels, 5, 7))
+    plan = plan_of(region)
+    assert "group_norm" in kinds_of(plan)
+    fixed = [*norm.parameters()]
+    for count in (channels, channels if fixed else 3 * channels):
+        x = torch.randn(3, count, 5, 7)
+        with torch.no_grad():
+            expected, got = region(x), plan.run([x])[0]
+        if codes:
+            steps = ((got - expected) / 0.05).round().abs()
+            assert steps.max() <= 1 and steps.mean() < 1e-3
+        else:
+            assert (got - expected).abs().max() < 1e-5
+    if channels == 6:
+        with pytest.raises(RuntimeError, match=r"groups|takes 6 features"):
+            plan.run([torch.randn(2, 7, 5, 7)])
+
+
+def test_statistics_of_its_own() -> None:
+    """Instance norm with running statistics is a batch norm in evaluation; it stays in float."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.InstanceNorm2d(8, track_running_stats=True), nn.Conv2d(8, 4, 1)
+    )
+    net(torch.randn(4, 3, 6, 6))
+    data = [torch.randn(2, 3, 6, 6)]
+    found = jit_passes.quantize_script(
+        torch.jit.script(net.eval()), data, target="x86", mode="static"
+    )
+    assert len(plans_in(found)) == 2
+    with torch.no_grad():
+        difference = found(data[0]) - net(data[0])
+    assert difference.square().sum() < 1e-2 * net(data[0]).square().sum()
+
+
 class InFloats(nn.Module):
     """Group norm in float32, behind a function of an input and in front of one."""
 

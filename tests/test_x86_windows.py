@@ -1,4 +1,4 @@
-"""Plans that cut images into windows, roll them and repeat values: six axes, codes and float32."""
+"""Plans that cut images into windows and move elements: six axes, codes and float32."""
 
 from __future__ import annotations
 
@@ -39,11 +39,20 @@ class Moving(nn.Module):
     def moved(draw: random.Random, x: Tensor) -> Tensor:
         rank = x.dim()
         axis = draw.randrange(-rank, rank)
-        kinds = ["roll", "roll", "unsqueeze", "squeeze", "expand", "split", "permute", "flatten"]
+        kinds = ["roll", "flip", "repeat", "reflect", "replicate", "circular"]
+        kinds += ["unsqueeze", "squeeze", "expand", "split", "permute", "flatten"]
         kind = draw.choice(kinds)
         if kind == "roll" and rank <= 5:
             axes = draw.sample(range(-rank, 0), min(draw.randint(1, 3), rank))
             return torch.roll(x, [draw.randint(-9, 9) for _ in axes], axes)
+        if kind == "flip" and rank <= 5:
+            return x.flip(draw.sample(range(-rank, 0), draw.randint(1, rank)))
+        if kind == "repeat" and rank <= 4 and x.numel() < 1000:
+            return x.repeat([draw.randint(1, 2) for _ in range(draw.choice([rank, rank + 1]))])
+        if kind in ("reflect", "replicate", "circular") and 3 <= rank <= 5 and 0 < x.numel() < 2000:
+            most = {"reflect": -1, "replicate": 3, "circular": 0}[kind]
+            padded = [s + most for s in reversed(x.shape[2:]) for _ in range(2)]
+            return F.pad(x, [draw.randint(0, min(p, 4)) for p in padded], mode=kind)
         if kind == "unsqueeze" and rank < 6:
             return x.unsqueeze(draw.randrange(-rank - 1, rank + 1))
         if kind == "squeeze" and rank > 1:

@@ -52,7 +52,8 @@ bool anyOverload(
 // operands are not known: of a pattern.
 bool mayWrite(const Node* node, c10::Symbol kind) {
   if (isNormalization(kind) && node->inputs().size() > kTraining) {
-    return constantNumber(node->input(kTraining)) != 0.0; // running statistics, if it trains
+    const bool has_statistics = !isNone(node->input(kRunningMean)) || !isNone(node->input(kRunningVar));
+    return has_statistics && constantNumber(node->input(kTraining)) != 0.0; // if it trains, it moves them
   }
   if (const auto* schema = kind == node->kind() ? node->maybeSchema() : nullptr) {
     return schema->is_mutable();

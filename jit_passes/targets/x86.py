@@ -156,7 +156,10 @@ def _capability(integer_layer_norm: bool) -> Capability:
         *(OperatorSupport(kind, _OWN, ranks=RANKS, check=_in_plan) for kind in SOFTMAX),
         OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_in_plan,
                         reads_parts=_joins_channels),
-        OperatorSupport("aten::group_norm", _OWN, (0,), CLIPS, (2, RANKS[1]), _in_plan),
+        *(
+            OperatorSupport(f"aten::{op}_norm", _OWN, (0,), CLIPS, (2, RANKS[1]), _in_plan)
+            for op in ("group", "instance")
+        ),
         OperatorSupport("aten::prelu", _OWN, (0,), ranks=(2, RANKS[1]), check=_in_plan),
         OperatorSupport("aten::roll", _SHARED, ranks=RANKS, check=_in_plan),
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),

@@ -299,10 +299,12 @@ struct LookUp {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y[z, y, x] = x[from_z[z], from_y[y], from_x[x]]: resizing to the nearest, flips, and slices with steps.
-// Items: rows.
+// y[n, z, y, x, c] = x[from_n[n], from_z[z], from_y[y], from_x[x], from_channels[c]]: resizing to the nearest, flips and
+// what goes around an image. Without `from_n`, images stay where they are; without `from_channels`, pixels are copied as a
+// whole, and channels count bytes; with them, a channel has `bytes`. Items: rows.
 struct Resample {
-  std::vector<int64_t> from_z, from_y, from_x;
+  std::vector<int64_t> from_z, from_y, from_x, from_n = {}, from_channels = {};
+  int64_t bytes = 1;
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };

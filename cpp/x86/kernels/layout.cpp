@@ -52,12 +52,25 @@ void FillBorder::run(const Image& image, int64_t begin, int64_t end) const {
 }
 
 void Resample::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  const bool dense = from_channels.empty() && in.pixel == out.channels && out.pixel == out.channels;
   for (int64_t index = begin; index < end; ++index) {
     const int64_t y = index % out.height, z = index / out.height % out.depth;
-    const uint8_t* from = in.at(index / out.height / out.depth, from_z[z], from_y[y], 0);
+    const int64_t n = index / out.height / out.depth;
+    const uint8_t* from = in.at(from_n.empty() ? n : from_n[n], from_z[z], from_y[y], 0);
     uint8_t* to = out.rowAt(index);
-    for (int64_t x = 0; x < out.width; ++x) {
-      std::memcpy(to + x * out.pixel, from + from_x[x] * in.pixel, out.channels);
+    for (int64_t x = 0; x < out.width;) {
+      const uint8_t* pixel = from + from_x[x] * in.pixel;
+      int64_t count = 1; // neighbours that stay neighbours
+      while (dense && x + count < out.width && from_x[x + count] == from_x[x] + count) {
+        ++count;
+      }
+      if (from_channels.empty()) {
+        std::memcpy(to + x * out.pixel, pixel, count * out.channels);
+      }
+      for (size_t c = 0; c < from_channels.size(); ++c) {
+        std::memcpy(to + x * out.pixel + c * bytes, pixel + from_channels[c] * bytes, bytes);
+      }
+      x += count;
     }
   }
 }

@@ -26,9 +26,10 @@ void checkNorm(const Operator& op) {
         "weight and bias are finite numbers of float32, one for each channel");
   }
   const int64_t channels = op.tensors[0].numel(), groups = op.attributes.empty() ? 1 : op.attributes[0];
+  const bool divides = groups == 0 || channels == 1 || channels % groups == 0;
   refuseUnless(
-      between(channels, 1, kMaxSize) && between(groups, 1, channels) && channels % groups == 0, "it has ",
-      channels, " channels in ", groups, " groups");
+      between(channels, 1, kMaxSize) && between(groups, 0, kMaxSize) && divides, "it has ", channels,
+      " channels in ", groups, " groups");
   checkNumbers(op.tensors[NormTensors::Eps], 1, "what is added to the variance");
   refuseUnless(
       op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
@@ -47,8 +48,22 @@ Sizes sizesOfLayerNorm(const Operands& operands) {
   return normalized(operands, int64_t(operands.first().size()) - 1);
 }
 
+// One number is that of all channels.
+bool hasOneNumber(const Operator& op) { return op.tensors[NormTensors::Weight].numel() == 1; }
+
+int64_t groupsOf(const Operator& op, int64_t channels) {
+  return op.attributes[0] > 0 ? op.attributes[0] : channels;
+}
+
 Sizes sizesOfGroupNorm(const Operands& operands) {
-  const Sizes sizes = normalized(operands, kAffineAxis);
+  const Sizes& first = operands.first();
+  const Sizes sizes = hasOneNumber(operands.op) && int64_t(first.size()) > kAffineAxis
+                          ? first
+                          : normalized(operands, kAffineAxis);
+  const int64_t channels = sizes[kAffineAxis], groups = groupsOf(operands.op, channels);
+  require(
+      operands.op, channels > 0 && channels % groups == 0, "divides channels into ", groups,
+      " groups, and got the shape ", sizes);
   const int64_t images = std::max<int64_t>(sizes[0], 1), count = countOf(sizes) / images;
   require(operands.op, count > 0 || sizes[0] == 0, "is a mean of no values for the shape ", sizes);
   return sizes;
@@ -95,11 +110,23 @@ Planned layerNorm(const RegionReader& reader, Node* node) {
 // PyTorch has no bias for it.
 Planned rmsNorm(const RegionReader& reader, Node* node) { return normOfRows(Kind("rms_norm"), reader, node); }
 
-Planned groupNorm(const RegionReader& reader, Node* node) {
-  refuseUnless(reader.has(node, "weight"), "it has no weight, by which its channels are known");
-  const int64_t channels = reader.operand(node, "weight").toTensor().numel();
-  const int64_t groups = reader.operand(node, "num_groups").toInt();
+Planned normOfGroups(const RegionReader& reader, Node* node, int64_t groups) {
+  int64_t channels = 1;
+  for (const char* name : {"weight", "bias"}) {
+    channels = reader.has(node, name) ? reader.operand(node, name).toTensor().numel() : channels;
+  }
   return {{Kind("group_norm"), "", {}, 0, {groups}, normTensors(reader, node, channels)}, {node->input(0)}};
+}
+
+Planned groupNorm(const RegionReader& reader, Node* node) {
+  return normOfGroups(reader, node, reader.operand(node, "num_groups").toInt());
+}
+
+Planned instanceNorm(const RegionReader& reader, Node* node) {
+  refuseUnless(
+      reader.operand(node, "use_input_stats").toBool() && !reader.has(node, "running_mean"),
+      "it has statistics of its own");
+  return normOfGroups(reader, node, 0);
 }
 
 // Of a kernel that gives float32, codes, or both; `held`: tensors that it reads besides.
@@ -148,9 +175,10 @@ Part onCodes(const StepContext& c, const MakePart& make) {
   const auto numbers = std::make_shared<Numbers>();
   const float *weight = numbersOf(c.op, NormTensors::Weight), *bias = numbersOf(c.op, NormTensors::Bias);
   const double scale = static_cast<float>(c.grid().scale);
-  for (int64_t i = 0; i < c.op.tensors[NormTensors::Weight].numel(); ++i) {
-    numbers->multiplier.push_back(static_cast<float>(weight[i] / scale));
-    numbers->offset.push_back(static_cast<float>(offsetOf(c.grid()) + bias[i] / scale));
+  const int64_t channels = c.in().channels(), step = !hasOneNumber(c.op);
+  for (int64_t i = 0; i < channels; ++i) {
+    numbers->multiplier.push_back(static_cast<float>(weight[i * step] / scale));
+    numbers->offset.push_back(static_cast<float>(offsetOf(c.grid()) + bias[i * step] / scale));
   }
   const double eps = epsOf(c.op) / (scaleOf(c.in()) * scaleOf(c.in()));
   const Part part = make(numbers->multiplier.data(), numbers->offset.data(), eps, codeRangeOf(c.grid()));
@@ -177,13 +205,15 @@ Part layerNormKernel(const StepContext& c) {
 }
 
 Part groupNormKernel(const StepContext& c) {
-  const int64_t groups = c.op.attributes[0];
+  const int64_t channels = c.in().channels(), groups = groupsOf(c.op, channels);
   const Placed x = image(c.in()), y = image(c.out());
   if (c.out().grid->is_float) {
+    const auto numbers = [&](size_t which) { return c.op.tensors[which].expand({channels}).contiguous(); };
+    const at::Tensor weight = numbers(NormTensors::Weight), bias = numbers(NormTensors::Bias);
     const GroupNormFloats kernel{
-        groups, numbersOf(c.op, NormTensors::Weight), numbersOf(c.op, NormTensors::Bias), epsOf(c.op)};
+        groups, weight.const_data_ptr<float>(), bias.const_data_ptr<float>(), epsOf(c.op)};
     const Part part = unary(kernel, x, y);
-    return {part.items, [held = c.op.tensors, run = part.run](const Call& call, int64_t begin, int64_t end) {
+    return {part.items, [weight, bias, run = part.run](const Call& call, int64_t begin, int64_t end) {
               run(call, begin, end);
             }};
   }
@@ -226,13 +256,14 @@ const RegisterOperator rms_norm_operator{
      .channels = lastAxisOf,
      .lower = lowerRows,
      .kernel = rmsNormKernel}};
-// Over groups of the channels, of axis 1; attributes: groups; see NormTensors.
+// Over groups of the channels, of axis 1; attributes: groups, or 0 for one of each channel. See NormTensors, which hold
+// one number for each channel, or one for all.
 const RegisterOperator group_norm_operator{
     {.name = "group_norm",
      .attributes = {1, 1},
      .tensors = {NormTensors::Count, NormTensors::Count},
      .types = Types::Same,
-     .from = {{"group_norm", groupNorm}},
+     .from = {{"group_norm", groupNorm}, {"instance_norm", instanceNorm}},
      .check = checkNorm,
      .infer = sizesOfGroupNorm,
      .channels = secondAxis,

@@ -74,8 +74,8 @@ Planned adaptiveAverage(const RegionReader& reader, Node* node) {
 }
 
 template <size_t Spatial>
-Planned resizeNearest(const RegionReader& reader, Node* node) {
-  Planned planned{{Kind("resize_nearest"), "", {}, 0, {Spatial}, {}}, {node->input(0)}};
+Planned resized(const RegionReader& reader, Node* node, const char* kind) {
+  Planned planned{{Kind(kind), "", {}, 0, {Spatial}, {}}, {node->input(0)}};
   if (reader.has(node, "scale_factors")) {
     const auto factors = reader.operand(node, "scale_factors").toDoubleVector();
     refuseUnless(factors.size() == Spatial, "it has ", factors.size(), " factors");
@@ -92,9 +92,18 @@ Planned resizeNearest(const RegionReader& reader, Node* node) {
 }
 
 template <size_t Spatial>
+Planned resizeNearest(const RegionReader& reader, Node* node) {
+  return resized<Spatial>(reader, node, "resize_nearest");
+}
+
+template <size_t Spatial>
+Planned resizeNearestExact(const RegionReader& reader, Node* node) {
+  return resized<Spatial>(reader, node, "resize_nearest_exact");
+}
+
+template <size_t Spatial>
 Planned resizeBlended(const RegionReader& reader, Node* node) {
-  Planned planned = resizeNearest<Spatial>(reader, node);
-  planned.op.kind = Kind("resize_bilinear");
+  Planned planned = resized<Spatial>(reader, node, "resize_bilinear");
   planned.op.attributes.push_back(reader.operand(node, "align_corners").toBool());
   return planned;
 }
@@ -108,6 +117,7 @@ std::optional<double> factorOf(const Operator& op, size_t axis) {
   return op.tensors.empty() ? std::nullopt : std::optional(op.tensors[0].const_data_ptr<double>()[axis]);
 }
 
+template <bool kExact>
 Part nearestKernel(const StepContext& c) {
   Placed x = image(c.in()), y = image(c.out());
   x.image.channels *= c.in().bytes(), y.image.channels *= c.out().bytes();
@@ -117,7 +127,8 @@ Part nearestKernel(const StepContext& c) {
   const size_t unused = 3 - spatial;
   for (size_t i = 0; i < 3; ++i) {
     const auto factor = i >= unused ? factorOf(c.op, i - unused) : std::nullopt;
-    *from[i] = nearest(sizeOf(x.image, i), sizeOf(y.image, i), factor, spatial == 2);
+    const int64_t in = sizeOf(x.image, i), out = sizeOf(y.image, i);
+    *from[i] = kExact ? nearestExact(in, out, factor) : nearest(in, out, factor, spatial == 2);
   }
   return unary(std::move(kernel), x, y);
 }
@@ -156,22 +167,31 @@ const RegisterOperator adaptive_average_operator{
      .lower = lowerChannels,
      .kernel = adaptiveAverageKernel}};
 // Attributes: spatial axes, sizes; or factors, which are tensors[0].
-const RegisterOperator nearest_operator{
-    {.name = "resize_nearest",
-     .attributes = {1, 4},
-     .tensors = {0, 1},
-     .types = Types::Same,
-     .keeps_codes = true,
-     .from =
-         {{"upsample_nearest1d", resizeNearest<1>},
-          {"upsample_nearest2d", resizeNearest<2>},
-          {"upsample_nearest3d", resizeNearest<3>}},
-     .check = checkNearest,
-     .infer = sizesOfResized,
-     .computes = computesSizes,
-     .channels = axisInFront,
-     .lower = lowerChannels,
-     .kernel = nearestKernel}};
+template <bool kExact>
+Declaration toNearest(const char* name, std::vector<From> from) {
+  return {
+      .name = name,
+      .attributes = {1, 4},
+      .tensors = {0, 1},
+      .types = Types::Same,
+      .keeps_codes = true,
+      .from = std::move(from),
+      .check = checkNearest,
+      .infer = sizesOfResized,
+      .computes = computesSizes,
+      .channels = axisInFront,
+      .lower = lowerChannels,
+      .kernel = nearestKernel<kExact>};
+}
+
+const RegisterOperator nearest_operator{toNearest<false>(
+    "resize_nearest", {{"upsample_nearest1d", resizeNearest<1>},
+                       {"upsample_nearest2d", resizeNearest<2>},
+                       {"upsample_nearest3d", resizeNearest<3>}})};
+const RegisterOperator nearest_exact_operator{toNearest<true>(
+    "resize_nearest_exact", {{"_upsample_nearest_exact1d", resizeNearestExact<1>},
+                             {"_upsample_nearest_exact2d", resizeNearestExact<2>},
+                             {"_upsample_nearest_exact3d", resizeNearestExact<3>}})};
 // Attributes: as for nearest neighbours, of one axis or two, and behind them whether corners are aligned.
 const RegisterOperator bilinear_operator{
     {.name = "resize_bilinear",

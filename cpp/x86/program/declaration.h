@@ -165,7 +165,6 @@ inline const Kind Kind::DynamicConvolution("convolution_dynamic");
 inline const Kind Kind::DynamicTransposedConvolution("transposed_convolution_dynamic");
 inline const Kind Kind::TransposedConvolution("transposed_convolution");
 inline const Kind Kind::Slice("slice");
-inline const Kind Kind::Roll("roll");
 inline const Kind Kind::Multiply("multiply");
 inline const Kind Kind::MatrixProduct("matrix_product");
 inline const Kind Kind::Function("function");

@@ -58,7 +58,7 @@ class Kind {
 
   static const Kind Affine, Input, Linear, Constant, Table, Power, Pad, Convolution, Transpose, Quantize,
       Concat, Add, Unflatten, Shuffle, Recurrent, Permute, Fill, DynamicLinear, DynamicConvolution,
-      DynamicTransposedConvolution, GroupedLinear, DynamicGroupedLinear, TransposedConvolution, Slice, Roll,
+      DynamicTransposedConvolution, GroupedLinear, DynamicGroupedLinear, TransposedConvolution, Slice,
       Multiply, MatrixProduct, Function, Flatten;
 
  private:

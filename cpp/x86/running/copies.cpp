@@ -21,29 +21,6 @@ void padRows(
   }
 }
 
-void rollRows(
-    const Image& in, const std::array<int64_t, 4>& offset, const Image& out, int64_t begin, int64_t end) {
-  const auto from = [](int64_t i, int64_t by, int64_t size) { return i < by ? i - by + size : i - by; };
-  const bool dense = in.pixel == in.channels && out.pixel == out.channels;
-  const auto copy = [&](const uint8_t* x, uint8_t* y, int64_t pixels) {
-    for (int64_t i = 0; !dense && i < pixels; ++i) {
-      std::memcpy(y + i * out.pixel, x + i * in.pixel, out.channels);
-    }
-    if (dense) {
-      std::memcpy(y, x, pixels * out.channels);
-    }
-  };
-  for (int64_t index = begin; index < end; ++index) {
-    const int64_t y = from(index % out.height, offset[2], out.height);
-    const int64_t z = from(index / out.height % out.depth, offset[1], out.depth);
-    const int64_t n = from(index / out.height / out.depth, offset[0], out.images);
-    uint8_t* to = out.rowAt(index);
-    const int64_t shift = offset[3];
-    copy(in.at(n, z, y, out.width - shift), to, shift);
-    copy(in.at(n, z, y, 0), to + shift * out.pixel, out.width - shift);
-  }
-}
-
 std::vector<Blend::Taps> blendedTaps(
     int64_t in, int64_t out, std::optional<double> factor, bool aligns_corners) {
   const float apart = out > 1 ? static_cast<float>(in - 1) / static_cast<float>(out - 1) : 0.0F;
@@ -59,6 +36,16 @@ std::vector<Blend::Taps> blendedTaps(
     taps[i] = {first, std::min(first + 1, in - 1), std::clamp(at - first, 0.0F, 1.0F)};
   }
   return taps;
+}
+
+std::vector<int64_t> nearestExact(int64_t in, int64_t out, std::optional<double> factor) {
+  const float scale = factor ? static_cast<float>(1.0 / *factor) : static_cast<float>(in) / out;
+  std::vector<int64_t> from(out);
+  for (int64_t i = 0; i < out; ++i) {
+    const float centre = std::max(scale * (i + 0.5F) - 0.5F, 0.0F);
+    from[i] = std::min(static_cast<int64_t>(std::floor(static_cast<float>(centre + 0.5))), in - 1);
+  }
+  return from;
 }
 
 std::vector<int64_t> nearest(int64_t in, int64_t out, std::optional<double> factor, bool flat) {

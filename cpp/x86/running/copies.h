@@ -11,14 +11,11 @@ void padRows(
     const Image& in, const std::array<int64_t, 4>& offset, uint8_t zero, const Image& out, int64_t begin,
     int64_t end);
 
-// y = x, where each axis goes round: an element comes to `offset` in images, planes, rows and columns behind its own
-// place, and those beyond the end to the front. Items: rows. Channels count bytes.
-void rollRows(
-    const Image& in, const std::array<int64_t, 4>& offset, const Image& out, int64_t begin, int64_t end);
-
-// The element of an axis that each of the result is nearest to, as PyTorch computes it in float32. Its kernels for
-// two spatial axes, which are `flat`, do not look at the factor where the size stays or doubles.
+// The element of an axis that each of the result is nearest to, as PyTorch computes it in float32: by the corners of
+// pixels. Its kernels for two spatial axes, which are `flat`, do not look at the factor where the size stays or doubles.
 std::vector<int64_t> nearest(int64_t in, int64_t out, std::optional<double> factor, bool flat);
+// By the centres of pixels: the mode `nearest-exact`.
+std::vector<int64_t> nearestExact(int64_t in, int64_t out, std::optional<double> factor);
 
 // The two elements of an axis between which each of the result lies, and the share of the second, as PyTorch computes
 // them in float32.

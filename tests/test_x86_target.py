@@ -274,13 +274,12 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.a, self.b = (nn.Conv2d(c, 8, 3, padding=1) for c in (3, 8, 8))
-        self.norm, self.head = nn.GroupNorm(2, 8, affine=False), nn.Linear(8, 4)
+        self.head = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.stem(x))
         x = torch.relu(self.a(x) + x)
-        x = self.norm(x)
-        x = self.b(x)
+        x = self.b(x.cumsum(3) * 0.1)
         return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
 
 

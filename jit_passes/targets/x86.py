@@ -35,6 +35,14 @@ ENGINE = "x86"  # of PyTorch, for packed sequences, and for dynamic operators in
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 CLIPS = ("aten::relu", "aten::clamp")
 NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
+# Elements in other places of their axes, which only plans compute on codes.
+PLACES = (
+    "aten::roll",
+    "aten::pad",
+    "aten::upsample_nearest1d",
+    *(f"aten::{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)),
+    *(f"aten::_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+)
 SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 RANKS = (1, _C.most_axes())
 HIDDEN = -100  # added to a score it leaves nothing of its share: exp(-100) is no number of float32
@@ -161,7 +169,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
             for op in ("group", "instance")
         ),
         OperatorSupport("aten::prelu", _OWN, (0,), ranks=(2, RANKS[1]), check=_in_plan),
-        OperatorSupport("aten::roll", _SHARED, ranks=RANKS, check=_in_plan),
+        *(OperatorSupport(kind, _SHARED, ranks=RANKS, check=_in_plan) for kind in PLACES),
         *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip

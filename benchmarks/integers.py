@@ -85,6 +85,7 @@ CASES = {
     "keywords": Case("DS-CNN, keywords", KeywordNet, (1, FRAMES, COEFFICIENTS)),
     "unet": Case("U-Net, 8 base channels", lambda: UNet(2, 8, transposed=False), (3, 64, 64)),
     "encoder": Case("transformer, 2 layers of 128", lambda: Encoder(2, 128, 4), (32, 128)),
+    "causal": Case("the same, causal", lambda: Encoder(2, 128, 4, causal=True), (32, 128)),
     "mobilenet_v2": Case("MobileNetV2", MobileNetV2, (3, 224, 224)),
     "resnet18": Case("ResNet-18", resnet18, (3, 96, 96)),
 }

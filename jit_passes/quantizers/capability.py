@@ -10,6 +10,7 @@ import torch
 
 from ..graph.view import NodeView, ValueView
 from ..observers import MinMax, PairSums
+from ..passes.steps import Step
 from ..specification.annotation import describe
 from ..specification.recurrent import RECURRENT, is_matrix, matrices_of
 from ..specification.specification import QuantizationSpec
@@ -70,7 +71,7 @@ class Capability:
     floats: Mapping[str, Check] = field(default_factory=dict)
     in_regions: Check | None = None
     begins: frozenset[str] = frozenset()
-    forms: tuple[str, ...] = ()
+    forms: tuple[Step, ...] = ()
     dynamic: SpecSupport | None = None
     dynamic_regions: bool = False
     sums: Callable[[NodeView, Spec, Spec], str | None] | None = None

@@ -156,15 +156,46 @@ def _softmax(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -
     table, below = maker.inputs
     largest = made(made(below, "aten::sub").main_operand, "aten::amax")
     x, y = reader.buffer(node, reader.sums.steps(largest.main_operand).codes), reader.new(node)
-    (axis,) = reader.value(largest.inputs[1])
-    count = x.shape[axis]
-    inner = prod(x.shape[axis % len(x.shape) + 1 :])
+    count, inner = _row(reader, x, largest)
     assert found.by is not None
     (multiplier,), (_, divisor) = found.multipliers, reader.sums.scaled(found.by)
     reader.call(
         node, "softmax", [x], y,
         outer=x.count // max(count * inner, 1), count=count, inner=inner, x=x,
         table=reader.constant(node, "table", "int32_t", reader.value(table)),
+        multiplier=multiplier, divisor=divisor, r=rescaling(found), y=y,
+    )  # fmt: skip
+
+
+def _row(reader: Reader, x: Buffer, largest: NodeView) -> tuple[int, int]:
+    """Return the size of the axis that a largest code is taken along, and those behind it."""
+    (axis,) = reader.value(largest.inputs[1])
+    return x.shape[axis], prod(x.shape[axis % len(x.shape) + 1 :])
+
+
+def _shares(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    """Add softmax, with a mask or without."""
+    empty = maker.kind == "aten::masked_fill"  # what is hidden has no share, also alone
+    maker = made(maker.main_operand, "aten::take") if empty else maker
+    table, below = maker.inputs
+    if below.producer is None or below.producer.kind != "aten::clamp":
+        _softmax(reader, node, maker, found)
+        return
+    largest = made(made(below.producer.main_operand, "aten::sub").main_operand, "aten::amax")
+    codes, hidden, _ = made(largest.main_operand, "aten::masked_fill").inputs
+    x, y = reader.buffer(node, reader.sums.steps(codes).codes), reader.new(node)
+    if x.shape != y.shape:
+        raise FormError(f"its mask has the sizes of {y.shape}, and its scores {x.shape}")
+    exponentials, mask = reader.value(table)[:-1], reader.value(hidden)
+    count, inner = _row(reader, x, largest)
+    assert found.by is not None
+    (multiplier,), (_, divisor) = found.multipliers, reader.sums.scaled(found.by)
+    reader.call(
+        node, "masked_softmax", [x], y,
+        l=broadcast_loops(x.shape, mask.shape, mask.shape), count=max(count, 1), inner=inner, x=x,
+        hidden=reader.constant(node, "hidden", "uint8_t", mask.to(torch.uint8)),
+        table=reader.constant(node, "table", "int32_t", exponentials),
+        alone=0 if empty else int(exponentials[0]),
         multiplier=multiplier, divisor=divisor, r=rescaling(found), y=y,
     )  # fmt: skip
 
@@ -254,4 +285,8 @@ _FORMS: Mapping[str, _Form] = {
     "aten::to": _regridded,
 }
 # Of sums that are divided by those of their rows.
-_QUOTIENTS: Mapping[str, _Form] = {"aten::take": _softmax, "aten::add": _layer_norm}
+_QUOTIENTS: Mapping[str, _Form] = {
+    "aten::take": _shares,
+    "aten::masked_fill": _shares,
+    "aten::add": _layer_norm,
+}

@@ -246,6 +246,45 @@ KERNELS: Mapping[str, Kernel] = {
 }
 """,
     ),
+    "masked_softmax": Kernel(
+        {
+            "l": "const loops *",
+            **dict.fromkeys(("count", "inner"), "int32_t"),
+            "x": "const X *",
+            "hidden": "const uint8_t *",
+            "table": "const int32_t *",
+            **dict.fromkeys(("alone", "multiplier", "divisor"), "int32_t"),
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    int32_t rows = count_of(l->sizes) / count;
+    for (int32_t n = 0; n < rows; ++n) {
+        int32_t begin = n / inner * count * inner + n % inner;
+        int32_t largest = INT32_MIN, seen = 0;
+        int64_t sum = 0;
+        for (int32_t k = 0; k < count; ++k) {
+            int32_t at = begin + k * inner;
+            if (!hidden[place(at, l->sizes, l->a)]) {
+                largest = x[at] > largest ? x[at] : largest;
+                ++seen;
+            }
+        }
+        for (int32_t k = 0; k < count; ++k) {
+            int32_t at = begin + k * inner, hides = hidden[place(at, l->sizes, l->a)];
+            sum += seen == 0 ? alone : hides ? 0 : table[largest - x[at]];
+        }
+        sum = sum > 0 ? sum : 1;
+        for (int32_t k = 0; k < count; ++k) {
+            int32_t at = begin + k * inner, hides = hidden[place(at, l->sizes, l->a)];
+            int64_t share = seen == 0 ? alone : hides ? 0 : table[largest - x[at]];
+            y[at] = (Y)saturate(round_quotient(share * multiplier, sum * divisor), r);
+        }
+    }
+}
+""",
+    ),
     "layer_norm": Kernel(
         {
             **dict.fromkeys(("rows", "count"), "int32_t"),

@@ -19,7 +19,7 @@ HELPERS: Mapping[str, tuple[str, ...]] = {
     AVERAGE: ("mean", "average_pool2d"),
     ROOT: ("layer_norm",),
 }
-DIVIDING = ("mean", "average_pool2d", "softmax", "layer_norm")
+DIVIDING = ("mean", "average_pool2d", "softmax", "masked_softmax", "layer_norm")
 _OWN = (
     *("rescaling", "shift_down", "round_shift", "saturate", "rescale", "round_quotient"),
     *("average", "root_of", "conv2d_shape", "pool_shape", "loops", "place", "count_of"),

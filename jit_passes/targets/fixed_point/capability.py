@@ -14,8 +14,8 @@ from ...quantizers.fixed_ranges import FIXED_RANGES
 from ...quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from .accumulator import overflow_before_data
 from .codes import CLIPS, SUPPORTED_MOVES
+from .masks import FILL, SOFTMAX, hide_scores, is_mask, refusal_of_mask
 from .operators import PRODUCTS
-from .rows import SOFTMAX
 
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
 BIASES = {"int32": (-(2**31) + 1, 2**31 - 1), "int16": CODES["int16"], "int8": CODES["int8"]}
@@ -100,7 +100,8 @@ def _rows() -> list[OperatorSupport]:
         for op, check in (("add", _two), ("sub", _two), ("mul", _two), ("div", _of_number))
     ]
     rows += [OperatorSupport(kind, own, (0, 1), CLIPS, check=_matrices) for kind in PRODUCTS]
-    rows += [OperatorSupport(kind, own, check=_softmax) for kind in SOFTMAX]
+    rows += [OperatorSupport(kind, own, check=_softmax, reads_parts=is_mask) for kind in SOFTMAX]
+    rows.append(OperatorSupport(FILL, own, check=refusal_of_mask, only_part=True))
     rows.append(
         OperatorSupport("aten::layer_norm", own, clips=CLIPS, check=_layer_norm, begins=True)
     )
@@ -131,7 +132,7 @@ def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
         SpecSupport(BIASES, SYMMETRIC),
         moves=moves,
         sums=partial(overflow_before_data, bits=accumulator_bits),
-        forms=("spell_out_composites", "expand_attention"),
+        forms=("spell_out_composites", "expand_attention", hide_scores),
         integers_only=True,
         correlations=True,
     )  # fmt: skip

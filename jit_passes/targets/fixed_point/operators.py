@@ -29,8 +29,9 @@ from .accumulator import reach
 from .arithmetic import INT64, NUMBERS
 from .call import Call
 from .codes import Codes, Constant, RefusedError, constant_of
+from .masks import SOFTMAX
 from .rescale import common_rescale, rescale_of
-from .rows import SOFTMAX, normalized, softened
+from .rows import normalized, softened
 
 PRODUCTS = ("aten::matmul", "aten::bmm")
 LONGEST_OF_AVERAGE = 40  # bits of a shift: with a count of 2^22 the divisor has 62

@@ -5,6 +5,9 @@ Softmax, with codes x of a row of K numbers and m / 2^n ~ 1 / s_y:
     e_i = E[max(x) - x_i],   E[d] = round(2^20 * exp(-d * s_x))
     y_i = round(e_i * m / (2^n * sum_k e_k))
 
+A number that a mask hides has e = 0. Where it hides a whole row, a finite fill leaves equal shares,
+as with real numbers; minus infinity leaves 0, as `aten::_safe_softmax` does, and softmax NaN.
+
 Each e is within 1/2 of the real number times 2^20, and the largest is 2^20. So a share p is within
 (1 + p * (K + 1)) / 2^21 / (1 - K / 2^21) + p / 2^24 of the real one; the last term is that of m.
 
@@ -24,17 +27,17 @@ real number.
 
 from __future__ import annotations
 
-from math import prod
+from math import exp, isinf, prod
 
 import torch
 
-from ...graph.view import ValueView
+from ...graph.view import NodeView, ValueView
 from .arithmetic import INT64
 from .call import Call
 from .codes import Codes, RefusedError
+from .masks import is_mask, refusal_of_mask
 from .rescale import rescale_of
 
-SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 ONE = 20  # bits of exp(0) behind the first
 SHARE_BITS = 24  # of the multiplier of shares: with rows of 2^17 the divisor has 61
 FRACTION = 16  # bits behind the point of results of layer norm ahead of rounding
@@ -42,7 +45,10 @@ FRACTION = 16  # bits behind the point of results of layer norm ahead of roundin
 
 def softened(call: Call) -> ValueView:
     """Return the codes of softmax."""
-    x, rules, math = call.codes(0), call.rules, call.math
+    rules, math = call.rules, call.math
+    scores = call.node.main_operand
+    mask = scores.producer if scores.producer is not None and is_mask(scores.producer) else None
+    x = call.finder.of(scores if mask is None else mask.main_operand)
     if x.high - x.low > 255:
         raise RefusedError("its operand has codes of more than 8 bits, and its table 256 numbers")
     rescale = rescale_of([1 / call.scale], min(rules.multiplier_bits, SHARE_BITS), rules.only_shift)
@@ -51,11 +57,40 @@ def softened(call: Call) -> ValueView:
         raise RefusedError(f"its result has steps of {call.scale:g}, more than its largest share")
     dim = call.node.operand("dim").constant
     codes = math.cast(x.value, INT64)
-    below = math.insert("aten::sub", math.insert("aten::amax", codes, [dim], True), codes, 1)
-    shares = math.insert("aten::take", _exponentials(x), below)
-    total = math.insert("aten::sum", shares, [dim], True, None)
+    if mask is None:
+        shares = math.insert("aten::take", _exponentials(x), _below(call, codes, dim))
+        total = math.insert("aten::sum", shares, [dim], True, None)
+    else:
+        shares, total = _seen(call, x, codes, mask, dim)
     quotient = math.divided(math.times(shares, multiplier), math.times(total, 1 << shift))
     return math.saturated(quotient, call.result)
+
+
+def _below(call: Call, codes: ValueView, dim: int) -> ValueView:
+    """Return how far codes are below the largest of their row."""
+    largest = call.math.insert("aten::amax", codes, [dim], True)
+    return call.math.insert("aten::sub", largest, codes, 1)
+
+
+def _seen(
+    call: Call, x: Codes, codes: ValueView, mask: NodeView, dim: int
+) -> tuple[ValueView, ValueView]:
+    """Return the numbers of which shares are taken, 0 for what a mask hides, and their sums."""
+    math, (_, hidden, fill) = call.math, mask.inputs
+    if why := refusal_of_mask(mask):
+        raise RefusedError(f"of '{mask.name}': {why}")
+    span, lowest = x.high - x.low, (x.low - x.zero_point) * x.scale
+    if exp(fill.constant - lowest) >= 2.0 ** -(ONE + 1):
+        raise RefusedError(f"'{mask.name}' fills in {fill.constant:g}, and scores reach {lowest:g}")
+    bottom = math.insert("aten::masked_fill", codes, hidden, x.low - span - 1)
+    below = math.insert("aten::clamp", _below(call, bottom, dim), 0, span + 1)
+    table = torch.cat([_exponentials(x), torch.zeros(1, dtype=torch.int64)])
+    shares = math.insert("aten::take", table, below)
+    if not isinf(fill.constant):
+        return shares, math.insert("aten::sum", shares, [dim], True, None)
+    shares = math.insert("aten::masked_fill", shares, hidden, 0)
+    total = math.insert("aten::sum", shares, [dim], True, None)
+    return shares, math.insert("aten::clamp", total, 1, None)
 
 
 def _exponentials(x: Codes) -> torch.Tensor:

@@ -16,6 +16,7 @@ from .accumulator import overflow_before_data
 from .codes import CLIPS, SUPPORTED_MOVES
 from .masks import FILL, SOFTMAX, hide_scores, is_mask, refusal_of_mask
 from .operators import PRODUCTS
+from .recurrent import equal_values, unroll_layers
 
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
 BIASES = {"int32": (-(2**31) + 1, 2**31 - 1), "int16": CODES["int16"], "int8": CODES["int8"]}
@@ -113,12 +114,13 @@ def _rows() -> list[OperatorSupport]:
 
 
 @cache
-def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
+def capability_of(only_shift: bool, accumulator_bits: int, steps: int | None = None) -> Capability:
     """Return what can be computed on integers.
 
     Args:
         only_shift: whether all scales must be powers of two.
         accumulator_bits: of the register that sums of products are in.
+        steps: of recurrent layers; None where they stay in float.
     """
     table = {row.kind: row for row in _rows()}  # what is spelled out comes after, and wins
     for kind, (ends, _) in FIXED_RANGES.items():
@@ -132,7 +134,13 @@ def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
         SpecSupport(BIASES, SYMMETRIC),
         moves=moves,
         sums=partial(overflow_before_data, bits=accumulator_bits),
-        forms=("spell_out_composites", "expand_attention", hide_scores),
+        forms=(
+            "spell_out_composites",
+            "expand_attention",
+            hide_scores,
+            partial(unroll_layers, steps=steps),
+        ),
         integers_only=True,
         correlations=True,
+        shared=equal_values,
     )  # fmt: skip

@@ -223,6 +223,27 @@ def _layer_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled
     )  # fmt: skip
 
 
+def _rms_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    assert found.by is not None
+    root, divisor = reader.sums.scaled(found.by)
+    steps, lift = reader.sums.scaled(found.value)
+    codes = reader.sums.steps(steps)
+    x, y = reader.buffer(node, codes.codes), reader.new(node)
+    above = made(made(root, "aten::add").inputs[1], "aten::gt")
+    squares, epsilon = made(above.inputs[1], "aten::add").inputs[:2]
+    squares, factor = reader.sums.scaled(squares)
+    squares, count = reader.sums.scaled(squares)
+    made(squares, "aten::sum")
+    gains = torch.tensor(found.multipliers)
+    reader.call(
+        node, "rms_norm", [x], y,
+        rows=x.count // max(len(gains), 1), count=len(gains), x=x, zero=codes.zero,
+        factor=factor * count, epsilon=int(reader.value(epsilon)), lift=lift,
+        gain=reader.constant(maker, "gain", "int32_t", gains),
+        divisor=divisor, r=rescaling(found), y=y,
+    )  # fmt: skip
+
+
 def _regridded(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
     steps = reader.sums.steps(found.value)
     x, y = reader.buffer(node, steps.codes), reader.new(node)
@@ -289,4 +310,5 @@ _QUOTIENTS: Mapping[str, _Form] = {
     "aten::take": _shares,
     "aten::masked_fill": _shares,
     "aten::add": _layer_norm,
+    "aten::mul": _rms_norm,
 }

@@ -315,6 +315,34 @@ KERNELS: Mapping[str, Kernel] = {
 }
 """,
     ),
+    "rms_norm": Kernel(
+        {
+            **dict.fromkeys(("rows", "count"), "int32_t"),
+            "x": "const X *",
+            "zero": "int32_t",
+            **dict.fromkeys(("factor", "epsilon", "lift"), "int64_t"),
+            "gain": "const int32_t *",
+            "divisor": "int32_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    for (int32_t row = 0; row < rows; ++row, x += count) {
+        int64_t squares = 0;
+        for (int32_t k = 0; k < count; ++k) {
+            int64_t step = x[k] - zero;
+            squares += step * step;
+        }
+        int64_t root = root_of(squares * factor + epsilon);
+        for (int32_t k = 0; k < count; ++k) {
+            int64_t scaled = (x[k] - zero) * lift * gain[k];
+            *y++ = (Y)saturate(round_quotient(scaled, root * divisor), r);
+        }
+    }
+}
+""",
+    ),
     "requantize": Kernel(
         {
             "count": "int32_t",

@@ -17,6 +17,7 @@ from .codes import CLIPS, SUPPORTED_MOVES
 from .masks import FILL, SOFTMAX, hide_scores, is_mask, refusal_of_mask
 from .operators import PRODUCTS
 from .recurrent import equal_values, unroll_layers
+from .rows import NORMS
 
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
 BIASES = {"int32": (-(2**31) + 1, 2**31 - 1), "int16": CODES["int16"], "int8": CODES["int8"]}
@@ -79,10 +80,11 @@ def _softmax(node: NodeView) -> str | None:
     return None if node.operand("dtype").constant is None else "it changes the dtype"
 
 
-def _layer_norm(node: NodeView) -> str | None:
+def _norm(node: NodeView) -> str | None:
     if why := _options(node):
         return why
-    parts = [node.operand(name).constant for name in ("weight", "bias")]
+    names = ("weight", "bias") if node.kind == "aten::layer_norm" else ("weight",)
+    parts = [node.operand(name).constant for name in names]
     finite = all(part is None or bool(part.isfinite().all()) for part in parts)
     return None if finite else "its weight or bias holds a NaN or an infinity"
 
@@ -103,9 +105,7 @@ def _rows() -> list[OperatorSupport]:
     rows += [OperatorSupport(kind, own, (0, 1), CLIPS, check=_matrices) for kind in PRODUCTS]
     rows += [OperatorSupport(kind, own, check=_softmax, reads_parts=is_mask) for kind in SOFTMAX]
     rows.append(OperatorSupport(FILL, own, check=refusal_of_mask, only_part=True))
-    rows.append(
-        OperatorSupport("aten::layer_norm", own, clips=CLIPS, check=_layer_norm, begins=True)
-    )
+    rows += [OperatorSupport(kind, own, clips=CLIPS, check=_norm, begins=True) for kind in NORMS]
     rows.append(OperatorSupport("aten::cat", own, clips=CLIPS, check=_options))
     averages = ("mean", *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2)))
     rows += [OperatorSupport(f"aten::{op}", own, clips=CLIPS, check=_average) for op in averages]
@@ -137,6 +137,7 @@ def capability_of(only_shift: bool, accumulator_bits: int, steps: int | None = N
         forms=(
             "spell_out_composites",
             "expand_attention",
+            "gather_operators",
             hide_scores,
             partial(unroll_layers, steps=steps),
         ),

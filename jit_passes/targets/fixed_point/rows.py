@@ -1,4 +1,4 @@
-"""Softmax and layer norm on integers: a table, an integer root, and one exact division.
+"""Softmax and norms of rows on integers: a table, an integer root, and one exact division.
 
 Softmax, with codes x of a row of K numbers and m / 2^n ~ 1 / s_y:
 
@@ -22,7 +22,7 @@ Layer norm, with the steps x_i = q_i - z_x of a row of N numbers, weight g and b
 N^2 times the variance is a whole number of steps, so nothing is lost ahead of the root. G and B
 have 32 bits; a is the smallest for that, and k the largest with which all products have 63. Ahead
 of rounding y is within 2^-17 + sqrt(N) / 2^(k + 17 - a) + |y - b / s_y| * (1 / R + 1 / U) of the
-real number.
+real number. A root-mean-square norm has D_i = N * x_i, no square of the sum in U, and no bias.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from .masks import is_mask, refusal_of_mask
 from .rescale import rescale_of
 
 ONE = 20  # bits of exp(0) behind the first
+NORMS = ("aten::layer_norm", "aten::rms_norm")
 SHARE_BITS = 24  # of the multiplier of shares: with rows of 2^17 the divisor has 61
 FRACTION = 16  # bits behind the point of results of layer norm ahead of rounding
 
@@ -100,15 +101,17 @@ def _exponentials(x: Codes) -> torch.Tensor:
 
 
 def normalized(call: Call) -> ValueView:
-    """Return the codes of layer norm."""
+    """Return the codes of layer norm, or of a root-mean-square norm."""
     x, node, math = call.codes(0), call.node, call.math
+    centres = node.kind == "aten::layer_norm"
     sizes = list(node.operand("normalized_shape").constant)
     count, dims = prod(sizes), list(range(-len(sizes), 0))
-    weight, bias = (node.operand(name).constant for name in ("weight", "bias"))
+    weight = node.operand("weight").constant
+    bias = node.operand("bias").constant if centres else None
     gains = _in_steps(weight, torch.ones(sizes), call.scale)
     offsets = _in_steps(bias, torch.zeros(sizes), call.scale)
-    epsilon = node.operand("eps").constant * count**2 / x.scale**2
-    span = x.most - x.least
+    epsilon = epsilon_of(node) * count**2 / x.scale**2
+    span = x.most - x.least if centres else max(x.most, -x.least)
     largest = count**2 * span**2 + int(epsilon) + 1
     room = 31 - _bits(gains)  # of gains
     free = 30 - (count * span).bit_length()  # of products with them
@@ -119,21 +122,31 @@ def normalized(call: Call) -> ValueView:
             f"steps of {x.scale:g}: its numbers would have more than 64 bits"
         )
     steps = call.steps(x)
-    total = math.insert("aten::sum", steps, dims, True, None)
-    centred = math.insert("aten::sub", math.times(steps, count), total, 1)
     squares = math.insert("aten::sum", math.insert("aten::mul", steps, steps), dims, True, None)
-    spread = math.insert(
-        "aten::sub", math.times(squares, count), math.insert("aten::mul", total, total), 1
-    )
+    spread = math.times(squares, count)
+    if centres:
+        total = math.insert("aten::sum", steps, dims, True, None)
+        centred = math.insert("aten::sub", math.times(steps, count), total, 1)
+        spread = math.insert("aten::sub", spread, math.insert("aten::mul", total, total), 1)
     least = max(round(epsilon * 4**bits), 1)
     root = math.root(math.insert("aten::add", math.times(spread, 4**bits), least, 1))
     lifted = max(bits + FRACTION - room, 0)
     whole = (gains * 2 ** (bits + FRACTION - lifted)).round().long()
-    added = math.insert("aten::mul", root, (offsets * 2**FRACTION).round().long())
-    scaled = math.insert("aten::mul", math.times(centred, 2**lifted), whole)
-    numerator = math.insert("aten::add", scaled, added, 1)
+    if centres:
+        added = math.insert("aten::mul", root, (offsets * 2**FRACTION).round().long())
+        scaled = math.insert("aten::mul", math.times(centred, 2**lifted), whole)
+        numerator = math.insert("aten::add", scaled, added, 1)
+    else:
+        lifts = math.insert("aten::mul", steps, count * 2**lifted)
+        numerator = math.insert("aten::mul", lifts, whole)
     divisor = math.insert("aten::mul", root, 1 << FRACTION)
     return math.saturated(math.divided(numerator, divisor), call.result)
+
+
+def epsilon_of(node: NodeView) -> float:
+    """Return what a norm adds to the mean of squares."""
+    given = node.operand("eps").constant
+    return torch.finfo(torch.float32).eps if given is None else float(given)
 
 
 def _in_steps(given: torch.Tensor | None, default: torch.Tensor, scale: float) -> torch.Tensor:

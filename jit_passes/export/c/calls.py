@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...graph.view import NodeView
+from ...targets.fixed_point.groups import LONGEST
 from .layout import all_axes, broadcast_loops, loops, pool_shape, rescaling, strides_of
 from .program import CTYPES, Argument, Buffer, Struct
 from .structs import CONV2D
@@ -201,26 +202,45 @@ def _shares(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) ->
 
 
 def _layer_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    """Add layer norm, or a norm of groups of channels, whose count follows from sizes."""
     centred, gains = made(maker.inputs[0], "aten::mul").inputs
     root, offsets = made(maker.inputs[1], "aten::mul").inputs
     centred, lift = reader.sums.scaled(centred)
     steps, count = reader.sums.scaled(made(centred, "aten::sub").main_operand)
+    groups: list[int] = []  # batch, groups, channels of each, and places
+    if steps.producer is not None and steps.producer.kind == "aten::mul":
+        steps = steps.producer.main_operand
+        groups = list(reader.value(steps).shape)
+        for kind in ("aten::unflatten", "aten::flatten", "aten::unsqueeze"):
+            steps = made(steps, kind).main_operand
     codes = reader.sums.steps(steps)
     x, y = reader.buffer(node, codes.codes), reader.new(node)
     above = made(made(root, "aten::add").inputs[1], "aten::gt")
     spread, epsilon = made(above.inputs[1], "aten::add").inputs[:2]
     assert found.by is not None
     gain, offset = (
-        reader.constant(maker, name, "int32_t", reader.value(numbers))
+        reader.constant(maker, name, "int32_t", _for_each(prod(groups[1:3]), reader.value(numbers)))
         for name, numbers in (("gain", gains), ("offset", offsets))
     )
-    reader.call(
-        node, "layer_norm", [x], y,
-        rows=x.count // max(count, 1), count=count, x=x, zero=codes.zero,
-        factor=reader.sums.scaled(spread)[1], epsilon=int(reader.value(epsilon)),
-        lift=lift, gain=gain, offset=offset,
-        divisor=reader.sums.scaled(found.by)[1], r=rescaling(found), y=y,
-    )  # fmt: skip
+    shared: dict[str, Argument] = {
+        "x": x, "zero": codes.zero,
+        "factor": reader.sums.scaled(spread)[1], "epsilon": int(reader.value(epsilon)),
+        "lift": lift, "gain": gain, "offset": offset,
+        "divisor": reader.sums.scaled(found.by)[1], "r": rescaling(found), "y": y,
+    }  # fmt: skip
+    if not groups:
+        rows = x.count // max(count, 1)
+        reader.call(node, "layer_norm", [x], y, rows=rows, count=count, **shared)
+        return
+    if (longest := prod(groups[2:])) > LONGEST:
+        raise FormError(f"its groups have {longest} numbers, and 64 bits hold those of {LONGEST}")
+    head = {"groups": groups[1], "channels": groups[2], "inner": groups[3]}
+    reader.call(node, "group_norm", [x], y, rows=prod(groups[:2]), **head, **shared)
+
+
+def _for_each(channels: int, numbers: torch.Tensor) -> torch.Tensor:
+    """Return a number for each channel, where there is one for all."""
+    return numbers.flatten().repeat(channels) if numbers.numel() == 1 and channels > 1 else numbers
 
 
 def _rms_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:

@@ -14,7 +14,7 @@ from .rounding import AVERAGE, ROOT, arithmetic, division
 from .structs import RESCALING, STRUCTS
 
 WIDTH = 100
-NORMS = ("layer_norm", "rms_norm")
+NORMS = ("layer_norm", "rms_norm", "group_norm")
 # Functions that kernels call, and which kernels do; one that divides comes first.
 HELPERS: Mapping[str, tuple[str, ...]] = {
     AVERAGE: ("mean", "average_pool2d"),

@@ -14,6 +14,7 @@ from ...quantizers.fixed_ranges import FIXED_RANGES
 from ...quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from .accumulator import overflow_before_data
 from .codes import CLIPS, SUPPORTED_MOVES
+from .groups import GROUPS
 from .masks import FILL, SOFTMAX, hide_scores, is_mask, refusal_of_mask
 from .operators import PRODUCTS
 from .recurrent import equal_values, unroll_layers
@@ -83,7 +84,9 @@ def _softmax(node: NodeView) -> str | None:
 def _norm(node: NodeView) -> str | None:
     if why := _options(node):
         return why
-    names = ("weight", "bias") if node.kind == "aten::layer_norm" else ("weight",)
+    if node.kind == "aten::instance_norm" and not node.operand("use_input_stats").constant:
+        return "it takes running statistics"
+    names = ("weight",) if node.kind == "aten::rms_norm" else ("weight", "bias")
     parts = [node.operand(name).constant for name in names]
     finite = all(part is None or bool(part.isfinite().all()) for part in parts)
     return None if finite else "its weight or bias holds a NaN or an infinity"
@@ -106,6 +109,7 @@ def _rows() -> list[OperatorSupport]:
     rows += [OperatorSupport(kind, own, check=_softmax, reads_parts=is_mask) for kind in SOFTMAX]
     rows.append(OperatorSupport(FILL, own, check=refusal_of_mask, only_part=True))
     rows += [OperatorSupport(kind, own, clips=CLIPS, check=_norm, begins=True) for kind in NORMS]
+    rows += [OperatorSupport(kind, own, (0,), CLIPS, check=_norm) for kind in GROUPS]
     rows.append(OperatorSupport("aten::cat", own, clips=CLIPS, check=_options))
     averages = ("mean", *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2)))
     rows += [OperatorSupport(f"aten::{op}", own, clips=CLIPS, check=_average) for op in averages]

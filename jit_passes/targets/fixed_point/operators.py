@@ -29,6 +29,7 @@ from .accumulator import reach
 from .arithmetic import INT64, NUMBERS
 from .call import Call
 from .codes import Codes, Constant, RefusedError, constant_of
+from .groups import GROUPS, group_normalized
 from .masks import SOFTMAX
 from .rescale import common_rescale, rescale_of
 from .rows import NORMS, normalized, softened
@@ -235,6 +236,7 @@ FORMS: Mapping[str, Callable[[Call], ValueView]] = {
     **dict.fromkeys(("aten::mul", *PRODUCTS), multiplied),
     **dict.fromkeys(SOFTMAX, softened),
     **dict.fromkeys(NORMS, normalized),
+    **dict.fromkeys(GROUPS, group_normalized),
     "aten::cat": joined,
     **dict.fromkeys(_SUMS, averaged),
 }

@@ -27,6 +27,7 @@ real number. A root-mean-square norm has D_i = N * x_i, no square of the sum in 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import exp, isinf, prod
 
 import torch
@@ -108,9 +109,58 @@ def normalized(call: Call) -> ValueView:
     count, dims = prod(sizes), list(range(-len(sizes), 0))
     weight = node.operand("weight").constant
     bias = node.operand("bias").constant if centres else None
-    gains = _in_steps(weight, torch.ones(sizes), call.scale)
-    offsets = _in_steps(bias, torch.zeros(sizes), call.scale)
+    gains = in_steps(weight, torch.ones(sizes), call.scale)
+    offsets = in_steps(bias, torch.zeros(sizes), call.scale)
     epsilon = epsilon_of(node) * count**2 / x.scale**2
+    found = precision_of(call, x, count, epsilon, gains, offsets, centres)
+    steps = call.steps(x)
+    squares = math.insert("aten::sum", math.insert("aten::mul", steps, steps), dims, True, None)
+    spread = math.times(squares, count)
+    if centres:
+        total = math.insert("aten::sum", steps, dims, True, None)
+        centred = math.insert("aten::sub", math.times(steps, count), total, 1)
+        spread = math.insert("aten::sub", spread, math.insert("aten::mul", total, total), 1)
+    least = max(round(epsilon * 4**found.bits), 1)
+    root = math.root(math.insert("aten::add", math.times(spread, 4**found.bits), least, 1))
+    if centres:
+        added = math.insert("aten::mul", root, found.offsets)
+        scaled = math.insert("aten::mul", math.times(centred, 2**found.lift), found.gains)
+        numerator = math.insert("aten::add", scaled, added, 1)
+    else:
+        lifted = math.insert("aten::mul", steps, count * 2**found.lift)
+        numerator = math.insert("aten::mul", lifted, found.gains)
+    divisor = math.insert("aten::mul", root, 1 << FRACTION)
+    return math.saturated(math.divided(numerator, divisor), call.result)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The bits of a norm, and its weights as whole numbers: k, a, G and B of the equations."""
+
+    bits: int
+    lift: int
+    gains: torch.Tensor
+    offsets: torch.Tensor
+
+
+def precision_of(
+    call: Call, x: Codes, count: int, epsilon: float, gains: torch.Tensor, offsets: torch.Tensor,
+    centres: bool = True,
+) -> Precision:  # fmt: skip
+    """Choose the bits of a norm.
+
+    Args:
+        call: the norm.
+        x: codes of its operand.
+        count: numbers of a row.
+        epsilon: eps * count^2 / s_x^2.
+        gains: the weight in steps of the result.
+        offsets: the bias, likewise.
+        centres: whether the mean is subtracted.
+
+    Raises:
+        RefusedError: numbers would have more than 64 bits.
+    """
     span = x.most - x.least if centres else max(x.most, -x.least)
     largest = count**2 * span**2 + int(epsilon) + 1
     room = 31 - _bits(gains)  # of gains
@@ -121,26 +171,9 @@ def normalized(call: Call) -> ValueView:
             f"its result has steps of {call.scale:g}, and its operand rows of {count} numbers with "
             f"steps of {x.scale:g}: its numbers would have more than 64 bits"
         )
-    steps = call.steps(x)
-    squares = math.insert("aten::sum", math.insert("aten::mul", steps, steps), dims, True, None)
-    spread = math.times(squares, count)
-    if centres:
-        total = math.insert("aten::sum", steps, dims, True, None)
-        centred = math.insert("aten::sub", math.times(steps, count), total, 1)
-        spread = math.insert("aten::sub", spread, math.insert("aten::mul", total, total), 1)
-    least = max(round(epsilon * 4**bits), 1)
-    root = math.root(math.insert("aten::add", math.times(spread, 4**bits), least, 1))
-    lifted = max(bits + FRACTION - room, 0)
-    whole = (gains * 2 ** (bits + FRACTION - lifted)).round().long()
-    if centres:
-        added = math.insert("aten::mul", root, (offsets * 2**FRACTION).round().long())
-        scaled = math.insert("aten::mul", math.times(centred, 2**lifted), whole)
-        numerator = math.insert("aten::add", scaled, added, 1)
-    else:
-        lifts = math.insert("aten::mul", steps, count * 2**lifted)
-        numerator = math.insert("aten::mul", lifts, whole)
-    divisor = math.insert("aten::mul", root, 1 << FRACTION)
-    return math.saturated(math.divided(numerator, divisor), call.result)
+    lift = max(bits + FRACTION - room, 0)
+    whole = (gains * 2 ** (bits + FRACTION - lift)).round().long()
+    return Precision(bits, lift, whole, (offsets * 2**FRACTION).round().long())
 
 
 def epsilon_of(node: NodeView) -> float:
@@ -149,7 +182,8 @@ def epsilon_of(node: NodeView) -> float:
     return torch.finfo(torch.float32).eps if given is None else float(given)
 
 
-def _in_steps(given: torch.Tensor | None, default: torch.Tensor, scale: float) -> torch.Tensor:
+def in_steps(given: torch.Tensor | None, default: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return a weight or bias in steps of a result, or a default, in double precision."""
     return (default if given is None else given.detach()).double() / scale
 
 

@@ -109,13 +109,18 @@ def data(count: int = 4) -> list[Tensor]:
     return [torch.randn(2, TOKENS, WIDTH, generator=generator) * 3 for _ in range(count)]
 
 
-def models(module: nn.Module, target: FixedPoint, **options: Any) -> Any:
-    """Return the traced network, the reference model and the lowered one."""
+def models(module: nn.Module, target: FixedPoint, script: bool = False, **options: Any) -> Any:
+    """Return the network in TorchScript, the reference model and the lowered one."""
     torch.manual_seed(0)
     for part in module.modules():
         if isinstance(part, nn.Linear):
             part.reset_parameters()
-    traced = torch.jit.trace(module.eval(), data(1)[0], check_trace=False)
+    module.eval()
+    traced = (
+        torch.jit.script(module)
+        if script
+        else torch.jit.trace(module, data(1)[0], check_trace=False)
+    )
     prepared = jit_passes.prepare(traced, target=target, **options)
     jit_passes.calibrate(prepared, data())
     reference = jit_passes.convert(prepared)
@@ -183,9 +188,26 @@ def test_rows_that_are_hidden_altogether(fill: float, empty: bool, tmp_path: Pat
     check(tmp_path, x.numel())
 
 
-@pytest.mark.parametrize("module", [Encoder, lambda: Attention("triu")], ids=["layers", "triu"])
-def test_gcc_gives_the_codes(module: Any, tmp_path: Path) -> None:
-    _, _, lowered = models(module(), FixedPoint())
+class Layer(nn.Module):
+    """PyTorch's layer, whose branches ask for the number of axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, 0.0, batch_first=True)
+        self.register_buffer("mask", INFINITE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x, self.mask)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("module", "script"),
+    [(Encoder, False), (Layer, True), (lambda: Attention("triu"), False)],
+    ids=["layers", "scripted", "triu"],
+)
+def test_gcc_gives_the_codes(module: Any, script: bool, tmp_path: Path) -> None:
+    _, _, lowered = models(module(), FixedPoint(), script)
     first, *others = data(2)
     jit_passes.export_c(lowered, tmp_path, first, others)
     check(tmp_path, lowered(first).numel(), 2)

@@ -23,6 +23,7 @@ from .structs import AXES
 from .sums import FormError, SumReader
 
 _OF_INPUT = ("to", "clamp", "round", "nan_to_num", "mul", "add")  # which quantize it
+_HOLD = ("prim::Constant", "prim::GetAttr")
 _MOVES = ("copy", "gather", "max_pool2d")  # kernels that keep the grid
 PRODUCTS = ("aten::conv1d", "aten::conv2d", "aten::linear", "aten::matmul", "aten::bmm")
 _SAME_ORDER = (
@@ -134,7 +135,8 @@ class Reader:
     def read(self, inputs: Sequence[Any]) -> tuple[Program, list[torch.Tensor], list[torch.Tensor]]:
         self.results = dict(zip((v.id for v in self.graph.inputs), inputs, strict=True))
         for node in self.graph.nodes:
-            if node.block == 0 and node.kind not in ("prim::Constant", "prim::GetAttr"):
+            tensors = any(value.is_tensor for value in node.outputs)  # others when one needs them
+            if node.block == 0 and node.kind not in _HOLD and tensors:
                 self._read(node)
         found = [self._output(value) for value in _parts(self.graph.outputs)]
         _spread_grids(self.program)
@@ -181,24 +183,17 @@ class Reader:
         count = len(node.outputs)
         first = 0 if self.value(node.main_operand) else count
         for value, result in node.carried[first : first + count]:
-            self._compute(value)
             self.results[result.id] = self.value(value)
             self._chosen[result.id] = value
             if value.id in self.buffers:
                 self.buffers[result.id] = self.buffers[value.id]
 
-    def _compute(self, value: ValueView) -> None:
-        """Read the operators of a branch that lead to a value."""
-        maker = value.producer
-        if maker is None or value.is_constant or value.id in self.results:
-            return
-        for operand in maker.inputs:
-            self._compute(operand)
-        self._read(maker)
-
     def value(self, value: ValueView) -> Any:
         if value.is_constant:
             return value.constant
+        maker = value.producer
+        if value.id not in self.results and maker is not None and maker.kind not in _HOLD:
+            self._read(maker)
         if value.id not in self.results:
             raise JitPassesError(f"'{value.name}' is state of the model, which C has no form for")
         return self.results[value.id]

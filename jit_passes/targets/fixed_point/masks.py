@@ -142,11 +142,13 @@ def without_data(value: ValueView) -> bool:
         if found.is_constant or found.from_sizes:
             continue
         maker = found.producer
-        if maker is None or maker.carried or found.written or "rand" in maker.kind:
+        loops = maker is None or (maker.carried and maker.kind != "prim::If")
+        if maker is None or loops or found.written or "rand" in maker.kind:
             return False
-        if maker.traits.asks_for_shape or maker.kind in _LIKE:
+        if maker.traits.asks_for_shape or maker.kind in _ASKING:
             continue
-        new = [operand for operand in maker.inputs if operand.id not in seen]
+        read = [*maker.inputs, *(value for value, _ in maker.carried)]  # what branches give
+        new = [operand for operand in read if operand.id not in seen]
         seen.update(operand.id for operand in new)
         pending += new
     return True
@@ -200,7 +202,10 @@ def _computed(node: NodeView, function: Callable[[float, float], float]) -> Numb
     return frozenset(function(a, b) for a, b in product(parts[0], parts[1]))
 
 
-_LIKE = frozenset(f"aten::{kind}_like" for kind in ("full", "ones", "zeros"))
+# Operators that look at a tensor, and not at its numbers.
+_ASKING = frozenset(
+    (*(f"aten::{kind}_like" for kind in ("full", "ones", "zeros")), "prim::is_nested")
+)
 _TRUTHS = frozenset(
     f"aten::{kind}" for kind in ("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "bitwise_not")
 )

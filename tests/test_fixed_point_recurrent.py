@@ -86,7 +86,7 @@ def tabled(reference: Any) -> Any:
 OPTIONS = [(1, 0, 1, 1, 0), (1, 0, 0, 1, 1), (2, 1, 1, 0, 0), (2, 1, 0, 1, 1), (3, 0, 1, 1, 0)]
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("steps", [1, STEPS])
 def test_steps_are_the_layers(kind: str, steps: int) -> None:
     """In double precision the steps are PyTorch's operator, in all forms of it."""
@@ -131,7 +131,7 @@ def test_equals_the_oracle(kind: str, requantization: str, rounding: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "script", "both"), [("LSTM", False, True), ("GRU", False, False), ("GRU", True, False)]
+    ("kind", "script", "both"), [("LSTM", False, True), ("GRU", True, False), ("RNN", False, False)]
 )
 def test_gcc_gives_the_codes(kind: str, script: bool, both: bool, tmp_path: Path) -> None:
     target = FixedPoint(steps=STEPS)
@@ -142,12 +142,12 @@ def test_gcc_gives_the_codes(kind: str, script: bool, both: bool, tmp_path: Path
     lines = (tmp_path / "model.c").read_text().splitlines()
     arrays = [line for line in lines if line.startswith("static const") and "_weight" in line]
     # Of the linears; of input and state for all steps, in each direction; and b_hn of a GRU.
-    assert len(arrays) == 2 + (2 * 2 if kind == "LSTM" else 3)
+    assert len(arrays) == 2 + {"LSTM": 2 * 2, "GRU": 2 + 1, "RNN": 2}[kind]
     with pytest.raises(RuntimeError, match="unflatten"):
         lowered(torch.randn(BATCH, STEPS + 1, 4))
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_steps_have_one_format(kind: str) -> None:
     """Each step of the state is computed as those before, and their sequence is no sum."""
     _, _, lowered = models(Tagger(kind), FixedPoint(steps=STEPS))

@@ -1,15 +1,17 @@
-"""LSTM and GRU layers as steps of operators that have integer forms.
+"""Recurrent layers as steps of operators that have integer forms.
 
 With x_t the input and h, c the state, both 0 ahead of the first step unless the model gives them:
 
+    RNN     h' = tanh(W x_t + b_i + b_h + U h), or relu
     LSTM    i, f, g, o = W x_t + b_i + b_h + U h
             c' = sig(f) c + sig(i) tanh(g),   h' = sig(o) tanh(c')
     GRU     r = sig(W_r x_t + b_r + U_r h),   z = sig(W_z x_t + b_z + U_z h)
             n = tanh(W_n x_t + b_in + r (U_n h + b_hn)),   h' = (h - n) z + n
 
-Source: the equations of `torch.nn.LSTM` and `torch.nn.GRU`. The products of all steps with W are
-one linear. Biases are added there, but for b_hn. Ahead of a first step from 0 there are no products
-with U, nor with c: r b_hn is a convolution in groups of one channel, and h' = n - z n.
+Source: the equations of `torch.nn.RNN`, `torch.nn.LSTM` and `torch.nn.GRU`. The products of all
+steps with W are one linear. Biases are added there, but for b_hn. Ahead of a first step from 0
+there are no products with U, nor with c: r b_hn is a convolution in groups of one channel, and
+h' = n - z n.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ import torch
 from ...graph.editor import GraphEditor
 from ...graph.view import LIST, GraphView, NodeView, ValueView
 from ...quantizers.capability import is_constant_behind
-from ...specification.recurrent import GATED
+from ...specification.recurrent import GATED, PLAIN
 from .masks import numbers_of
 
-LSTM = "aten::lstm"
+GRU = "aten::gru"
 _AXIS = "aten::unsqueeze"
 _HOLD = ("prim::Constant", "prim::GetAttr", LIST)
 State = list[ValueView | None]  # h, and c of an LSTM; None for zeros
@@ -41,7 +43,7 @@ def unroll_layers(graph: GraphEditor, steps: int | None) -> None:
         steps: of each sequence; None where nobody has said how many.
     """
     for node in graph.nodes:
-        if node.kind not in GATED:
+        if node.kind not in (*GATED, *PLAIN):
             continue
         if why := _refusal(node, steps):
             graph.remark(node, why)
@@ -93,12 +95,12 @@ class _Run:
     inner: torch.Tensor | None
 
     @classmethod
-    def of(cls, values: Sequence[ValueView], lstm: bool) -> _Run:
+    def of(cls, values: Sequence[ValueView], gru: bool) -> _Run:
         """Take the weights and biases of a layer's operand `params`."""
         if len(values) == 2:
             return cls(values[0], values[1], None, None)
         of_input, of_state = (value.constant.detach() for value in values[2:])
-        if lstm:
+        if not gru:
             return cls(values[0], values[1], of_input + of_state, None)
         gates, inner = of_state.split([2 * len(of_state) // 3, len(of_state) // 3])
         added = of_input + torch.cat([gates, torch.zeros_like(inner)])
@@ -121,7 +123,6 @@ class _Unrolling:
 
     def __init__(self, graph: GraphEditor, node: NodeView, steps: int) -> None:
         self.graph, self.node, self.steps = graph, node, steps
-        self.lstm = node.kind == LSTM
         self.axis = 1 if node.operand("batch_first").constant else 0
 
     def insert(self, kind: str, *operands: Any) -> ValueView:
@@ -137,7 +138,7 @@ class _Unrolling:
             found = []
             for number in range(layer * directions, (layer + 1) * directions):
                 own = values[number * len(names) : (number + 1) * len(names)]
-                run, back = _Run.of(own, self.lstm), number % directions == 1
+                run, back = _Run.of(own, node.kind == GRU), number % directions == 1
                 states = self._states(sequence, run, self._initial(number), back)
                 last.append(states[-1])
                 ordered = reversed(states) if back else states
@@ -164,12 +165,18 @@ class _Unrolling:
         """Return the state behind each step, in the order of computation."""
         products = self.insert("linear", sequence, run.of_input, run.added)
         products = self.insert("unflatten", products, self.axis, [self.steps])  # or an error
-        step = self._lstm if self.lstm else self._gru
+        step = {"aten::lstm": self._lstm, GRU: self._gru}.get(self.node.kind, self._plain)
         found = []
         for t in reversed(range(self.steps)) if back else range(self.steps):
             state = step(self.insert("select", products, self.axis, t), run, state)
             found.append(state)
         return found
+
+    def _plain(self, x: ValueView, run: _Run, state: State) -> State:
+        (h,) = state
+        if h is not None:
+            x = self._sum(self.insert("linear", h, run.of_state, None), x)
+        return [self.insert(self.node.kind.removeprefix("aten::rnn_"), x)]
 
     def _lstm(self, x: ValueView, run: _Run, state: State) -> State:
         h, c = state

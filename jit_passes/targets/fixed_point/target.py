@@ -40,7 +40,7 @@ class FixedPoint(Target):
             "half_away" from zero; "truncate", which drops bits and so rounds down.
         accumulator_bits: 16, 24, 32 or 48. Layers whose weights could overflow it stay in float,
             and the report says by how much.
-        steps: how many steps the sequences of LSTM and GRU layers have, which are unrolled; None
+        steps: how many steps the sequences of recurrent layers have, which are unrolled; None
             to leave these layers in float.
 
     Raises:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes import _C, GraphView, JitPassesError, Pipeline
+from jit_passes import _C, GraphView, JitPassesError, JitPassesWarning, Pipeline
 from jit_passes.export.c.reading import read_program
 from jit_passes.stages.normalize import normalize
 from jit_passes.targets import FixedPoint
@@ -166,6 +166,8 @@ def test_refusals() -> None:
     traced = torch.jit.trace(Tagger().eval(), x)
     told = str(jit_passes.inspect(traced, target="fixed_point"))
     assert "its number of steps is not known: take FixedPoint(steps=...)" in told
+    with pytest.warns(JitPassesWarning, match=r"'layers:lstm' \(its number of steps is not known"):
+        models(Tagger(), FixedPoint())
     projected = torch.jit.trace(Layers("LSTM", proj_size=4).eval(), torch.randn(STEPS, 1, INPUT))
     assert "it has a projection" in str(jit_passes.inspect(projected, target=FixedPoint(steps=5)))
     with pytest.raises(JitPassesError, match="steps is a whole number from 1 on, or None, not 0"):

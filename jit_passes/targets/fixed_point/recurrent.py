@@ -45,18 +45,23 @@ def unroll_layers(graph: GraphEditor, steps: int | None) -> None:
     for node in graph.nodes:
         if node.kind not in (*GATED, *PLAIN):
             continue
-        if why := _refusal(node, steps):
+        if why := refusal_of_layer(node, steps):
             graph.remark(node, why)
         else:
             assert steps is not None
             _Unrolling(graph, node, steps).write()
 
 
-def _refusal(node: NodeView, steps: int | None) -> str | None:
+def refusal_of_layer(node: NodeView, steps: int | None = None) -> str | None:
+    """Say why a recurrent layer cannot be unrolled; None where it can, and for other operators."""
+    if node.kind not in (*GATED, *PLAIN):
+        return None
     if node.overload != "input":
         return "it reads packed sequences: give it a tensor of sequences of one length"
     if not is_constant_behind(node, node.position("has_biases")):
         return "one of its options is computed by the model"
+    if node.operand("train").constant and node.operand("dropout").constant:
+        return "it drops numbers between its layers"
     values = [value for place, _, value in node.operands if place == node.position("params")]
     if not all(isinstance(value.constant, torch.Tensor) for value in values):
         return "its weights are no constants"

@@ -28,7 +28,7 @@ real number. A root-mean-square norm has D_i = N * x_i, no square of the sum in 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, isinf, prod
+from math import isinf, log, prod
 
 import torch
 
@@ -82,7 +82,7 @@ def _seen(
     if why := refusal_of_mask(mask):
         raise RefusedError(f"of '{mask.name}': {why}")
     span, lowest = x.high - x.low, (x.low - x.zero_point) * x.scale
-    if exp(fill.constant - lowest) >= 2.0 ** -(ONE + 1):
+    if fill.constant - lowest > -(ONE + 1) * log(2):
         raise RefusedError(f"'{mask.name}' fills in {fill.constant:g}, and scores reach {lowest:g}")
     bottom = math.insert("aten::masked_fill", codes, hidden, x.low - span - 1)
     below = math.insert("aten::clamp", _below(call, bottom, dim), 0, span + 1)

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
 
@@ -37,6 +37,7 @@ from benchmarks.inputs import realistic
 from benchmarks.models.encoder import Encoder
 from benchmarks.models.keywords import COEFFICIENTS, FRAMES, KeywordNet
 from benchmarks.models.mobilenet_v2 import MobileNetV2
+from benchmarks.models.recurrent import Tagger
 from benchmarks.models.resnet import resnet18
 from benchmarks.models.unet import UNet
 from jit_passes.export.c.program import Program, plan_arena
@@ -66,11 +67,12 @@ def _digits(name: str) -> Callable[[], nn.Module]:
 
 @dataclass(frozen=True)
 class Case:
-    """A network, and the size of a sample."""
+    """A network, the size of a sample, and how many steps recurrent layers have."""
 
     title: str
     make: Callable[[], nn.Module]
     size: tuple[int, ...]
+    steps: int | None = None
 
     def batch(self, count: int, seed: int) -> Tensor:
         """Return inputs of which neighbours are alike, as those of images are."""
@@ -85,6 +87,8 @@ CASES = {
     "keywords": Case("DS-CNN, keywords", KeywordNet, (1, FRAMES, COEFFICIENTS)),
     "unet": Case("U-Net, 8 base channels", lambda: UNet(2, 8, transposed=False), (3, 64, 64)),
     "encoder": Case("transformer, 2 layers of 128", lambda: Encoder(2, 128, 4), (32, 128)),
+    "causal": Case("the same, causal", lambda: Encoder(2, 128, 4, causal=True), (32, 128)),
+    "tagger": Case("LSTM tagger, 2 layers of 2 x 64", lambda: Tagger(32, 64, 12), (20, 32), 20),
     "mobilenet_v2": Case("MobileNetV2", MobileNetV2, (3, 224, 224)),
     "resnet18": Case("ResNet-18", resnet18, (3, 96, 96)),
 }
@@ -98,7 +102,7 @@ def row(case: Case, target: FixedPoint) -> list[str]:
     model = torch.jit.trace(net, sample)
     with warnings.catch_warnings():
         warnings.simplefilter("error", jit_passes.JitPassesWarning)  # nothing stays in float
-        prepared = jit_passes.prepare(model, target=target)
+        prepared = jit_passes.prepare(model, target=replace(target, steps=case.steps))
         jit_passes.calibrate(prepared, [case.batch(8, i) for i in range(4)])
         reference = jit_passes.convert(prepared)
         lowered = jit_passes.lower(reference)

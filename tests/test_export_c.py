@@ -196,6 +196,39 @@ def test_too_many_axes(tmp_path: Path) -> None:
         jit_passes.export_c(lowered, tmp_path, data(1)[0])
 
 
+class Decides(nn.Module):
+    """Branches: by sizes, and by data where there are more than two samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[2] > 10:
+            y = self.a(x)
+        elif x.shape[0] <= 2:
+            y = self.a(x.flip(2))
+        else:
+            y = self.b(x) if bool(x.sum() > 0) else self.a(x)
+        return y
+
+
+def test_branches(tmp_path: Path) -> None:
+    """The program has what is taken for the sizes of the example."""
+    script = torch.jit.script(Decides().eval())
+    wide, small, many = torch.randn(2, 3, 12, 12), torch.randn(2, 3, 8, 8), torch.rand(4, 3, 8, 8)
+    batches = [wide, small, many, -many]
+    lowered = jit_passes.quantize_script(script, batches, target="fixed_point")
+    for x, kernels in ((wide, {"conv2d"}), (small, {"conv2d", "copy"})):
+        jit_passes.export_c(lowered, tmp_path / "folder", x)
+        check(tmp_path / "folder", lowered(x).numel())
+        program, _, _ = read_program(lowered, (x,), "forward")
+        assert {call.kernel for call in program.calls} == kernels
+    with pytest.raises(JitPassesError, match="it decides by its data, and C has no form for that"):
+        jit_passes.export_c(lowered, tmp_path / "other", many)
+    assert not (tmp_path / "other").exists()
+
+
 def test_refusals(tmp_path: Path) -> None:
     reference, lowered = models(Residual, "reference")
     with pytest.raises(JitPassesError, match="lowered for 'reference', and C is written"):

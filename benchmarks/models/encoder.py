@@ -17,11 +17,14 @@ WIDTH = 384
 
 
 class Attention(nn.Module):
-    """Every token's mean of all others, weighted by the softmax of products, in each head."""
+    """Every token's mean of all others, weighted by the softmax of products, in each head.
 
-    def __init__(self, width: int, heads: int) -> None:
+    With `causal`, of those up to itself.
+    """
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.scale = (width // heads) ** -0.5
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -29,7 +32,11 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, 2)
         q, k, v = self.split(q), self.split(k), self.split(v)
-        weights = torch.softmax(q @ k.transpose(-2, -1) * self.scale, -1)
+        scores = q @ k.transpose(-2, -1) * self.scale
+        if self.causal:
+            later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(later, float("-inf"))
+        weights = torch.softmax(scores, -1)
         return self.out((weights @ v).transpose(1, 2).flatten(2))
 
     def split(self, x: Tensor) -> Tensor:
@@ -40,10 +47,10 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Attention and two linear layers with a gelu, each added to its input."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, causal)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -56,9 +63,11 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """Embedded tokens ``[batch, tokens, 384]`` to logits ``[batch, 1000]`` of their mean."""
 
-    def __init__(self, layers: int = 6, width: int = WIDTH, heads: int = 6) -> None:
+    def __init__(
+        self, layers: int = 6, width: int = WIDTH, heads: int = 6, causal: bool = False
+    ) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))
+        self.layers = nn.Sequential(*(Layer(width, heads, causal) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 1000)
         for module in self.modules():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
 import torch
 
-from ..graph.view import NodeView, ValueView
+from ..graph.view import GraphView, NodeView, ValueView
 from ..observers import MinMax, PairSums
+from ..passes.steps import Step
 from ..specification.annotation import describe
 from ..specification.recurrent import RECURRENT, is_matrix, matrices_of
 from ..specification.specification import QuantizationSpec
@@ -57,6 +58,8 @@ class Capability:
             float what saves no conversion there.
         correlations: whether it rounds between the products of a convolution and its bias, where
             the correlation is quantized.
+        shared: a function that returns groups of results which have the same parameters, as far as
+            they are quantized alike; None for no such groups.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -70,12 +73,13 @@ class Capability:
     floats: Mapping[str, Check] = field(default_factory=dict)
     in_regions: Check | None = None
     begins: frozenset[str] = frozenset()
-    forms: tuple[str, ...] = ()
+    forms: tuple[Step, ...] = ()
     dynamic: SpecSupport | None = None
     dynamic_regions: bool = False
     sums: Callable[[NodeView, Spec, Spec], str | None] | None = None
     integers_only: bool = False
     correlations: bool = False
+    shared: Callable[[GraphView], Iterable[Sequence[ValueView]]] | None = None
 
     def is_weighted(self, node: NodeView) -> bool:
         """Say whether the backend has the operator as one with weights."""

@@ -372,6 +372,10 @@ class Selection:
             if free and uses and all(self.takes_parts(use, node) for use in uses):
                 assert uses[0] is not None
                 self.compute_within(index, uses[0][0])
+            elif self.selected[index].only_part:
+                del self.selected[index]
+                self.by_output.pop(self.result(node).id, None)
+                self.reasons[node.name] = "what reads it is in float"
 
     def takes_parts(self, use: Use | None, node: NodeView) -> bool:
         if use is None or not self.reads(*use) or use[0].block != node.block:

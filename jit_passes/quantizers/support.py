@@ -179,6 +179,7 @@ class OperatorSupport:
             operator with weights makes or reads it.
         reads_parts: says which operators it takes the quantized operands of, in place of their
             result: a concatenation in front of it is not rounded.
+        only_part: whether it is computed within such an operator alone, and else in float.
         sums: the weighted operators whose results it takes before they are rounded: of an addition
             one of its two operands, of a function its only one. Its own result alone is quantized
             then, where nothing else reads that of the weighted operator.
@@ -208,6 +209,7 @@ class OperatorSupport:
     input_range: tuple[float, float] | None = None
     begins: bool = False
     reads_parts: Callable[[NodeView], bool] | None = None
+    only_part: bool = False
     sums: tuple[str, ...] = ()
     gives_float: bool = True
     constants: bool = False

@@ -72,6 +72,7 @@ class AnnotationWriter:
         for index in sorted(self.selection.selected):
             has_result = index not in summed and index not in self.selection.inner
             self.annotate(self.nodes[index], has_result)
+        self.share()
         for node in self.nodes.values():
             if self.standalone.role(node) is None:
                 continue
@@ -83,6 +84,14 @@ class AnnotationWriter:
                 if why := self.standalone.why(node):
                     self.annotations.chosen[node.name] = why
         return self.annotations
+
+    def share(self) -> None:
+        """Say which results have the same parameters by the backend's wish."""
+        shared = self.policy.capability.shared
+        for group in shared(self.selection.graph) if shared else ():
+            places = [value for value in group if value.id in self.selection.by_output]
+            if len(places) > 1:
+                self.annotations.share(*places)
 
     def annotate(self, node: NodeView, has_result: bool) -> None:
         row = self.selection.selected[node.index]

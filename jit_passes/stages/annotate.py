@@ -206,7 +206,7 @@ def annotate(
     made = description_of(quantizer)
     if made.get("mode") == AUTO and backend is not None and backend.capability.forms:
         assert isinstance(quantizer, BackendQuantizer)
-        regions = backend.capability.dynamic_regions
+        regions = backend.capability.dynamic_regions or backend.capability.integers_only
         if not regions and not quantizer.is_static(view(module)):
             made["forms"] = False  # a target's own are for operators in regions
     module, remarks = formed(module, method, backend, made)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...graph.view import NodeView
+from ...targets.fixed_point.groups import LONGEST
 from .layout import all_axes, broadcast_loops, loops, pool_shape, rescaling, strides_of
 from .program import CTYPES, Argument, Buffer, Struct
 from .structs import CONV2D
@@ -156,9 +157,7 @@ def _softmax(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -
     table, below = maker.inputs
     largest = made(made(below, "aten::sub").main_operand, "aten::amax")
     x, y = reader.buffer(node, reader.sums.steps(largest.main_operand).codes), reader.new(node)
-    (axis,) = reader.value(largest.inputs[1])
-    count = x.shape[axis]
-    inner = prod(x.shape[axis % len(x.shape) + 1 :])
+    count, inner = _row(reader, x, largest)
     assert found.by is not None
     (multiplier,), (_, divisor) = found.multipliers, reader.sums.scaled(found.by)
     reader.call(
@@ -169,26 +168,99 @@ def _softmax(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -
     )  # fmt: skip
 
 
+def _row(reader: Reader, x: Buffer, largest: NodeView) -> tuple[int, int]:
+    """Return the size of the axis that a largest code is taken along, and those behind it."""
+    (axis,) = reader.value(largest.inputs[1])
+    return x.shape[axis], prod(x.shape[axis % len(x.shape) + 1 :])
+
+
+def _shares(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    """Add softmax, with a mask or without."""
+    empty = maker.kind == "aten::masked_fill"  # what is hidden has no share, also alone
+    maker = made(maker.main_operand, "aten::take") if empty else maker
+    table, below = maker.inputs
+    if below.producer is None or below.producer.kind != "aten::clamp":
+        _softmax(reader, node, maker, found)
+        return
+    largest = made(made(below.producer.main_operand, "aten::sub").main_operand, "aten::amax")
+    codes, hidden, _ = made(largest.main_operand, "aten::masked_fill").inputs
+    x, y = reader.buffer(node, reader.sums.steps(codes).codes), reader.new(node)
+    if x.shape != y.shape:
+        raise FormError(f"its mask has the sizes of {y.shape}, and its scores {x.shape}")
+    exponentials, mask = reader.value(table)[:-1], reader.value(hidden)
+    count, inner = _row(reader, x, largest)
+    assert found.by is not None
+    (multiplier,), (_, divisor) = found.multipliers, reader.sums.scaled(found.by)
+    reader.call(
+        node, "masked_softmax", [x], y,
+        l=broadcast_loops(x.shape, mask.shape, mask.shape), count=max(count, 1), inner=inner, x=x,
+        hidden=reader.constant(node, "hidden", "uint8_t", mask.to(torch.uint8)),
+        table=reader.constant(node, "table", "int32_t", exponentials),
+        alone=0 if empty else int(exponentials[0]),
+        multiplier=multiplier, divisor=divisor, r=rescaling(found), y=y,
+    )  # fmt: skip
+
+
 def _layer_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    """Add layer norm, or a norm of groups of channels, whose count follows from sizes."""
     centred, gains = made(maker.inputs[0], "aten::mul").inputs
     root, offsets = made(maker.inputs[1], "aten::mul").inputs
     centred, lift = reader.sums.scaled(centred)
     steps, count = reader.sums.scaled(made(centred, "aten::sub").main_operand)
+    groups: list[int] = []  # batch, groups, channels of each, and places
+    if steps.producer is not None and steps.producer.kind == "aten::mul":
+        steps = steps.producer.main_operand
+        groups = list(reader.value(steps).shape)
+        for kind in ("aten::unflatten", "aten::flatten", "aten::unsqueeze"):
+            steps = made(steps, kind).main_operand
     codes = reader.sums.steps(steps)
     x, y = reader.buffer(node, codes.codes), reader.new(node)
     above = made(made(root, "aten::add").inputs[1], "aten::gt")
     spread, epsilon = made(above.inputs[1], "aten::add").inputs[:2]
     assert found.by is not None
     gain, offset = (
-        reader.constant(maker, name, "int32_t", reader.value(numbers))
+        reader.constant(maker, name, "int32_t", _for_each(prod(groups[1:3]), reader.value(numbers)))
         for name, numbers in (("gain", gains), ("offset", offsets))
     )
+    shared: dict[str, Argument] = {
+        "x": x, "zero": codes.zero,
+        "factor": reader.sums.scaled(spread)[1], "epsilon": int(reader.value(epsilon)),
+        "lift": lift, "gain": gain, "offset": offset,
+        "divisor": reader.sums.scaled(found.by)[1], "r": rescaling(found), "y": y,
+    }  # fmt: skip
+    if not groups:
+        rows = x.count // max(count, 1)
+        reader.call(node, "layer_norm", [x], y, rows=rows, count=count, **shared)
+        return
+    if (longest := prod(groups[2:])) > LONGEST:
+        raise FormError(f"its groups have {longest} numbers, and 64 bits hold those of {LONGEST}")
+    head = {"groups": groups[1], "channels": groups[2], "inner": groups[3]}
+    reader.call(node, "group_norm", [x], y, rows=prod(groups[:2]), **head, **shared)
+
+
+def _for_each(channels: int, numbers: torch.Tensor) -> torch.Tensor:
+    """Return a number for each channel, where there is one for all."""
+    return numbers.flatten().repeat(channels) if numbers.numel() == 1 and channels > 1 else numbers
+
+
+def _rms_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    assert found.by is not None
+    root, divisor = reader.sums.scaled(found.by)
+    steps, lift = reader.sums.scaled(found.value)
+    codes = reader.sums.steps(steps)
+    x, y = reader.buffer(node, codes.codes), reader.new(node)
+    above = made(made(root, "aten::add").inputs[1], "aten::gt")
+    squares, epsilon = made(above.inputs[1], "aten::add").inputs[:2]
+    squares, factor = reader.sums.scaled(squares)
+    squares, count = reader.sums.scaled(squares)
+    made(squares, "aten::sum")
+    gains = torch.tensor(found.multipliers)
     reader.call(
-        node, "layer_norm", [x], y,
-        rows=x.count // max(count, 1), count=count, x=x, zero=codes.zero,
-        factor=reader.sums.scaled(spread)[1], epsilon=int(reader.value(epsilon)),
-        lift=lift, gain=gain, offset=offset,
-        divisor=reader.sums.scaled(found.by)[1], r=rescaling(found), y=y,
+        node, "rms_norm", [x], y,
+        rows=x.count // max(len(gains), 1), count=len(gains), x=x, zero=codes.zero,
+        factor=factor * count, epsilon=int(reader.value(epsilon)), lift=lift,
+        gain=reader.constant(maker, "gain", "int32_t", gains),
+        divisor=divisor, r=rescaling(found), y=y,
     )  # fmt: skip
 
 
@@ -254,4 +326,9 @@ _FORMS: Mapping[str, _Form] = {
     "aten::to": _regridded,
 }
 # Of sums that are divided by those of their rows.
-_QUOTIENTS: Mapping[str, _Form] = {"aten::take": _softmax, "aten::add": _layer_norm}
+_QUOTIENTS: Mapping[str, _Form] = {
+    "aten::take": _shares,
+    "aten::masked_fill": _shares,
+    "aten::add": _layer_norm,
+    "aten::mul": _rms_norm,
+}

@@ -246,6 +246,45 @@ KERNELS: Mapping[str, Kernel] = {
 }
 """,
     ),
+    "masked_softmax": Kernel(
+        {
+            "l": "const loops *",
+            **dict.fromkeys(("count", "inner"), "int32_t"),
+            "x": "const X *",
+            "hidden": "const uint8_t *",
+            "table": "const int32_t *",
+            **dict.fromkeys(("alone", "multiplier", "divisor"), "int32_t"),
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    int32_t rows = count_of(l->sizes) / count;
+    for (int32_t n = 0; n < rows; ++n) {
+        int32_t begin = n / inner * count * inner + n % inner;
+        int32_t largest = INT32_MIN, seen = 0;
+        int64_t sum = 0;
+        for (int32_t k = 0; k < count; ++k) {
+            int32_t at = begin + k * inner;
+            if (!hidden[place(at, l->sizes, l->a)]) {
+                largest = x[at] > largest ? x[at] : largest;
+                ++seen;
+            }
+        }
+        for (int32_t k = 0; k < count; ++k) {
+            int32_t at = begin + k * inner, hides = hidden[place(at, l->sizes, l->a)];
+            sum += seen == 0 ? alone : hides ? 0 : table[largest - x[at]];
+        }
+        sum = sum > 0 ? sum : 1;
+        for (int32_t k = 0; k < count; ++k) {
+            int32_t at = begin + k * inner, hides = hidden[place(at, l->sizes, l->a)];
+            int64_t share = seen == 0 ? alone : hides ? 0 : table[largest - x[at]];
+            y[at] = (Y)saturate(round_quotient(share * multiplier, sum * divisor), r);
+        }
+    }
+}
+""",
+    ),
     "layer_norm": Kernel(
         {
             **dict.fromkeys(("rows", "count"), "int32_t"),
@@ -270,6 +309,66 @@ KERNELS: Mapping[str, Kernel] = {
         for (int32_t k = 0; k < count; ++k) {
             int64_t centred = ((int64_t)count * (x[k] - zero) - sum) * lift;
             int64_t scaled = centred * gain[k] + root * offset[k];
+            *y++ = (Y)saturate(round_quotient(scaled, root * divisor), r);
+        }
+    }
+}
+""",
+    ),
+    "group_norm": Kernel(
+        {
+            **dict.fromkeys(("rows", "groups", "channels", "inner"), "int32_t"),
+            "x": "const X *",
+            "zero": "int32_t",
+            **dict.fromkeys(("factor", "epsilon", "lift"), "int64_t"),
+            **dict.fromkeys(("gain", "offset"), "const int32_t *"),
+            "divisor": "int32_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    int32_t count = channels * inner;
+    for (int32_t row = 0; row < rows; ++row, x += count) {
+        int64_t sum = 0, squares = 0;
+        for (int32_t k = 0; k < count; ++k) {
+            int64_t step = x[k] - zero;
+            sum += step;
+            squares += step * step;
+        }
+        int64_t root = root_of((count * squares - sum * sum) * factor + epsilon);
+        for (int32_t k = 0; k < count; ++k) {
+            int32_t c = row % groups * channels + k / inner;
+            int64_t centred = ((int64_t)count * (x[k] - zero) - sum) * lift;
+            int64_t scaled = centred * gain[c] + root * offset[c];
+            *y++ = (Y)saturate(round_quotient(scaled, root * divisor), r);
+        }
+    }
+}
+""",
+    ),
+    "rms_norm": Kernel(
+        {
+            **dict.fromkeys(("rows", "count"), "int32_t"),
+            "x": "const X *",
+            "zero": "int32_t",
+            **dict.fromkeys(("factor", "epsilon", "lift"), "int64_t"),
+            "gain": "const int32_t *",
+            "divisor": "int32_t",
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    for (int32_t row = 0; row < rows; ++row, x += count) {
+        int64_t squares = 0;
+        for (int32_t k = 0; k < count; ++k) {
+            int64_t step = x[k] - zero;
+            squares += step * step;
+        }
+        int64_t root = root_of(squares * factor + epsilon);
+        for (int32_t k = 0; k < count; ++k) {
+            int64_t scaled = (x[k] - zero) * lift * gain[k];
             *y++ = (Y)saturate(round_quotient(scaled, root * divisor), r);
         }
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -13,6 +14,7 @@ from ...stages.faults import misfit
 from ...stages.module import ModelStage, Report, by_position, stage_of
 from ...targets import FixedPoint, Target
 from ...targets.fixed_point.accumulator import overflow
+from ...targets.fixed_point.masks import without_data
 from ..program.forms import Form, form_of
 from .calls import computed
 from .layout import from_strides, loops, pool_shape, strides_of
@@ -21,6 +23,7 @@ from .structs import AXES
 from .sums import FormError, SumReader
 
 _OF_INPUT = ("to", "clamp", "round", "nan_to_num", "mul", "add")  # which quantize it
+_HOLD = ("prim::Constant", "prim::GetAttr")
 _MOVES = ("copy", "gather", "max_pool2d")  # kernels that keep the grid
 PRODUCTS = ("aten::conv1d", "aten::conv2d", "aten::linear", "aten::matmul", "aten::bmm")
 _SAME_ORDER = (
@@ -122,8 +125,9 @@ class Reader:
         self.program = Program(target.rounding, target.accumulator_bits)
         self.results: dict[int, Any] = {}  # of values, by id, for the example
         self.buffers: dict[int, Buffer] = {}  # of codes, by id
+        self._chosen: dict[int, ValueView] = {}  # what a branch gives, by id of the result
         self.sums = SumReader(target.rounding, self.value)
-        self._made: set[str] = set()  # names of constants
+        self._made: dict[str, Constant] = {}  # by name
         known = {value.place: value for value in report.values}
         places = by_position(graph, report.places)
         self.values = {i: known[place] for i, place in places.items() if place in known}
@@ -131,7 +135,8 @@ class Reader:
     def read(self, inputs: Sequence[Any]) -> tuple[Program, list[torch.Tensor], list[torch.Tensor]]:
         self.results = dict(zip((v.id for v in self.graph.inputs), inputs, strict=True))
         for node in self.graph.nodes:
-            if node.block == 0 and node.kind not in ("prim::Constant", "prim::GetAttr"):
+            tensors = any(value.is_tensor for value in node.outputs)  # others when one needs them
+            if node.block == 0 and node.kind not in _HOLD and tensors:
                 self._read(node)
         found = [self._output(value) for value in _parts(self.graph.outputs)]
         _spread_grids(self.program)
@@ -153,7 +158,10 @@ class Reader:
         if node.kind in ("prim::ListConstruct", "prim::TupleConstruct"):
             self.results[node.output.id] = [self.value(value) for value in node.inputs]
             return
-        form = None if node.kind in ("prim::If", "prim::Loop") else form_of(node, {})
+        if node.kind == "prim::If":
+            self._branch(node)
+            return
+        form = None if node.kind == "prim::Loop" else form_of(node, {})
         if form is None:
             raise self.error(node, f"{node.kind} has no form in C")
         operands = [self.value(value) for value in node.inputs]
@@ -168,9 +176,24 @@ class Reader:
             except FormError as error:
                 raise self.error(node, str(error)) from error
 
+    def _branch(self, node: NodeView) -> None:
+        """Read the branch that is taken for these sizes."""
+        if not without_data(node.main_operand):
+            raise self.error(node, "it decides by its data, and C has no form for that")
+        count = len(node.outputs)
+        first = 0 if self.value(node.main_operand) else count
+        for value, result in node.carried[first : first + count]:
+            self.results[result.id] = self.value(value)
+            self._chosen[result.id] = value
+            if value.id in self.buffers:
+                self.buffers[result.id] = self.buffers[value.id]
+
     def value(self, value: ValueView) -> Any:
         if value.is_constant:
             return value.constant
+        maker = value.producer
+        if value.id not in self.results and maker is not None and maker.kind not in _HOLD:
+            self._read(maker)
         if value.id not in self.results:
             raise JitPassesError(f"'{value.name}' is state of the model, which C has no form for")
         return self.results[value.id]
@@ -259,6 +282,8 @@ class Reader:
 
     def _output(self, value: ValueView) -> torch.Tensor:
         """Let codes be a result, and return them; the model dequantizes them."""
+        while value.id in self._chosen:
+            value = self._chosen[value.id]
         node = value.producer
         steps = node.main_operand.producer if node and node.kind == "aten::mul" else None
         zero = 0
@@ -321,12 +346,15 @@ class Reader:
     def constant(self, node: NodeView, what: str, ctype: str, numbers: Any) -> Constant:
         base = node.module or self.name(node)
         name = f"{identifier(base)}_{what}"
-        unique, number = name, 1
-        while unique in self._made:
+        made = Constant(name, ctype, torch.as_tensor(numbers))
+        number = 1
+        while known := self._made.get(made.name):
+            if known.ctype == ctype and torch.equal(known.numbers, made.numbers):
+                return known  # the weight of another step of a recurrent layer, say
             number += 1
-            unique = f"{name}_{number}"
-        self._made.add(unique)
-        return Constant(unique, ctype, torch.as_tensor(numbers))
+            made = replace(made, name=f"{name}_{number}")
+        self._made[made.name] = made
+        return made
 
     # Operators on codes alone
 

@@ -74,7 +74,10 @@ class SumReader:
         Raises:
             FormError: it is no sum.
         """
-        clamp = made(node.main_operand, "aten::clamp")
+        value = node.main_operand
+        if value.producer is not None and value.producer.kind == "aten::view_as":
+            value = value.producer.main_operand  # from groups of channels to channels
+        clamp = made(value, "aten::clamp")
         low, high = (int(self._known(value)) for value in clamp.inputs[1:])
         value, zero = clamp.main_operand, 0
         added = value.producer

@@ -14,12 +14,13 @@ from .rounding import AVERAGE, ROOT, arithmetic, division
 from .structs import RESCALING, STRUCTS
 
 WIDTH = 100
+NORMS = ("layer_norm", "rms_norm", "group_norm")
 # Functions that kernels call, and which kernels do; one that divides comes first.
 HELPERS: Mapping[str, tuple[str, ...]] = {
     AVERAGE: ("mean", "average_pool2d"),
-    ROOT: ("layer_norm",),
+    ROOT: NORMS,
 }
-DIVIDING = ("mean", "average_pool2d", "softmax", "layer_norm")
+DIVIDING = ("mean", "average_pool2d", "softmax", "masked_softmax", *NORMS)
 _OWN = (
     *("rescaling", "shift_down", "round_shift", "saturate", "rescale", "round_quotient"),
     *("average", "root_of", "conv2d_shape", "pool_shape", "loops", "place", "count_of"),

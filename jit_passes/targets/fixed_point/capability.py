@@ -14,8 +14,11 @@ from ...quantizers.fixed_ranges import FIXED_RANGES
 from ...quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from .accumulator import overflow_before_data
 from .codes import CLIPS, SUPPORTED_MOVES
+from .groups import GROUPS
+from .masks import FILL, SOFTMAX, hide_scores, is_mask, refusal_of_mask
 from .operators import PRODUCTS
-from .rows import SOFTMAX
+from .recurrent import equal_values, unroll_layers
+from .rows import NORMS
 
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
 BIASES = {"int32": (-(2**31) + 1, 2**31 - 1), "int16": CODES["int16"], "int8": CODES["int8"]}
@@ -78,10 +81,13 @@ def _softmax(node: NodeView) -> str | None:
     return None if node.operand("dtype").constant is None else "it changes the dtype"
 
 
-def _layer_norm(node: NodeView) -> str | None:
+def _norm(node: NodeView) -> str | None:
     if why := _options(node):
         return why
-    parts = [node.operand(name).constant for name in ("weight", "bias")]
+    if node.kind == "aten::instance_norm" and not node.operand("use_input_stats").constant:
+        return "it takes running statistics"
+    names = ("weight",) if node.kind == "aten::rms_norm" else ("weight", "bias")
+    parts = [node.operand(name).constant for name in names]
     finite = all(part is None or bool(part.isfinite().all()) for part in parts)
     return None if finite else "its weight or bias holds a NaN or an infinity"
 
@@ -100,10 +106,10 @@ def _rows() -> list[OperatorSupport]:
         for op, check in (("add", _two), ("sub", _two), ("mul", _two), ("div", _of_number))
     ]
     rows += [OperatorSupport(kind, own, (0, 1), CLIPS, check=_matrices) for kind in PRODUCTS]
-    rows += [OperatorSupport(kind, own, check=_softmax) for kind in SOFTMAX]
-    rows.append(
-        OperatorSupport("aten::layer_norm", own, clips=CLIPS, check=_layer_norm, begins=True)
-    )
+    rows += [OperatorSupport(kind, own, check=_softmax, reads_parts=is_mask) for kind in SOFTMAX]
+    rows.append(OperatorSupport(FILL, own, check=refusal_of_mask, only_part=True))
+    rows += [OperatorSupport(kind, own, clips=CLIPS, check=_norm, begins=True) for kind in NORMS]
+    rows += [OperatorSupport(kind, own, (0,), CLIPS, check=_norm) for kind in GROUPS]
     rows.append(OperatorSupport("aten::cat", own, clips=CLIPS, check=_options))
     averages = ("mean", *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2)))
     rows += [OperatorSupport(f"aten::{op}", own, clips=CLIPS, check=_average) for op in averages]
@@ -112,12 +118,13 @@ def _rows() -> list[OperatorSupport]:
 
 
 @cache
-def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
+def capability_of(only_shift: bool, accumulator_bits: int, steps: int | None = None) -> Capability:
     """Return what can be computed on integers.
 
     Args:
         only_shift: whether all scales must be powers of two.
         accumulator_bits: of the register that sums of products are in.
+        steps: of recurrent layers; None where they stay in float.
     """
     table = {row.kind: row for row in _rows()}  # what is spelled out comes after, and wins
     for kind, (ends, _) in FIXED_RANGES.items():
@@ -131,7 +138,14 @@ def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
         SpecSupport(BIASES, SYMMETRIC),
         moves=moves,
         sums=partial(overflow_before_data, bits=accumulator_bits),
-        forms=("spell_out_composites", "expand_attention"),
+        forms=(
+            "spell_out_composites",
+            "expand_attention",
+            "gather_operators",
+            hide_scores,
+            partial(unroll_layers, steps=steps),
+        ),
         integers_only=True,
         correlations=True,
+        shared=equal_values,
     )  # fmt: skip

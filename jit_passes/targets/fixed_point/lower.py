@@ -22,6 +22,7 @@ from .call import Call, Rules
 from .capability import capability_of
 from .codes import CLIPS, CodeFinder, Codes, RefusedError
 from .operators import FORMS, moved_to
+from .recurrent import refusal_of_layer
 
 
 def compute_on_integers(
@@ -96,7 +97,7 @@ class _Lowering:
                 of_input = self.finder.before(value, quantize)
                 codes = moved_to(call, of_input or self.finder.of(value))
             else:
-                raise RefusedError("the target has no integer form of it")
+                raise RefusedError(refusal_of_layer(node) or "the target has no integer form of it")
         except (RefusedError, JitPassesError) as error:
             self._refuse(node, str(error))
             return

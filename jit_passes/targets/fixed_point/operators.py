@@ -29,8 +29,10 @@ from .accumulator import reach
 from .arithmetic import INT64, NUMBERS
 from .call import Call
 from .codes import Codes, Constant, RefusedError, constant_of
+from .groups import GROUPS, group_normalized
+from .masks import SOFTMAX
 from .rescale import common_rescale, rescale_of
-from .rows import SOFTMAX, normalized, softened
+from .rows import NORMS, normalized, softened
 
 PRODUCTS = ("aten::matmul", "aten::bmm")
 LONGEST_OF_AVERAGE = 40  # bits of a shift: with a count of 2^22 the divisor has 62
@@ -233,7 +235,8 @@ FORMS: Mapping[str, Callable[[Call], ValueView]] = {
     "aten::sub": added,
     **dict.fromkeys(("aten::mul", *PRODUCTS), multiplied),
     **dict.fromkeys(SOFTMAX, softened),
-    "aten::layer_norm": normalized,
+    **dict.fromkeys(NORMS, normalized),
+    **dict.fromkeys(GROUPS, group_normalized),
     "aten::cat": joined,
     **dict.fromkeys(_SUMS, averaged),
 }

@@ -1,9 +1,12 @@
-"""Softmax and layer norm on integers: a table, an integer root, and one exact division.
+"""Softmax and norms of rows on integers: a table, an integer root, and one exact division.
 
 Softmax, with codes x of a row of K numbers and m / 2^n ~ 1 / s_y:
 
     e_i = E[max(x) - x_i],   E[d] = round(2^20 * exp(-d * s_x))
     y_i = round(e_i * m / (2^n * sum_k e_k))
+
+A number that a mask hides has e = 0. Where it hides a whole row, a finite fill leaves equal shares,
+as with real numbers; minus infinity leaves 0, as `aten::_safe_softmax` does, and softmax NaN.
 
 Each e is within 1/2 of the real number times 2^20, and the largest is 2^20. So a share p is within
 (1 + p * (K + 1)) / 2^21 / (1 - K / 2^21) + p / 2^24 of the real one; the last term is that of m.
@@ -19,30 +22,35 @@ Layer norm, with the steps x_i = q_i - z_x of a row of N numbers, weight g and b
 N^2 times the variance is a whole number of steps, so nothing is lost ahead of the root. G and B
 have 32 bits; a is the smallest for that, and k the largest with which all products have 63. Ahead
 of rounding y is within 2^-17 + sqrt(N) / 2^(k + 17 - a) + |y - b / s_y| * (1 / R + 1 / U) of the
-real number.
+real number. A root-mean-square norm has D_i = N * x_i, no square of the sum in U, and no bias.
 """
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import dataclass
+from math import isinf, log, prod
 
 import torch
 
-from ...graph.view import ValueView
+from ...graph.view import NodeView, ValueView
 from .arithmetic import INT64
 from .call import Call
 from .codes import Codes, RefusedError
+from .masks import is_mask, refusal_of_mask
 from .rescale import rescale_of
 
-SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 ONE = 20  # bits of exp(0) behind the first
+NORMS = ("aten::layer_norm", "aten::rms_norm")
 SHARE_BITS = 24  # of the multiplier of shares: with rows of 2^17 the divisor has 61
 FRACTION = 16  # bits behind the point of results of layer norm ahead of rounding
 
 
 def softened(call: Call) -> ValueView:
     """Return the codes of softmax."""
-    x, rules, math = call.codes(0), call.rules, call.math
+    rules, math = call.rules, call.math
+    scores = call.node.main_operand
+    mask = scores.producer if scores.producer is not None and is_mask(scores.producer) else None
+    x = call.finder.of(scores if mask is None else mask.main_operand)
     if x.high - x.low > 255:
         raise RefusedError("its operand has codes of more than 8 bits, and its table 256 numbers")
     rescale = rescale_of([1 / call.scale], min(rules.multiplier_bits, SHARE_BITS), rules.only_shift)
@@ -51,11 +59,40 @@ def softened(call: Call) -> ValueView:
         raise RefusedError(f"its result has steps of {call.scale:g}, more than its largest share")
     dim = call.node.operand("dim").constant
     codes = math.cast(x.value, INT64)
-    below = math.insert("aten::sub", math.insert("aten::amax", codes, [dim], True), codes, 1)
-    shares = math.insert("aten::take", _exponentials(x), below)
-    total = math.insert("aten::sum", shares, [dim], True, None)
+    if mask is None:
+        shares = math.insert("aten::take", _exponentials(x), _below(call, codes, dim))
+        total = math.insert("aten::sum", shares, [dim], True, None)
+    else:
+        shares, total = _seen(call, x, codes, mask, dim)
     quotient = math.divided(math.times(shares, multiplier), math.times(total, 1 << shift))
     return math.saturated(quotient, call.result)
+
+
+def _below(call: Call, codes: ValueView, dim: int) -> ValueView:
+    """Return how far codes are below the largest of their row."""
+    largest = call.math.insert("aten::amax", codes, [dim], True)
+    return call.math.insert("aten::sub", largest, codes, 1)
+
+
+def _seen(
+    call: Call, x: Codes, codes: ValueView, mask: NodeView, dim: int
+) -> tuple[ValueView, ValueView]:
+    """Return the numbers of which shares are taken, 0 for what a mask hides, and their sums."""
+    math, (_, hidden, fill) = call.math, mask.inputs
+    if why := refusal_of_mask(mask):
+        raise RefusedError(f"of '{mask.name}': {why}")
+    span, lowest = x.high - x.low, (x.low - x.zero_point) * x.scale
+    if fill.constant - lowest > -(ONE + 1) * log(2):
+        raise RefusedError(f"'{mask.name}' fills in {fill.constant:g}, and scores reach {lowest:g}")
+    bottom = math.insert("aten::masked_fill", codes, hidden, x.low - span - 1)
+    below = math.insert("aten::clamp", _below(call, bottom, dim), 0, span + 1)
+    table = torch.cat([_exponentials(x), torch.zeros(1, dtype=torch.int64)])
+    shares = math.insert("aten::take", table, below)
+    if not isinf(fill.constant):
+        return shares, math.insert("aten::sum", shares, [dim], True, None)
+    shares = math.insert("aten::masked_fill", shares, hidden, 0)
+    total = math.insert("aten::sum", shares, [dim], True, None)
+    return shares, math.insert("aten::clamp", total, 1, None)
 
 
 def _exponentials(x: Codes) -> torch.Tensor:
@@ -65,15 +102,66 @@ def _exponentials(x: Codes) -> torch.Tensor:
 
 
 def normalized(call: Call) -> ValueView:
-    """Return the codes of layer norm."""
+    """Return the codes of layer norm, or of a root-mean-square norm."""
     x, node, math = call.codes(0), call.node, call.math
+    centres = node.kind == "aten::layer_norm"
     sizes = list(node.operand("normalized_shape").constant)
     count, dims = prod(sizes), list(range(-len(sizes), 0))
-    weight, bias = (node.operand(name).constant for name in ("weight", "bias"))
-    gains = _in_steps(weight, torch.ones(sizes), call.scale)
-    offsets = _in_steps(bias, torch.zeros(sizes), call.scale)
-    epsilon = node.operand("eps").constant * count**2 / x.scale**2
-    span = x.most - x.least
+    weight = node.operand("weight").constant
+    bias = node.operand("bias").constant if centres else None
+    gains = in_steps(weight, torch.ones(sizes), call.scale)
+    offsets = in_steps(bias, torch.zeros(sizes), call.scale)
+    epsilon = epsilon_of(node) * count**2 / x.scale**2
+    found = precision_of(call, x, count, epsilon, gains, offsets, centres)
+    steps = call.steps(x)
+    squares = math.insert("aten::sum", math.insert("aten::mul", steps, steps), dims, True, None)
+    spread = math.times(squares, count)
+    if centres:
+        total = math.insert("aten::sum", steps, dims, True, None)
+        centred = math.insert("aten::sub", math.times(steps, count), total, 1)
+        spread = math.insert("aten::sub", spread, math.insert("aten::mul", total, total), 1)
+    least = max(round(epsilon * 4**found.bits), 1)
+    root = math.root(math.insert("aten::add", math.times(spread, 4**found.bits), least, 1))
+    if centres:
+        added = math.insert("aten::mul", root, found.offsets)
+        scaled = math.insert("aten::mul", math.times(centred, 2**found.lift), found.gains)
+        numerator = math.insert("aten::add", scaled, added, 1)
+    else:
+        lifted = math.insert("aten::mul", steps, count * 2**found.lift)
+        numerator = math.insert("aten::mul", lifted, found.gains)
+    divisor = math.insert("aten::mul", root, 1 << FRACTION)
+    return math.saturated(math.divided(numerator, divisor), call.result)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The bits of a norm, and its weights as whole numbers: k, a, G and B of the equations."""
+
+    bits: int
+    lift: int
+    gains: torch.Tensor
+    offsets: torch.Tensor
+
+
+def precision_of(
+    call: Call, x: Codes, count: int, epsilon: float, gains: torch.Tensor, offsets: torch.Tensor,
+    centres: bool = True,
+) -> Precision:  # fmt: skip
+    """Choose the bits of a norm.
+
+    Args:
+        call: the norm.
+        x: codes of its operand.
+        count: numbers of a row.
+        epsilon: eps * count^2 / s_x^2.
+        gains: the weight in steps of the result.
+        offsets: the bias, likewise.
+        centres: whether the mean is subtracted.
+
+    Raises:
+        RefusedError: numbers would have more than 64 bits.
+    """
+    span = x.most - x.least if centres else max(x.most, -x.least)
     largest = count**2 * span**2 + int(epsilon) + 1
     room = 31 - _bits(gains)  # of gains
     free = 30 - (count * span).bit_length()  # of products with them
@@ -83,25 +171,19 @@ def normalized(call: Call) -> ValueView:
             f"its result has steps of {call.scale:g}, and its operand rows of {count} numbers with "
             f"steps of {x.scale:g}: its numbers would have more than 64 bits"
         )
-    steps = call.steps(x)
-    total = math.insert("aten::sum", steps, dims, True, None)
-    centred = math.insert("aten::sub", math.times(steps, count), total, 1)
-    squares = math.insert("aten::sum", math.insert("aten::mul", steps, steps), dims, True, None)
-    spread = math.insert(
-        "aten::sub", math.times(squares, count), math.insert("aten::mul", total, total), 1
-    )
-    least = max(round(epsilon * 4**bits), 1)
-    root = math.root(math.insert("aten::add", math.times(spread, 4**bits), least, 1))
-    lifted = max(bits + FRACTION - room, 0)
-    whole = (gains * 2 ** (bits + FRACTION - lifted)).round().long()
-    added = math.insert("aten::mul", root, (offsets * 2**FRACTION).round().long())
-    scaled = math.insert("aten::mul", math.times(centred, 2**lifted), whole)
-    numerator = math.insert("aten::add", scaled, added, 1)
-    divisor = math.insert("aten::mul", root, 1 << FRACTION)
-    return math.saturated(math.divided(numerator, divisor), call.result)
+    lift = max(bits + FRACTION - room, 0)
+    whole = (gains * 2 ** (bits + FRACTION - lift)).round().long()
+    return Precision(bits, lift, whole, (offsets * 2**FRACTION).round().long())
 
 
-def _in_steps(given: torch.Tensor | None, default: torch.Tensor, scale: float) -> torch.Tensor:
+def epsilon_of(node: NodeView) -> float:
+    """Return what a norm adds to the mean of squares."""
+    given = node.operand("eps").constant
+    return torch.finfo(torch.float32).eps if given is None else float(given)
+
+
+def in_steps(given: torch.Tensor | None, default: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return a weight or bias in steps of a result, or a default, in double precision."""
     return (default if given is None else given.detach()).double() / scale
 
 

@@ -40,6 +40,8 @@ class FixedPoint(Target):
             "half_away" from zero; "truncate", which drops bits and so rounds down.
         accumulator_bits: 16, 24, 32 or 48. Layers whose weights could overflow it stay in float,
             and the report says by how much.
+        steps: how many steps the sequences of recurrent layers have, which are unrolled; None
+            to leave these layers in float.
 
     Raises:
         JitPassesError: one of them cannot be.
@@ -49,6 +51,7 @@ class FixedPoint(Target):
     requantization: str = "multiplier"
     rounding: str = "half_even"
     accumulator_bits: int = 32
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         for option, known in (("requantization", REQUANTIZATIONS), ("rounding", ROUNDINGS)):
@@ -57,6 +60,8 @@ class FixedPoint(Target):
         if self.accumulator_bits not in WIDTHS:
             widths = ", ".join(map(str, WIDTHS))
             raise ArgumentError(f"accumulator_bits is {widths}, not {self.accumulator_bits!r}")
+        if self.steps is not None and (type(self.steps) is not int or self.steps < 1):
+            raise ArgumentError(f"steps is a whole number from 1 on, or None, not {self.steps!r}")
 
     @property
     def only_shift(self) -> bool:
@@ -65,7 +70,7 @@ class FixedPoint(Target):
 
     @property
     def capability(self) -> Capability:
-        return capability_of(self.only_shift, self.accumulator_bits)
+        return capability_of(self.only_shift, self.accumulator_bits, self.steps)
 
     def quantizer(self) -> BackendQuantizer:
         """Return its quantizer: of powers of two, int8 with one scale for each tensor."""

@@ -113,7 +113,8 @@ def _codes_of(source: QuantizedPlace, found: QParams) -> Tensor:
     scale, zero = _along(found.scale, found, numbers), _along(found.zero_point, found, numbers)
     if codes is None:
         codes = ((numbers / scale).round() + zero).clamp(found.quant_min, found.quant_max)
-    return codes - zero
+    counted: Tensor = codes - zero
+    return counted
 
 
 def _along(values: float | int | Tensor, found: QParams, numbers: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Usage, from the repository root, with the packages that the tutorials need::
 
     python -m benchmarks.qat_digits                                  # everything; half an hour
     python -m benchmarks.qat_digits --nets resnet --bits 4 --repeats 1 --methods lsq
+    python -m benchmarks.qat_digits --oscillations --nets mobilenet --bits 3 2
 
 The data are scikit-learn's 1797 digits, of which 597 are held out: one of them is 0.17 points. The
 networks are those of ``tutorials/digits.py``, half as wide, trained once in float for each repeat;
@@ -42,6 +43,22 @@ TQT: two Adams, thresholds at 1e-2 halved in steps, weights at 1e-3 with cosine 
 frozen one by one from the middle on. All train for the same number of
 epochs, on images moved by up to a pixel.
 
+``--oscillations`` trains with LSQ alone, as above, and compares remedies for weights that jump
+between two codes, with the share of weights that oscillate in the end:
+
+================  ===============================================================================
+LSQ               none
+statistics move   none, and statistics of batch norms are not frozen for the last quarter
+damped            the squared distance from codes is in the loss, by 0 to 0.1 as half a cosine
+frozen            weights that jump more often than a limit, 0.04 to 0.01, are held at a code
+from GPTQ         weights start at the codes of sequential GPTQ, ranges of weights by
+                  ``output_error`` and of activations by squared error
+from GPTQ,        both
+frozen
+================  ===============================================================================
+
+Its second column is the accuracy once more after statistics of batch norms are estimated anew.
+
 Accuracy is that of the converted model (``jit_passes.convert``), which would be deployed, with
 biases in steps of the accumulator, input scale times weight scale. Below the tables is the largest
 difference between a converted model and the one that trained, in eval mode.
@@ -50,6 +67,7 @@ difference between a converted model and the one that trained, in eval mode.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import tempfile
@@ -69,6 +87,7 @@ from tqdm import tqdm
 
 import jit_passes
 from benchmarks import report
+from jit_passes.fake_quantizers import LSQ
 from jit_passes.targets import PowerOfTwoQuantizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tutorials"))
@@ -94,6 +113,14 @@ METHODS = {
     "lsq_plus": "LSQ+",
     "tqt": "TQT, 2^n",
 }
+REMEDIES = {
+    "lsq": "LSQ",
+    "lsq-moving": "statistics move",
+    "lsq-damped": "damped",
+    "lsq-frozen": "frozen",
+    "lsq-started": "from GPTQ",
+    "lsq-started-frozen": "from GPTQ, frozen",
+}
 UNEVEN_METHODS = ("ptq", "ptq_power_of_two", "tqt")
 """Those that do without SGD."""
 BITS = (8, 4, 3, 2)
@@ -112,7 +139,7 @@ class Job:
     Attributes:
         net: a key of NETS.
         seed: of the float network, and of the order of images.
-        method: a key of METHODS, or "float".
+        method: a key of METHODS or REMEDIES, or "float".
         bits: 0 for "float".
         epochs: of training with quantization, or in float.
     """
@@ -132,11 +159,16 @@ class Result:
         converted: the reference model.
         trained: the model that trained, in eval mode; for the others as converted.
         corrections: how many scales were put back above 0.
+        estimated: as converted, with statistics of batch norms estimated anew.
+        oscillating, frozen: shares of the weights.
     """
 
     converted: float
     trained: float
     corrections: int = 0
+    estimated: float = 0.0
+    oscillating: float = 0.0
+    frozen: float = 0.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -163,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         found = _run_all(pool, _train_float, floats, Path(folder), bar)
         found |= _run_all(pool, _quantize, jobs, Path(folder), bar)
-    print(_text(found, options))
+    print(_remedies(found, options) if options.oscillations else _text(found, options))
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -174,13 +206,16 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices={**METHODS, **REMEDIES})
+    parser.add_argument("--oscillations", action="store_true", help="compare remedies for these")
     parser.add_argument("--bits", nargs="+", type=int, default=BITS)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=16, help="of training with quantization")
     parser.add_argument("--float-epochs", type=int, default=10)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.methods = options.methods or list(REMEDIES if options.oscillations else METHODS)
+    return options
 
 
 def _start() -> None:
@@ -266,35 +301,49 @@ def _quantize(job: Job, folder: Path) -> Result:
     if job.method.startswith("ptq"):
         score = _calibrate(model, data, job)
         return Result(score, score)
-    qat = _prepare(model.train(), job)
+    kind, *remedies = job.method.split("-")
+    qat = (
+        _started(model, data, job) if "started" in remedies else _prepare(model.train(), job, kind)
+    )
+    oscillations = jit_passes.Oscillations(qat) if kind == "lsq" else None
     steps = len(data.train_x) // _BATCH
     rate = 1e-3 if job.bits >= 8 else 1e-2
     recipe: Recipe = (
         Tqt(qat, steps, job.epochs) if job.method == "tqt" else Sgd(qat, steps, job.epochs, rate)
     )
     generator = torch.Generator().manual_seed(job.seed)
+    done = 0
     for epoch in range(job.epochs):
-        recipe.begin(epoch)
+        if "moving" not in remedies:
+            recipe.begin(epoch)
         order = torch.randperm(len(data.train_x), generator=generator)
         for picked in order[: steps * _BATCH].split(_BATCH):
             logits = qat(shift(data.train_x[picked], generator))
             loss = F.cross_entropy(logits, data.train_y[picked], label_smoothing=0.05)
+            past = (1 - math.cos(math.pi * done / (steps * job.epochs))) / 2  # 0 to 1
+            if oscillations is not None and "damped" in remedies:
+                loss = loss + 0.1 * past * oscillations.dampening()
             loss.backward()
             recipe.step()
+            if oscillations is not None:
+                oscillations.step(0.04 - 0.03 * past if "frozen" in remedies else None)
+            done += 1
     qat.eval()
     models = (jit_passes.convert(qat), qat)
     scores = [top1(found, data.test_x, data.test_y) for found in models]
-    return Result(*scores, jit_passes.scale_corrections(qat))
+    corrections = jit_passes.scale_corrections(qat)
+    if oscillations is None:
+        return Result(*scores, corrections)
+    images = torch.randperm(len(data.train_x), generator=generator)
+    anew = [shift(data.train_x[picked], generator) for picked in images.split(64)[:-1]]
+    jit_passes.estimate_statistics(qat, anew, progress=False)
+    estimated = top1(jit_passes.convert(qat), data.test_x, data.test_y)
+    return Result(*scores, corrections, estimated, oscillations.share, oscillations.frozen)
 
 
 def _calibrate(model: Any, data: Digits, job: Job) -> float:
     """The accuracy that calibration gives."""
-    first_last = {"input": {"bits": _EDGE_BITS}, "weight": {"bits": _EDGE_BITS}}
-    config = {
-        "version": 1,
-        "global": {"input": {"bits": job.bits}, "weight": {"bits": job.bits}},
-        "rules": [{"module": list(NETS[job.net]), **first_last}],
-    }
+    config = _configuration(job)
     reference = jit_passes.quantize_script(
         model,
         data.train_x[:_CALIBRATION_IMAGES].split(64),
@@ -305,12 +354,37 @@ def _calibrate(model: Any, data: Digits, job: Job) -> float:
     return top1(reference, data.test_x, data.test_y)
 
 
-def _prepare(model: Any, job: Job) -> torch.jit.ScriptModule:
+def _configuration(job: Job, **weight: Any) -> dict[str, Any]:
+    """The bits of a job, for calibration."""
+    first_last = {"input": {"bits": _EDGE_BITS}, "weight": {"bits": _EDGE_BITS}}
+    return {
+        "version": 1,
+        "global": {"input": {"bits": job.bits}, "weight": {"bits": job.bits, **weight}},
+        "rules": [{"module": list(NETS[job.net]), **first_last}],
+    }
+
+
+def _started(model: Any, data: Digits, job: Job) -> torch.jit.ScriptModule:
+    """The model that trains from the codes of sequential GPTQ."""
+    config = _configuration(job, calibration="output_error")
+    images = list(data.train_x[:_CALIBRATION_IMAGES].split(64))
+    prepared = jit_passes.prepare(model.eval(), target="reference", mode="static", config=config)
+    prepared = jit_passes.calibrate(prepared, images, progress=False)
+    rounded = jit_passes.round_weights(prepared, images, how="gptq_sequential", progress=False)
+    qat = jit_passes.prepare_qat(
+        model.train(), fake_quantizer=LSQ(activations="mean_squared_error"), target="reference",
+        config=config,
+    )  # fmt: skip
+    jit_passes.start_from(qat, rounded)
+    return qat
+
+
+def _prepare(model: Any, job: Job, method: str) -> torch.jit.ScriptModule:
     """The model that trains."""
     return jit_passes.prepare_qat(
         model,
         _quantizer(job.method),
-        fake_quantizer=job.method,
+        fake_quantizer=method,
         bits=job.bits,
         first_last_bits=_EDGE_BITS,
         target="reference",
@@ -415,6 +489,23 @@ def _text(found: dict[Job, Result], options: argparse.Namespace) -> str:
         + (f" ({METHODS[job.method]}, {job.net}, {job.bits} bits)" if apart else "")
         + f"; scales put back above 0: {sum(r.corrections for r in found.values())}"
     )
+    return "\n\n".join(parts)
+
+
+def _remedies(found: dict[Job, Result], options: argparse.Namespace) -> str:
+    """One table for each network and number of bits."""
+    parts = []
+    for net in options.nets:
+        for bits in sorted(options.bits, reverse=True):
+            rows = []
+            for method in options.methods:
+                key = (net, method, bits)
+                results = [r for job, r in found.items() if (job.net, job.method, job.bits) == key]
+                shares = [[100 * r.oscillating for r in results], [100 * r.frozen for r in results]]
+                scores = [[r.converted for r in results], [r.estimated for r in results]]
+                rows.append([REMEDIES[method], *map(_spread, scores), *map(_spread, shares)])
+            head = [f"{net}, {bits} bits", "top-1", "statistics anew", "% oscillate", "% frozen"]
+            parts.append(report.table(head, rows))
     return "\n\n".join(parts)
 
 

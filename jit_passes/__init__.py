@@ -65,6 +65,7 @@ from .stages.prepare import prepare
 from .stages.round_weights import round_weights
 from .stages.smooth import smooth
 from .training.freezing import ThresholdFreezer
+from .training.oscillations import OscillationCount, Oscillations
 from .training.parameters import (
     model_parameters,
     named_quantization_parameters,
@@ -72,6 +73,8 @@ from .training.parameters import (
 )
 from .training.prepare import prepare_qat
 from .training.slots import quantize_slots
+from .training.starting import start_from
+from .training.statistics import estimate_statistics
 from .training.switches import (
     disable_fake_quantize,
     disable_observers,
@@ -98,6 +101,8 @@ __all__ = [
     "JitPassesWarning",
     "Match",
     "NodeView",
+    "OscillationCount",
+    "Oscillations",
     "Parity",
     "PassCall",
     "PassError",
@@ -130,6 +135,7 @@ __all__ = [
     "enable_observers",
     "encodings_of",
     "equalize",
+    "estimate_statistics",
     "exactness",
     "export_aoti",
     "export_c",
@@ -179,6 +185,7 @@ __all__ = [
     "sensitivity",
     "show_versions",
     "smooth",
+    "start_from",
     "strip",
     "targets",
     "to_exported_program",

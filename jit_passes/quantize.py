@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from . import _C
 from .configuration.stages import AUTO, NO_SMOOTHING, StageOptions
-from .errors import JitPassesError, count_of, warn
-from .logs import stage, timed
-from .profile import Profile, fill
-from .quantizers.automatic import NEEDS_DATA
+from .errors import JitPassesError
+from .in_order import quantize_method
+from .logs import timed
+from .profile import Profile
 from .quantizers.backend import BackendQuantizer
 from .quantizers.base import Quantizer
-from .stages.annotate import choose_quantizer, frozen
+from .stages.annotate import choose_quantizer
 from .stages.batches import InputFn
-from .stages.calibrate import calibrate_alone
-from .stages.convert import converted
-from .stages.lower import lowered
 from .stages.methods import by_method, check_methods, join_methods
-from .stages.module import Report
-from .stages.prepare import prepare_for
-from .stages.records import refuse
-from .stages.seen import needs_data
-from .stages.staged import Staged
 from .targets import Target
-
-RANGES = (
-    "ranges come from calibration data, an iterable of batches, or from a profile: pass one of "
-    "the two"
-)
-OPTIONS = "ranges come from --data, --profile or --random"
+from .tuning.improve import improve as improve_method
 
 
 @timed
@@ -51,6 +37,9 @@ def quantize_script(
     equalize: str | None = None,
     weight_rounding: str | None = None,
     bias_correction: str | None = None,
+    improve: bool = False,
+    budget: float | None = None,
+    time: float | None = None,
     strict: bool = False,
     inplace: bool = False,
     progress: bool | None = None,
@@ -97,6 +86,13 @@ def quantize_script(
             data: see `jit_passes.round_weights`; None for the nearest codes.
         bias_correction: "sequential" or "fast", which need data, or "statistics": see
             `jit_passes.correct_bias`; None for none.
+        improve: True to try stages and calibration methods, and to keep each that lowers the error
+            of the output on every fourth batch, which is held back: see `jit_passes.improve`.
+            Options that are given here hold. `provenance` of the result has the recipe and the
+            steps. For a metric, workers or a file to go on from, call `jit_passes.improve`.
+        budget: with `improve`, the SQNR of the output in dB at which it ends; layers may get other
+            options for it. None to try all steps.
+        time: with `improve`, seconds after which no step begins; None for no limit.
         strict: raise an error for operators with weights and matrix products, the rows of
             `coverage`, that would stay in float and were not asked to, and for rules of the
             configuration that change nothing. Others, a softmax or a norm, may stay in float.
@@ -125,23 +121,38 @@ def quantize_script(
     """
     said = NO_SMOOTHING if smooth is None else None if smooth == AUTO else smooth
     stages = StageOptions(said, equalize, weight_rounding, bias_correction)
-    quantized = partial(
-        _quantized, model, quantizer=quantizer, target=target, config=config, mode=mode,
-        stages=stages, strict=strict, progress=progress, input_fn=input_fn,
-    )  # fmt: skip
-    if methods is None:
-        result = quantized(calibration_data, profile, method=method)
+    how: dict[str, Any] = {
+        "quantizer": quantizer, "target": target, "config": config, "mode": mode, "strict": strict,
+        "progress": progress, "input_fn": input_fn,
+    }  # fmt: skip
+
+    def quantized(
+        data: Any, profile: Any, method: str, state: Sequence[str] = ()
+    ) -> torch.jit.ScriptModule:
+        return quantize_method(
+            model, data, profile, stages=stages, method=method, state=state, **how
+        )
+
+    if improve:
+        data = _improvable(calibration_data, profile, methods)
+        how["config"] = _with_stages(stages, quantizer, target, config, mode)
+        result = improve_method(model, data, budget=budget, time=time, method=method, **how).model
+    elif budget is not None or time is not None:
+        name = "time" if budget is None else "budget"
+        raise JitPassesError(f"{name} ends improve=True: pass that too, or leave {name} out")
+    elif methods is None:
+        result = quantized(calibration_data, profile, method)
     elif method != "forward":
         raise JitPassesError("method or methods: one of the two")
     else:
         names, state = check_methods(model, methods)
-        data = by_method(calibration_data, names, "calibration_data")
+        by_name = by_method(calibration_data, names, "calibration_data")
         profiles = by_method(profile, names, "profile")
         parts: dict[str, torch.jit.ScriptModule] = {}
         for name in names:
             try:
-                given = data.get(name), profiles.get(name)
-                parts[name] = quantized(*given, method=name, state=state)
+                given = by_name.get(name), profiles.get(name)
+                parts[name] = quantized(*given, name, state)
             except JitPassesError as error:
                 raise JitPassesError(f"the method '{name}': {error}") from error
         result = join_methods(model, parts)
@@ -151,80 +162,31 @@ def quantize_script(
     return result
 
 
-def _quantized(
-    model: torch.jit.ScriptModule, calibration_data: Any, profile: Any, *,
-    quantizer: Quantizer | None, target: str | Target, config: Any, mode: str | None,
-    stages: StageOptions, strict: bool, progress: bool | None, method: str,
-    input_fn: InputFn | None, state: Sequence[str] = (),
-) -> torch.jit.ScriptModule:  # fmt: skip
-    """Return a model with one method, quantized: see `quantize_script`."""
-    if calibration_data is not None and profile is not None:
-        raise JitPassesError(RANGES, command=OPTIONS)
-    has_data = calibration_data is not None or profile is not None
-    backend, chosen = choose_quantizer(quantizer, target, config, mode)
-    if isinstance(chosen, BackendQuantizer):
-        stages = chosen.configuration.stages.updated(stages)
-        chosen = chosen if has_data else chosen.without_data()
-    staged = Staged(
-        stages, model, calibration_data, profile is not None, chosen, input_fn, progress
-    )
-    prepared = prepare_for(
-        model, backend, chosen, change=staged.change, strict=strict, method=method,
-        mode=frozen(state),
-    )  # fmt: skip
-    if profile is not None:
-        fill(prepared, profile)
-    elif staged.calibrating is not None:
-        calibrate_alone(prepared, staged.calibrating, input_fn, progress)
-    elif needs_data(prepared):
-        raise JitPassesError(RANGES, command=OPTIONS)
-    else:
-        check_without_data(prepared)
-    prepared = staged.finished(prepared)
-    held = [prepared]
-    del prepared
-    return _finished(held, backend, strict, progress)
-
-
-def _finished(
-    held: list[torch.jit.ScriptModule], backend: Target, strict: bool, progress: bool | None
-) -> torch.jit.ScriptModule:
-    """Convert and lower the only model in a list, which is taken out of it.
-
-    Then no other code holds it, so its weights can be freed one by one.
-    """
-    before = Report.read(held[0])
-    assert before is not None
-    module = _C.clone(held.pop()._c, before.method)  # the executor has copies for the old one
-    with stage("convert"):
-        module = converted(module, before, progress)._c
-    reference = Report.read(module)
-    assert reference is not None
-    if strict:
-        check_converted(before, reference)
-    with stage("lower"):
-        return lowered(module, reference, backend, progress)
-
-
-def check_converted(before: Report, after: Report) -> None:
-    """Raise an error for operators that data have ruled out, by never reaching them, say."""
-    pairs = zip(before.operators, after.operators, strict=True)
-    refuse([row for was, row in pairs if was.dtype != row.dtype])
-
-
-def check_without_data(prepared: torch.jit.ScriptModule) -> None:
-    """Tell which operators of a prepared model stay in float for want of data.
+def _improvable(data: Any, profile: Any, methods: Any) -> Any:
+    """Return the data on which steps can be tried.
 
     Raises:
-        JitPassesError: all that could be quantized do.
+        JitPassesError: there are no data, or there are several methods.
     """
-    report = Report.read(prepared)
-    assert report is not None
-    waiting = [row.name for row in report.operators if row.reason == NEEDS_DATA]
-    if waiting and not any(row.dtype == "int8" for row in report.operators):
-        raise JitPassesError(RANGES, command=OPTIONS)
-    if waiting:
-        why = (
-            f"{count_of(len(waiting), 'operator')} stay in float without data, '{waiting[0]}' first"
+    if data is None or profile is not None:
+        raise JitPassesError(
+            "improve=True tries steps on calibration data: pass some, and no profile"
         )
-        warn(f"{why}: {RANGES}", command=f"{why}: {OPTIONS}")
+    if methods is not None:
+        raise JitPassesError(
+            "improve=True is for one method: call jit_passes.improve(..., method=...) for each, "
+            "and pass a recipe as config, whose rules of single methods need allow_unmatched"
+        )
+    return data
+
+
+def _with_stages(
+    stages: StageOptions, quantizer: Quantizer | None, target: str | Target, config: Any,
+    mode: str | None,
+) -> Any:  # fmt: skip
+    """Return a configuration that has the stages of the caller too."""
+    chosen = choose_quantizer(quantizer, target, config, mode)[1]
+    if not isinstance(chosen, BackendQuantizer) or not stages.given():
+        return config
+    own = chosen.configuration
+    return replace(own, stages=own.stages.updated(stages))

@@ -296,3 +296,76 @@ def test_arguments_win_over_a_recipe() -> None:
     known = jit_passes.provenance(int8)
     assert known is not None
     assert known["equalize"] == "activations" and known["bias_correction"] == "fast"
+
+
+def test_quantize_script_improves(everything: jit_passes.Improved) -> None:
+    """One call gives the model of `improve`, and its report has the recipe."""
+    model, data, improved = CASE.model(), batches(), everything
+    int8 = jit_passes.quantize_script(model, iter(data), improve=True, **HOW)
+    assert on(improved.model, int8, data) == math.inf
+    known = jit_passes.provenance(int8)
+    assert known is not None and known == jit_passes.provenance(improved.model)
+    calibrating = [x for number, x in enumerate(data) if number not in (3, 7)]
+    replayed = jit_passes.quantize_script(model, calibrating, config=known["configuration"], **HOW)
+    assert on(improved.model, replayed, data) == math.inf
+    assert known["improved"] == improved.account
+    assert jit_passes.coverage(int8) == jit_passes.coverage(improved.model)
+
+
+def test_quantize_script_improves_within_its_options() -> None:
+    """Stages that the caller names hold; budget, time and inplace mean what they mean elsewhere."""
+    model, data = CASE.model(), batches()
+    how = {**HOW, "improve": True}
+    int8 = jit_passes.quantize_script(
+        model, data, equalize="weights", smooth=None, weight_rounding="gptq", budget=0, **how
+    )
+    known = jit_passes.provenance(int8)
+    assert known is not None and "0 of 0 steps kept" in known["improved"]
+    stages = read_configuration(known["configuration"]).stages
+    assert stages == StageOptions("none", "weights", "gptq")
+    late = jit_passes.quantize_script(model, data, time=0, inplace=True, **how)
+    assert late is model
+    known = jit_passes.provenance(model)
+    assert known is not None and "the time was over" in known["improved"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"budget": 30}, "budget ends improve=True: pass that too, or leave budget out"),
+        ({"time": 30}, "time ends improve=True: pass that too, or leave time out"),
+        ({"improve": True, "calibration_data": None}, "tries steps on calibration data"),
+        ({"improve": True, "profile": {}}, "tries steps on calibration data"),
+        ({"improve": True, "methods": ["forward"]}, "improve=True is for one method"),
+        ({"improve": True, "budget": -1}, "a budget is a number from 0 on"),
+        ({"improve": True, "time": "long"}, "time is a number of seconds from 0 on, not 'long'"),
+    ],
+)
+def test_quantize_script_refuses_to_improve(given: dict[str, Any], message: str) -> None:
+    arguments = {"calibration_data": batches(count=2), **given, **HOW}
+    with pytest.raises(JitPassesError, match=message):
+        jit_passes.quantize_script(CASE.model(), **arguments)
+
+
+class Product(nn.Module):
+    """A matrix product of two activations, which PyTorch has no int8 operator for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.matmul(self.fc(x), x.transpose(0, 1))
+
+
+def test_strict() -> None:
+    """An operator that would stay in float is refused, by both functions, before the first step."""
+    torch.manual_seed(0)
+    model, data = torch.jit.script(Product().eval()), [torch.randn(4, 4) for _ in range(2)]
+    how: dict[str, Any] = {"target": "stock", "mode": "static", "time": 0, "progress": False}
+    jit_passes.improve(model, data, **how)
+    why = "strict: 1 operator would stay in float:\n  matmul"
+    with pytest.raises(JitPassesError, match=why):
+        jit_passes.improve(model, data, strict=True, **how)
+    with pytest.raises(JitPassesError, match=why):
+        jit_passes.quantize_script(model, data, strict=True, improve=True, **how)

@@ -14,7 +14,8 @@ import torch
 
 from ..configuration.stages import BIAS_CORRECTIONS, WEIGHT_ROUNDINGS
 from ..errors import JitPassesError, without_folders
-from ..quantize import OPTIONS, quantize_script
+from ..in_order import OPTIONS
+from ..quantize import quantize_script
 from ..report import coverage, provenance
 from ..report.compare import decibels
 from ..report.provenance import note

@@ -72,8 +72,9 @@ def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[s
         methods that found ranges in them; `data`, where they were made up; `smooth`, the strength,
         and `smoothed`, the layer norms; `equalize`, by which ranges, `equalized`, of how many
         layers, and `scaled`, the values that are others than in the float model;
-        `weight_rounding` and `bias_correction`, how; `jit_passes` and `torch`, the versions that
-        did the last stage.
+        `weight_rounding` and `bias_correction`, how; `improved`, the steps that `improve`
+        tried, and the loss before and after each; `jit_passes` and `torch`, the versions that did
+        the last stage.
     """
     report = Report.read(quantized_part(model, method))
     if report is None:
@@ -83,7 +84,7 @@ def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[s
 
 
 def note(model: torch.jit.ScriptModule, **facts: str | float) -> None:
-    """Add to the model's provenance: its `data`, or by how much it was smoothed."""
+    """Add to the model's provenance: its `data`, say."""
     report = Report.read(model)
     assert report is not None
     replace(report, made={**report.made, **facts}).write(model._c)

@@ -19,6 +19,7 @@ from ..errors import JitPassesError, aligned, count_of, first_line
 from ..files import write_whole
 from ..logs import LOGGER, timed
 from ..quantizers.base import Quantizer
+from ..report.provenance import note
 from ..stages.batches import InputFn, progress_bar
 from ..tables import html_table
 from ..targets import Target
@@ -109,6 +110,12 @@ class Improved:
             f"{kept} of {tried} kept{missing}"
         )
 
+    @property
+    def account(self) -> str:
+        """The result and all steps, without times, so equal runs have equal texts."""
+        lines = aligned(self.table(seconds=False)) if self.steps else ""
+        return f"{self.summary}\n{lines}".rstrip()
+
     def table(self, seconds: bool = True) -> list[tuple[str, ...]]:
         """Return head and rows as texts, with or without the times."""
         head = ("step", "before", "after", "", "s")
@@ -116,9 +123,8 @@ class Improved:
         return rows if seconds else [row[:-1] for row in rows]
 
     def __str__(self) -> str:
-        """The recipe, with all steps in front; without times, so equal runs have equal texts."""
-        lines = aligned(self.table(seconds=False)) if self.steps else ""
-        return write_configuration(self.configuration, f"{self.summary}\n{lines}".rstrip())
+        """The recipe, with the account in front."""
+        return write_configuration(self.configuration, self.account)
 
     def _repr_html_(self) -> str:
         head, *rows = self.table()
@@ -163,6 +169,7 @@ def improve(
     target: str | Target = "auto",
     config: Any = None,
     mode: str | None = None,
+    strict: bool = False,
     method: str = "forward",
     input_fn: InputFn | None = None,
     resume: Any = None,
@@ -196,6 +203,7 @@ def improve(
         target: as in `quantize_script`.
         config: as in `quantize_script`; a recipe too.
         mode: as in `quantize_script`.
+        strict: as in `quantize_script`; a step with which an operator stays in float is not taken.
         method: as in `quantize_script`.
         input_fn: makes a batch of inputs out of an item of `data`.
         resume: a file to which scores are written as they are measured; a run that was interrupted
@@ -221,7 +229,7 @@ def improve(
     clock = Clock(time)
     recipes = Recipes(
         model, data, metric, held_back, quantizer=quantizer, target=target, config=config,
-        mode=mode, method=method, input_fn=input_fn, resume=resume,
+        mode=mode, method=method, input_fn=input_fn, resume=resume, strict=strict,
     )  # fmt: skip
     measured = recipes.metric
     least = budget
@@ -234,11 +242,13 @@ def improve(
         options: dict[str, Any] = {"quantizer": quantizer, "target": target, "method": method}
         found.change_layers(model, tuple(alternatives), options, executor)
     made = found.model or recipes.model_of(found.recipe)
-    return Improved(
+    improved = Improved(
         made, found.recipe, tuple(found.steps), measured.name, measured.unit, measured.of_float,
         found.quantized, found.score, least, len(recipes.calibrating), clock.seconds,
         found.is_complete,
     )  # fmt: skip
+    note(made, improved=improved.account)
+    return improved
 
 
 class _Improving:

@@ -10,11 +10,12 @@ import torch
 
 from ..configuration.configuration import Configuration
 from ..configuration.file import write_configuration
+from ..configuration.stages import StageOptions
 from ..errors import JitPassesError, JitPassesWarning
 from ..graph.view import GraphView
+from ..in_order import quantize_method
 from ..passes.subject import wrap
 from ..profile.fingerprint import hash_of_weights
-from ..quantize import quantize_script
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from ..stages.annotate import FROZEN, choose_quantizer
@@ -59,6 +60,7 @@ class Recipes:
         metric: MetricFn | Metric | None,
         held_back: Iterable[Any] | None, *, quantizer: Quantizer | None, target: str | Target,
         config: Any, mode: str | None, method: str, input_fn: InputFn | None, resume: Any,
+        strict: bool,
     ) -> None:  # fmt: skip
         backend, chosen = choose_quantizer(quantizer, target, config, mode)
         if not isinstance(chosen, BackendQuantizer):
@@ -70,7 +72,7 @@ class Recipes:
         self.base = chosen.configuration
         self.model, self._method = model, method
         self.workers: Tasks | None = None
-        self._target, self._quantizer = backend, quantizer
+        self._target, self._quantizer, self._strict = backend, quantizer, strict
         given = list(batches(data, input_fn))
         calibrating, held = given, given
         if held_back is not None:
@@ -86,7 +88,7 @@ class Recipes:
             )
         self.how = {
             "metric": self.metric, "quantizer": quantizer, "target": backend, "config": config,
-            "mode": mode, "method": method,
+            "mode": mode, "method": method, "strict": strict,
         }  # fmt: skip
         graph = GraphView.of(wrap(FROZEN.enter(model, method)), method)
         self.kinds = {node.kind for node in graph.nodes}
@@ -108,9 +110,10 @@ class Recipes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JitPassesWarning)
             try:
-                return quantize_script(
-                    self.model, _Copies(self.calibrating), quantizer=self._quantizer,
-                    target=self._target, config=recipe, method=self._method, progress=False,
+                return quantize_method(
+                    self.model, _Copies(self.calibrating), None, quantizer=self._quantizer,
+                    target=self._target, config=recipe, mode=None, stages=StageOptions(),
+                    strict=self._strict, progress=False, method=self._method, input_fn=None,
                 )  # fmt: skip
             except JitPassesError as error:
                 raise NotPossible(str(error), command=error.command) from error

@@ -110,9 +110,15 @@ def test_steps_are_the_layers(kind: str, steps: int) -> None:
             torch.testing.assert_close(own, expected)
 
 
-@pytest.mark.parametrize("rounding", ["half_even", "half_away"])
-@pytest.mark.parametrize("requantization", ["multiplier", "shift"])
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize(
+    ("kind", "requantization", "rounding"),
+    [
+        ("LSTM", "multiplier", "half_away"),
+        ("GRU", "multiplier", "half_even"),
+        ("LSTM", "shift", "half_even"),
+        ("GRU", "shift", "half_even"),
+    ],
+)
 def test_equals_the_oracle(kind: str, requantization: str, rounding: str) -> None:
     target = FixedPoint(requantization, rounding, steps=STEPS)
     module = Tagger(kind, num_layers=2)
@@ -131,7 +137,7 @@ def test_equals_the_oracle(kind: str, requantization: str, rounding: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "script", "both"), [("LSTM", False, True), ("GRU", True, False), ("RNN", False, False)]
+    ("kind", "script", "both"), [("LSTM", False, False), ("GRU", True, False), ("RNN", False, True)]
 )
 def test_gcc_gives_the_codes(kind: str, script: bool, both: bool, tmp_path: Path) -> None:
     target = FixedPoint(steps=STEPS)
@@ -142,7 +148,7 @@ def test_gcc_gives_the_codes(kind: str, script: bool, both: bool, tmp_path: Path
     lines = (tmp_path / "model.c").read_text().splitlines()
     arrays = [line for line in lines if line.startswith("static const") and "_weight" in line]
     # Of the linears; of input and state for all steps, in each direction; and b_hn of a GRU.
-    assert len(arrays) == 2 + {"LSTM": 2 * 2, "GRU": 2 + 1, "RNN": 2}[kind]
+    assert len(arrays) == 2 + {"LSTM": 2, "GRU": 2 + 1, "RNN": 2 * 2}[kind]
     with pytest.raises(RuntimeError, match="unflatten"):
         lowered(torch.randn(BATCH, STEPS + 1, 4))
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...graph.view import NodeView
+from ...graph.view import NodeView, ValueView
 from ...targets.fixed_point.groups import LONGEST
+from ...targets.fixed_point.rows import ONE
 from .layout import all_axes, broadcast_loops, loops, pool_shape, rescaling, strides_of
 from .program import CTYPES, Argument, Buffer, Struct
 from .structs import CONV2D
@@ -154,51 +155,52 @@ def _matrices(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) 
 
 
 def _softmax(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
-    table, below = maker.inputs
-    largest = made(made(below, "aten::sub").main_operand, "aten::amax")
-    x, y = reader.buffer(node, reader.sums.steps(largest.main_operand).codes), reader.new(node)
-    count, inner = _row(reader, x, largest)
-    assert found.by is not None
-    (multiplier,), (_, divisor) = found.multipliers, reader.sums.scaled(found.by)
-    reader.call(
-        node, "softmax", [x], y,
-        outer=x.count // max(count * inner, 1), count=count, inner=inner, x=x,
-        table=reader.constant(node, "table", "int32_t", reader.value(table)),
-        multiplier=multiplier, divisor=divisor, r=rescaling(found), y=y,
-    )  # fmt: skip
-
-
-def _row(reader: Reader, x: Buffer, largest: NodeView) -> tuple[int, int]:
-    """Return the size of the axis that a largest code is taken along, and those behind it."""
-    (axis,) = reader.value(largest.inputs[1])
-    return x.shape[axis], prod(x.shape[axis % len(x.shape) + 1 :])
-
-
-def _shares(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
     """Add softmax, with a mask or without."""
     empty = maker.kind == "aten::masked_fill"  # what is hidden has no share, also alone
-    maker = made(maker.main_operand, "aten::take") if empty else maker
-    table, below = maker.inputs
-    if below.producer is None or below.producer.kind != "aten::clamp":
-        _softmax(reader, node, maker, found)
-        return
-    largest = made(made(below.producer.main_operand, "aten::sub").main_operand, "aten::amax")
-    codes, hidden, _ = made(largest.main_operand, "aten::masked_fill").inputs
+    shares = maker.main_operand if empty else found.value
+    table, wide, below = _exponentials(reader, shares)
+    masked = below.producer is not None and below.producer.kind == "aten::clamp"
+    if masked and below.producer is not None:
+        below = below.producer.main_operand
+    largest = made(made(below, "aten::sub").main_operand, "aten::amax")
+    codes, hidden = largest.main_operand, largest.main_operand
+    if masked:
+        codes, hidden, _ = made(codes, "aten::masked_fill").inputs
     x, y = reader.buffer(node, reader.sums.steps(codes).codes), reader.new(node)
     if x.shape != y.shape:
         raise FormError(f"its mask has the sizes of {y.shape}, and its scores {x.shape}")
-    exponentials, mask = reader.value(table)[:-1], reader.value(hidden)
-    count, inner = _row(reader, x, largest)
+    (axis,) = reader.value(largest.inputs[1])
+    count, inner = x.shape[axis], prod(x.shape[axis % len(x.shape) + 1 :])
     assert found.by is not None
     (multiplier,), (_, divisor) = found.multipliers, reader.sums.scaled(found.by)
+    array = reader.constant(node, "table", "int32_t", table)
+    shared: dict[str, Argument] = {
+        "multiplier": multiplier, "divisor": divisor, "r": rescaling(found), "y": y,
+    }  # fmt: skip
+    if not masked:
+        rows = x.count // max(count * inner, 1)
+        head: dict[str, Argument] = {"outer": rows, "count": count, "inner": inner, "x": x}
+        reader.call(node, "softmax", [x], y, **head, table=array, wide=int(wide), **shared)
+        return
+    mask = reader.value(hidden)
     reader.call(
         node, "masked_softmax", [x], y,
         l=broadcast_loops(x.shape, mask.shape, mask.shape), count=max(count, 1), inner=inner, x=x,
         hidden=reader.constant(node, "hidden", "uint8_t", mask.to(torch.uint8)),
-        table=reader.constant(node, "table", "int32_t", exponentials),
-        alone=0 if empty else int(exponentials[0]),
-        multiplier=multiplier, divisor=divisor, r=rescaling(found), y=y,
+        table=array, wide=int(wide), alone=0 if empty else 1 << ONE, **shared,
     )  # fmt: skip
+
+
+def _exponentials(reader: Reader, shares: ValueView) -> tuple[torch.Tensor, bool, ValueView]:
+    """Return the table of exponentials, whether it is two, and the distances from the largest."""
+    node = shares.producer
+    if node is None or node.kind != "aten::bitwise_right_shift":
+        table, below = made(shares, "aten::take").inputs
+        return reader.value(table)[:-1], False, below
+    product = made(made(node.main_operand, "aten::add").main_operand, "aten::mul")
+    first, last = (made(value, "aten::take").inputs for value in product.inputs)
+    tables = torch.cat([reader.value(last[0]), reader.value(first[0])[:-1]])
+    return tables, True, made(first[1], "aten::bitwise_right_shift").main_operand
 
 
 def _layer_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
@@ -327,8 +329,7 @@ _FORMS: Mapping[str, _Form] = {
 }
 # Of sums that are divided by those of their rows.
 _QUOTIENTS: Mapping[str, _Form] = {
-    "aten::take": _shares,
-    "aten::masked_fill": _shares,
+    **dict.fromkeys(("aten::take", "aten::masked_fill", "aten::bitwise_right_shift"), _softmax),
     "aten::add": _layer_norm,
     "aten::mul": _rms_norm,
 }

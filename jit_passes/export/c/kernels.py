@@ -221,7 +221,7 @@ KERNELS: Mapping[str, Kernel] = {
             **dict.fromkeys(("outer", "count", "inner"), "int32_t"),
             "x": "const X *",
             "table": "const int32_t *",
-            **dict.fromkeys(("multiplier", "divisor"), "int32_t"),
+            **dict.fromkeys(("wide", "multiplier", "divisor"), "int32_t"),
             "r": "const rescaling *",
             "y": "Y *",
         },
@@ -236,11 +236,12 @@ KERNELS: Mapping[str, Kernel] = {
             largest = code > largest ? code : largest;
         }
         for (int32_t k = 0; k < count; ++k) {
-            sum += table[largest - x[begin + k * inner]];
+            sum += exponential(table, largest - x[begin + k * inner], wide);
         }
         for (int32_t k = 0; k < count; ++k) {
-            int64_t share = (int64_t)table[largest - x[begin + k * inner]] * multiplier;
-            y[begin + k * inner] = (Y)saturate(round_quotient(share, sum * divisor), r);
+            int32_t at = begin + k * inner;
+            int64_t share = exponential(table, largest - x[at], wide);
+            y[at] = (Y)saturate(round_quotient(share * multiplier, sum * divisor), r);
         }
     }
 }
@@ -253,7 +254,7 @@ KERNELS: Mapping[str, Kernel] = {
             "x": "const X *",
             "hidden": "const uint8_t *",
             "table": "const int32_t *",
-            **dict.fromkeys(("alone", "multiplier", "divisor"), "int32_t"),
+            **dict.fromkeys(("wide", "alone", "multiplier", "divisor"), "int32_t"),
             "r": "const rescaling *",
             "y": "Y *",
         },
@@ -273,13 +274,15 @@ KERNELS: Mapping[str, Kernel] = {
         }
         for (int32_t k = 0; k < count; ++k) {
             int32_t at = begin + k * inner, hides = hidden[place(at, l->sizes, l->a)];
-            sum += seen == 0 ? alone : hides ? 0 : table[largest - x[at]];
+            int32_t e = hides ? 0 : exponential(table, largest - x[at], wide);
+            sum += seen == 0 ? alone : e;
         }
         sum = sum > 0 ? sum : 1;
         for (int32_t k = 0; k < count; ++k) {
             int32_t at = begin + k * inner, hides = hidden[place(at, l->sizes, l->a)];
-            int64_t share = seen == 0 ? alone : hides ? 0 : table[largest - x[at]];
-            y[at] = (Y)saturate(round_quotient(share * multiplier, sum * divisor), r);
+            int32_t e = hides ? 0 : exponential(table, largest - x[at], wide);
+            int64_t share = (int64_t)(seen == 0 ? alone : e) * multiplier;
+            y[at] = (Y)saturate(round_quotient(share, sum * divisor), r);
         }
     }
 }

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from ...errors import without_folders
+from .exponential import EXPONENTIAL
 from .kernels import KERNELS
 from .program import Argument, Buffer, Call, Constant, Program, Struct, identifier
 from .rounding import AVERAGE, ROOT, arithmetic, division
@@ -19,11 +20,21 @@ NORMS = ("layer_norm", "rms_norm", "group_norm")
 HELPERS: Mapping[str, tuple[str, ...]] = {
     AVERAGE: ("mean", "average_pool2d"),
     ROOT: NORMS,
+    EXPONENTIAL: ("softmax", "masked_softmax"),
 }
 DIVIDING = ("mean", "average_pool2d", "softmax", "masked_softmax", *NORMS)
 _OWN = (
     *("rescaling", "shift_down", "round_shift", "saturate", "rescale", "round_quotient"),
-    *("average", "root_of", "conv2d_shape", "pool_shape", "loops", "place", "count_of"),
+    *(
+        "average",
+        "root_of",
+        "exponential",
+        "conv2d_shape",
+        "pool_shape",
+        "loops",
+        "place",
+        "count_of",
+    ),
 )
 
 

@@ -8,8 +8,12 @@ Softmax, with codes x of a row of K numbers and m / 2^n ~ 1 / s_y:
 A number that a mask hides has e = 0. Where it hides a whole row, a finite fill leaves equal shares,
 as with real numbers; minus infinity leaves 0, as `aten::_safe_softmax` does, and softmax NaN.
 
-Each e is within 1/2 of the real number times 2^20, and the largest is 2^20. So a share p is within
-(1 + p * (K + 1)) / 2^21 / (1 - K / 2^21) + p / 2^24 of the real one; the last term is that of m.
+With codes of more than 8 bits, E[d] = (H[d >> 8] * L[d & 255] + 2^39) >> 40 of two tables,
+H[h] = round(2^30 * exp(-256 * h * s_x)) and L[l] = round(2^30 * exp(-l * s_x)).
+
+Each e is within 1/2 (with two tables 0.501) of the real number times 2^20, and the largest is 2^20.
+So a share p is within (1 + p * (K + 1)) / 2^21 / (1 - K / 2^21) + p / 2^24 of the real one; the
+last term is that of m.
 
 Layer norm, with the steps x_i = q_i - z_x of a row of N numbers, weight g and bias b:
 
@@ -42,6 +46,8 @@ from .rescale import rescale_of
 ONE = 20  # bits of exp(0) behind the first
 NORMS = ("aten::layer_norm", "aten::rms_norm")
 SHARE_BITS = 24  # of the multiplier of shares: with rows of 2^17 the divisor has 61
+HALF = 30  # of each factor of an exponential of codes of more than 8 bits
+WIDE = 256  # distances that one table is for
 FRACTION = 16  # bits behind the point of results of layer norm ahead of rounding
 
 
@@ -51,16 +57,16 @@ def softened(call: Call) -> ValueView:
     scores = call.node.main_operand
     mask = scores.producer if scores.producer is not None and is_mask(scores.producer) else None
     x = call.finder.of(scores if mask is None else mask.main_operand)
-    if x.high - x.low > 255:
-        raise RefusedError("its operand has codes of more than 8 bits, and its table 256 numbers")
-    rescale = rescale_of([1 / call.scale], min(rules.multiplier_bits, SHARE_BITS), rules.only_shift)
+    bits = min(rules.multiplier_bits, SHARE_BITS)
+    bits = bits if call.scale * 2**bits > 1 else SHARE_BITS  # for results of 16 bits
+    rescale = rescale_of([1 / call.scale], bits, rules.only_shift)
     (multiplier,), (shift,) = rescale.multipliers, rescale.shifts
     if shift > SHARE_BITS:
         raise RefusedError(f"its result has steps of {call.scale:g}, more than its largest share")
     dim = call.node.operand("dim").constant
     codes = math.cast(x.value, INT64)
     if mask is None:
-        shares = math.insert("aten::take", _exponentials(x), _below(call, codes, dim))
+        shares = _exponentials(call, x, _below(call, codes, dim))
         total = math.insert("aten::sum", shares, [dim], True, None)
     else:
         shares, total = _seen(call, x, codes, mask, dim)
@@ -81,13 +87,12 @@ def _seen(
     math, (_, hidden, fill) = call.math, mask.inputs
     if why := refusal_of_mask(mask):
         raise RefusedError(f"of '{mask.name}': {why}")
-    span, lowest = x.high - x.low, (x.low - x.zero_point) * x.scale
+    lowest, beyond = (x.low - x.zero_point) * x.scale, _beyond(x)
     if fill.constant - lowest > -(ONE + 1) * log(2):
         raise RefusedError(f"'{mask.name}' fills in {fill.constant:g}, and scores reach {lowest:g}")
-    bottom = math.insert("aten::masked_fill", codes, hidden, x.low - span - 1)
-    below = math.insert("aten::clamp", _below(call, bottom, dim), 0, span + 1)
-    table = torch.cat([_exponentials(x), torch.zeros(1, dtype=torch.int64)])
-    shares = math.insert("aten::take", table, below)
+    bottom = math.insert("aten::masked_fill", codes, hidden, x.low - beyond)
+    below = math.insert("aten::clamp", _below(call, bottom, dim), 0, beyond)
+    shares = _exponentials(call, x, below)
     if not isinf(fill.constant):
         return shares, math.insert("aten::sum", shares, [dim], True, None)
     shares = math.insert("aten::masked_fill", shares, hidden, 0)
@@ -95,9 +100,32 @@ def _seen(
     return shares, math.insert("aten::clamp", total, 1, None)
 
 
-def _exponentials(x: Codes) -> torch.Tensor:
-    steps = torch.arange(x.high - x.low + 1, dtype=torch.float64)
-    found: torch.Tensor = (torch.exp(-steps * x.scale) * 2**ONE).round().long()
+def _beyond(x: Codes) -> int:
+    """Return a distance at which nothing is left, above those that two codes can have."""
+    return x.high - x.low + 1 if x.high - x.low < WIDE else WIDE**2
+
+
+def _exponentials(call: Call, x: Codes, below: ValueView) -> ValueView:
+    """Return exp(-d * s_x) * 2^20 for the distances d of codes, 0 beyond the largest."""
+    if x.high - x.low < WIDE:
+        return call.math.insert("aten::take", _table(x, 1, ONE, x.high - x.low + 1), below)
+    last, first = _table(x, 1, HALF, WIDE)[:-1], _table(x, WIDE, HALF, WIDE)
+    insert = call.math.insert
+    product = insert(
+        "aten::mul",
+        insert("aten::take", first, insert("aten::bitwise_right_shift", below, 8)),
+        insert("aten::take", last, insert("aten::bitwise_and", below, WIDE - 1)),
+    )
+    bits = 2 * HALF - ONE
+    rounded = insert("aten::add", product, 1 << (bits - 1), 1)
+    return insert("aten::bitwise_right_shift", rounded, bits)
+
+
+def _table(x: Codes, step: int, bits: int, count: int) -> torch.Tensor:
+    """Return exp(-d * s_x) * 2^bits for d = 0, step, 2 * step, ..., and 0 behind these."""
+    steps = torch.arange(count + 1, dtype=torch.float64) * step
+    found: torch.Tensor = (torch.exp(-steps * x.scale) * 2**bits).round().long()
+    found[-1] = 0
     return found
 
 

@@ -23,6 +23,7 @@ from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 from tests import test_fixed_point as images
 from tests.integer_oracle import multiplier_of, rounded
+from tests.published_forms import quantize_multiplier, twice
 from tests.test_export_c import FLAGS, check
 from tests.test_export_vectors import check as check_vectors
 from tests.test_fixed_point import Watch
@@ -30,7 +31,8 @@ from tests.test_fixed_point import Watch
 ARM = shutil.which("arm-none-eabi-gcc")
 Array = np.ndarray[Any, Any]
 KERNELS = ("matmul", "softmax", "layer_norm")
-FORMS = [("multiplier", rounding) for rounding in ROUNDINGS] + [("shift", "half_even")]
+FORMS = [("multiplier", rounding) for rounding in (*ROUNDINGS, "double_round")]
+FORMS.append(("shift", "half_even"))
 
 
 class Block(nn.Module):
@@ -109,8 +111,18 @@ class Codes:
         return self.of(buffer) - buffer.zero_point
 
     def code(self, numerator: int, divisor: int) -> int:
-        found = rounded(numerator, divisor, self.target.rounding) + self.y.zero_point
-        return min(max(found, self.low), self.high)
+        rounding = self.target.rounding
+        rounding = "half_away" if rounding == "double_round" else rounding
+        return self.saturated(rounded(numerator, divisor, rounding))
+
+    def product(self, number: int, ratio: float) -> int:
+        if self.target.rounding == "double_round":
+            return self.saturated(twice(number, *quantize_multiplier(ratio)))
+        multiplier, shift = multiplier_of(ratio)
+        return self.code(number * multiplier, 1 << shift)
+
+    def saturated(self, steps: int) -> int:
+        return min(max(steps + self.y.zero_point, self.low), self.high)
 
 
 def calls_of(module: type[nn.Module], target: FixedPoint) -> list[tuple[str, Codes]]:
@@ -133,9 +145,9 @@ def check_product(codes: Codes) -> None:
         else (n % len(left), n % len(right))
         for n in range(sizes)
     ]
-    multiplier, shift = multiplier_of(a.scale * b.scale / codes.y.scale)
+    ratio = a.scale * b.scale / codes.y.scale
     sums = np.stack([left[i] @ right[j] for i, j in pairs])
-    expected = [codes.code(int(n) * multiplier, 1 << shift) for n in sums.flatten()]
+    expected = [codes.product(int(n), ratio) for n in sums.flatten()]
     assert expected == codes.result.flatten().tolist()
 
 

@@ -15,6 +15,7 @@ from ...quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, Spec
 from .accumulator import overflow_before_data
 from .codes import CLIPS, SUPPORTED_MOVES
 from .operators import PRODUCTS
+from .rescale import DOUBLE_ROUND
 from .rows import SOFTMAX
 
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
@@ -112,11 +113,12 @@ def _rows() -> list[OperatorSupport]:
 
 
 @cache
-def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
+def capability_of(only_shift: bool, rounding: str, accumulator_bits: int) -> Capability:
     """Return what can be computed on integers.
 
     Args:
         only_shift: whether all scales must be powers of two.
+        rounding: how sums are rounded.
         accumulator_bits: of the register that sums of products are in.
     """
     table = {row.kind: row for row in _rows()}  # what is spelled out comes after, and wins
@@ -133,5 +135,5 @@ def capability_of(only_shift: bool, accumulator_bits: int) -> Capability:
         sums=partial(overflow_before_data, bits=accumulator_bits),
         forms=("spell_out_composites", "expand_attention"),
         integers_only=True,
-        correlations=True,
+        correlations=rounding != DOUBLE_ROUND,
     )  # fmt: skip

@@ -25,7 +25,7 @@ from .operators import FORMS, moved_to
 
 
 def compute_on_integers(
-    graph: GraphEditor, only_shift: bool, rounding: str, accumulator_bits: int
+    graph: GraphEditor, only_shift: bool, rounding: str, accumulator_bits: int, multiplier_bits: int
 ) -> None:
     """Compute operators in front of quantize on the codes that their operands are dequantized from.
 
@@ -37,10 +37,11 @@ def compute_on_integers(
 
     What is in front of quantize then has its grid, and `store_codes` takes quantize out. An
     operator that has no integer form gets a remark, and stays in float. The options are those of
-    `FixedPoint`.
+    `Rules`.
     """
-    capability = capability_of(only_shift, accumulator_bits)
-    lowering = _Lowering(graph, Rules(only_shift, rounding, accumulator_bits), capability)
+    rules = Rules(only_shift, rounding, accumulator_bits, multiplier_bits)
+    capability = capability_of(only_shift, rounding, accumulator_bits)
+    lowering = _Lowering(graph, rules, capability)
     for node in graph.nodes:
         if node.kind == QUANTIZE:
             lowering.lower(node)

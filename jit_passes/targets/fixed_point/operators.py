@@ -29,6 +29,7 @@ from .accumulator import reach
 from .arithmetic import INT64, NUMBERS
 from .call import Call
 from .codes import Codes, Constant, RefusedError, constant_of
+from .double_rounding import added_in_steps
 from .rescale import common_rescale, rescale_of
 from .rows import SOFTMAX, normalized, softened
 
@@ -99,6 +100,8 @@ def added(call: Call) -> ValueView:
     if sign == 0:
         raise RefusedError("alpha is 0")
     parts = [call.codes(0), call.codes(1)]
+    if call.rules.rounds_twice:
+        return added_in_steps(call, parts, sign)
     ratios = [parts[0].scale / call.scale, sign * parts[1].scale / call.scale]
     rules = call.rules
     factors, shift = common_rescale(ratios, rules.multiplier_bits, rules.only_shift)
@@ -145,18 +148,21 @@ def moved_to(call: Call, codes: Codes) -> ValueView:
 
 def averaged(call: Call) -> ValueView:
     """Return the codes of an average pool or mean: a sum, divided exactly by the count."""
-    x, rules = call.codes(0), call.rules
+    x, rules, math = call.codes(0), call.rules, call.math
     total, count = _SUMS[call.node.kind](call, call.steps(x))
     if isinstance(count, int):
         rules.check(x.least * count, x.most * count)
     ratio = x.scale / call.scale
     rescale = rescale_of([ratio], rules.multiplier_bits, rules.only_shift)
+    if rules.rounds_twice:  # as TFLite's mean: the product, and then the quotient
+        return math.saturated(
+            math.divided(math.rescaled(total, rescale, (-1,)), count), call.result
+        )
     (multiplier,), (shift,) = rescale.multipliers, rescale.shifts
     if shift > LONGEST_OF_AVERAGE:
         raise RefusedError(
             f"its result has steps that are {1 / ratio:g} times as large as those of its operand"
         )
-    math = call.math
     product = math.times(total, multiplier)
     if isinstance(count, int) and count & (count - 1) == 0:
         rounded = math.shifted(product, (shift + count.bit_length() - 1,))

@@ -330,6 +330,22 @@ def test_refused_operator() -> None:
     assert torch.equal(lowered(x), reference(x))
 
 
+class Moved(Summing):
+    """What such an operator gives is clipped and moved ahead of the next layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x).cumsum(1)).flip(2)[:, :, 1:])
+
+
+def test_refused_operator_is_named_behind_moves() -> None:
+    with pytest.warns(
+        jit_passes.JitPassesWarning, match="'cumsum' .the target has no integer form"
+    ):
+        reference, lowered = models(Moved, FixedPoint())
+    x = data(1)[0]
+    assert torch.equal(lowered(x), reference(x))
+
+
 def test_pool_with_windows_of_several_sizes() -> None:
     """A quantize stands behind it for the next layer, and it stays in float all the same."""
 

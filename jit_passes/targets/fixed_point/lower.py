@@ -65,6 +65,9 @@ STORE_CODES = RuleSet(
 )
 
 
+NO_FORM = "the target has no integer form of it"
+
+
 class _Lowering:
     """One run over a graph."""
 
@@ -97,7 +100,7 @@ class _Lowering:
                 of_input = self.finder.before(value, quantize)
                 codes = moved_to(call, of_input or self.finder.of(value))
             else:
-                raise RefusedError("the target has no integer form of it")
+                raise RefusedError(NO_FORM)
         except (RefusedError, JitPassesError) as error:
             self._refuse(node, str(error))
             return
@@ -114,10 +117,18 @@ class _Lowering:
     def _refuse(self, node: NodeView, reason: str) -> None:
         self.graph.remark(node, reason)
         self._refused[node.index] = reason
-        while node.moves_data and node.main_operand.producer is not None:
-            node = node.main_operand.producer
-        if not node.moves_data:  # an input of the model, which comes in floats
-            self._left.append(f"'{node.name}' ({reason})")
+        maker = _unmoved(node)
+        if maker.moves_data:  # an input of the model, which comes in floats
+            return
+        if maker is not node:
+            reason = self._refused.get(maker.index) or self._reason_of(maker)
+        self._left.append(f"'{maker.name}' ({reason})")
+
+    def _reason_of(self, node: NodeView) -> str:
+        """Return why an operator behind which something is moved is in float."""
+        row = self.capability.operators.get(node.kind)
+        refused = row.check(node) if row and row.check else None
+        return refused or ("its result is not quantized" if node.kind in FORMS else NO_FORM)
 
     def dequantize_last(self) -> None:
         """Dequantize results of the model once they have been moved, not before."""
@@ -174,6 +185,15 @@ class _Lowering:
         if self._left:
             count = count_of(len(self._left), "operator")
             warn(f"{count} computed in float: {shortened(self._left, 3)}")
+
+
+def _unmoved(node: NodeView) -> NodeView:
+    """Return the operator whose numbers a node moves or clips; the node itself for others."""
+    while node.moves_data or node.kind == "prim::ListUnpack" or (node.kind in CLIPS and node.clip):
+        if node.main_operand.producer is None:
+            break
+        node = node.main_operand.producer
+    return node
 
 
 Bounds = list[tuple[float | None, float | None]]

@@ -280,8 +280,42 @@ SMALL = {
 }
 
 
+def test_sums_that_overflow_before_data() -> None:
+    """The width of a head follows from weights and options, and codes of both have 8 bits."""
+    script = torch.jit.script(network(Block))
+    rows = jit_passes.inspect(script, target=FixedPoint(accumulator_bits=16))
+    first = next(row for row in rows if row.name == "matmul")
+    # Affine codes: the zero points of the fewest bits are those in the middle.
+    assert f"its sums may reach [{-128 * 127 * 8}, {128 * 128 * 8}]" in first.reason
+    assert "takes 19 bits, and the accumulator has 16: take accumulator_bits=24" in first.reason
+    wide = jit_passes.inspect(script, target=FixedPoint(accumulator_bits=24))
+    assert all("accumulator" not in row.reason for row in wide)
+
+
+def test_sums_that_overflow_with_their_zero_points() -> None:
+    """With zero points in the middle 24 bits would hold them, which relu has not."""
+    target = FixedPoint(accumulator_bits=24)
+    rows = jit_passes.inspect(torch.jit.script(network(Positive)), target=target)
+    assert all("accumulator" not in row.reason for row in rows)
+    reach = f"its sums may reach .0, {200 * 255 * 255}., which takes 25 bits"
+    with pytest.warns(JitPassesWarning, match=rf"'matmul' \({reach}"):
+        models(Positive, target)
+
+
+class Positive(nn.Module):
+    """Sums of 200 products of numbers that are not below 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(16, 200)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.a(x))
+        return torch.matmul(y, y.transpose(1, 2))
+
+
 def test_sums_that_overflow(tmp_path: Path) -> None:
-    """The target checks a product, since the graph has no sizes, and the program in C the sum."""
+    """Of inputs' sizes the target knows nothing: it checks a product, and the program the sum."""
     with pytest.warns(JitPassesWarning, match=r"'bmm' \(its sums may reach .* takes 17 bits"):
         models(Long, FixedPoint(accumulator_bits=16), config=SMALL)
     _, lowered = models(Long, FixedPoint(accumulator_bits=24))

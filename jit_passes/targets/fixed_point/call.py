@@ -53,6 +53,7 @@ class Call:
         finder: finds codes.
         math: inserts operators in front of it.
         rules: how the target computes.
+        products: how many a sum of it has, as far as that is known; else 1.
     """
 
     node: NodeView
@@ -60,6 +61,7 @@ class Call:
     finder: CodeFinder
     math: Arithmetic
     rules: Rules
+    products: int = 1
 
     @property
     def scale(self) -> float:

@@ -17,11 +17,12 @@ from ...specification.grid import DTYPES
 from ...specification.parameters import QParams
 from ..reference_nodes import parameters_of
 from ..units import DEQUANTIZE, QUANTIZE
+from .accumulator import products_in_sum
 from .arithmetic import Arithmetic
 from .call import Call, Rules
 from .capability import capability_of
 from .codes import CLIPS, CodeFinder, Codes, RefusedError
-from .operators import FORMS, moved_to
+from .operators import FORMS, PRODUCTS, moved_to
 
 
 def compute_on_integers(
@@ -74,6 +75,9 @@ class _Lowering:
     def __init__(self, graph: GraphEditor, rules: Rules, capability: Capability) -> None:
         self.graph, self.rules, self.capability = graph, rules, capability
         self.finder = CodeFinder(graph)
+        # Of products of matrices, as long as the graph is that of the reference model.
+        sums = ((n.index, products_in_sum(n)) for n in graph.nodes if n.kind in PRODUCTS)
+        self._products = {index: count for index, count in sums if count is not None}
         self._codes: dict[int, ValueView] = {}  # of floats that are computed on integers, by id
         self._lowered: set[int] = set()  # indices of nodes
         self._refused: dict[int, str] = {}  # reasons
@@ -90,7 +94,8 @@ class _Lowering:
         try:
             grid = _within(parameters_of(quantize), bounds)
             math = Arithmetic(self.graph, place, node, self.rules.rounding)
-            call = Call(node, grid, self.finder, math, self.rules)
+            products = self._products.get(node.index, 1)
+            call = Call(node, grid, self.finder, math, self.rules, products)
             row = self.capability.operators.get(node.kind)
             if row and row.check and (why := row.check(node)):
                 raise RefusedError(why)

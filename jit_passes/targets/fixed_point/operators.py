@@ -25,7 +25,7 @@ import torch
 
 from ...graph.view import NodeView, ValueView
 from ...specification.slots import ADD_BIAS, CORRELATION, Correlation
-from .accumulator import reach
+from .accumulator import reach, reach_of_product
 from .arithmetic import INT64, NUMBERS
 from .call import Call
 from .codes import Codes, Constant, RefusedError, constant_of
@@ -113,11 +113,12 @@ def added(call: Call) -> ValueView:
 def multiplied(call: Call) -> ValueView:
     """Return the codes of a product, number by number or of matrices.
 
-    A graph has no sizes: whether sums of products fit the accumulator, the program in C checks.
+    Where the model's inputs say how many products a sum has, one product is checked here, and the
+    program in C checks the sums.
     """
     a, b = call.codes(0), call.codes(1)
-    corners = [x * y for x in (a.least, a.most) for y in (b.least, b.most)]
-    call.rules.check(min(corners), max(corners))
+    ends = (a.least, a.most), (b.least, b.most)
+    call.rules.check(*reach_of_product(*ends, call.products))
     product = call.math.insert(call.node.kind, call.steps(a), call.steps(b))
     ratio = a.scale * b.scale / call.scale
     rescale = rescale_of([ratio], call.rules.multiplier_bits, call.rules.only_shift)

@@ -1,16 +1,16 @@
 """Whether the reference model, integers in TorchScript and C agree on networks drawn at random.
 
-Each network is a few operators of the target `fixed_point` in a row, on values that those before
-have left; target and formats are drawn too. C has a test vector and three of the edges, and is
-compiled by gcc with all warnings and sanitizers as errors. Usage, from the repository root::
+Each network is a few operators of the target `fixed_point` in a row, on earlier values; target and
+formats are drawn too. C has a test vector and three of the edges, and is compiled by gcc with all
+warnings and sanitizers as errors. Usage, from the repository root::
 
     python -m benchmarks.drawn_integers --count 2000
     python -m benchmarks.drawn_integers --start 17 --count 1
 
 Columns: how sums are rescaled and rounded; networks; ones with an operator in float, which C
-refuses; codes of all values at which integers in TorchScript are others than those of the
-reference model, which is exact with powers of two and halves to even, without softmax and layer
-norm; codes of results at which C's are others than TorchScript's. The program fails if one is.
+refuses; codes of all values at which integers in TorchScript differ from the reference model,
+which is exact with powers of two and halves to even, without softmax and layer norm; codes of
+results at which C differs from TorchScript. The program fails if one does.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DoesNotFit(Exception):
 
 @dataclass
 class Pen:
-    """What is drawn with.
+    """The numbers, values and layers that a network is drawn with.
 
     Attributes:
         rng: numbers.
@@ -78,7 +78,7 @@ class Pen:
         return first, self.rng.choice(alike)
 
     def layer(self, made: nn.Module) -> nn.Module:
-        """Keep a layer, whose weights are spread as those of trained ones."""
+        """Keep a layer, whose weights are spread as after training."""
         for parameter in made.parameters():
             nn.init.normal_(parameter, 0.1, 0.4)
         self.layers.append(made.eval())
@@ -292,7 +292,7 @@ def drawn_config(rng: random.Random, target: FixedPoint) -> dict[str, Any]:
 
 @dataclass
 class Count:
-    """What networks have come to."""
+    """Networks, and codes that differ."""
 
     networks: int = 0
     refused: int = 0

@@ -8,7 +8,7 @@ random, with BatchNorm statistics from data. Usage, from the repository root::
     python -m benchmarks.litert --models encoder --kernels reference
 
 Columns: the rounding of the target; of each operator the codes at which LiteRT's reference kernels
-are others, its optimized ones, and those of XNNPACK, which LiteRT takes by default; and the most
+differ, its optimized ones, and the ones of XNNPACK, which LiteRT takes by default; and the most
 steps that a code is off.
 """
 

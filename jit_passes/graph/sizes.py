@@ -10,7 +10,7 @@ import torch
 from .view import LIST, NodeView, ValueView
 
 _RESHAPES = ("aten::reshape", "aten::view", "aten::_unsafe_view")
-# Besides those whose traits say so.
+# Besides the operators whose traits say so.
 _LIKE = ("jit_passes::edge", "jit_passes::dequantize_per_channel", "jit_passes::lookup_table")
 _WEIGHTED = ("aten::linear", "aten::conv1d", "aten::conv2d", "aten::conv3d")
 
@@ -64,7 +64,7 @@ def _keeps_shape(node: NodeView) -> bool:
 
 
 def _sizes(value: ValueView) -> list[int | None] | None:
-    """Return whole numbers of a list, None for those that the model computes."""
+    """Return whole numbers of a list, None for each that the model computes."""
     if value.is_constant:
         found: list[int | None] = list(value.constant)
         return found

@@ -123,7 +123,7 @@ class SumReader:
         return *self._shifted(value), None
 
     def _shifted(self, value: ValueView) -> tuple[ValueView, list[int]]:
-        """Return what is shifted, and the shifts."""
+        """Return the number that is shifted, and the shifts."""
         node = value.producer
         if node is None or node.kind != "aten::bitwise_right_shift":
             return value, [0]
@@ -133,7 +133,7 @@ class SumReader:
         return value, shifts
 
     def _multiplied(self, value: ValueView) -> tuple[ValueView, list[int]]:
-        """Return what is multiplied, and the multipliers."""
+        """Return the number that is multiplied, and the multipliers."""
         node = value.producer
         if node is None or node.kind != "aten::mul" or not node.inputs[1].is_constant:
             return value, [1]

@@ -67,7 +67,7 @@ class Rescale:
 
 
 def rounding_of_quotients(rounding: str) -> str:
-    """Return how a target rounds what it divides: TFLite divides with halves away from zero."""
+    """Return how a target rounds quotients: TFLite rounds halves away from zero."""
     return "half_away" if rounding == DOUBLE_ROUND else rounding
 
 

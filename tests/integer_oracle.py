@@ -17,6 +17,7 @@ import torch
 
 from jit_passes.export.program.forms import form_of
 from jit_passes.graph.view import GraphView, NodeView
+from tests.published_forms import quantize_multiplier, twice
 
 Array = np.ndarray[Any, Any]
 CODES = (torch.uint8, torch.int8, torch.int16)
@@ -71,11 +72,14 @@ class Oracle:
         reference: the model.
         rounding: of the target.
         bits: of a multiplier.
+        lift: how much finer the steps of a sum of two operands are with double rounding, as a
+            power of two: 20 for codes of 8 bits, 15 for codes of 16.
     """
 
     reference: Any
     rounding: str = "half_even"
     bits: int = 31
+    lift: int = 20
     values: dict[int, Any] = field(default_factory=dict)
     sums: dict[int, Any] = field(default_factory=dict)  # that are rounded, by index of quantize
 
@@ -151,6 +155,8 @@ class Oracle:
         return int(np.clip(np.round(end / scale) + zero, low, high))  # NumPy rounds to even
 
     def rescaled(self, x: Value, scale: float) -> Array:
+        if self.rounding == "double_round":
+            return self.rescaled_twice(x, scale)
         if len(x.terms) > 1:
             return self.rescaled_sum(x, scale)
         numbers = np.moveaxis(x.terms[0], x.axis, -1)
@@ -163,13 +169,36 @@ class Oracle:
 
     def rescaled_sum(self, x: Value, scale: float) -> Array:
         ratios = [own / scale for (own,) in x.scales]
-        shift = min(multiplier_of(abs(ratio), 31)[1] for ratio in ratios)
+        shift = min(multiplier_of(abs(ratio), self.bits)[1] for ratio in ratios)
         factors = [round(Fraction(ratio) * 2**shift) for ratio in ratios]
         total = sum(t * f for t, f in zip(np.broadcast_arrays(*x.terms), factors, strict=True))
         return self.each(total, 1, 1 << shift)
 
-    def each(self, numbers: Array, multiplier: int, divisor: int) -> Array:
-        values = [rounded(int(n) * multiplier, divisor, self.rounding) for n in numbers.flat]
+    def rescaled_twice(self, x: Value, scale: float) -> Array:
+        """Do as TFLite does: a sum of two operands has steps of its own."""
+        if len(x.terms) == 1:
+            numbers = np.moveaxis(x.terms[0], x.axis, -1)
+            scales = x.scales[0] * (numbers.shape[-1] if len(x.scales[0]) == 1 else 1)
+            parts = [self.twice(numbers[..., c], own / scale) for c, own in enumerate(scales)]
+            found = np.moveaxis(np.stack(parts, -1), -1, x.axis)
+            return found if x.count == 1 else self.each(found, 1, x.count, "half_away")
+        steps = [own for (own,) in x.scales]
+        largest = 2 * max(map(abs, steps))
+        terms = [
+            self.twice(term << self.lift, abs(step) / largest) * (1 if step > 0 else -1)
+            for term, step in zip(x.terms, steps, strict=True)
+        ]
+        return self.twice(sum(np.broadcast_arrays(*terms)), largest / (2**self.lift * scale))
+
+    def twice(self, numbers: Array, ratio: float) -> Array:
+        values = [twice(int(n), *quantize_multiplier(ratio)) for n in numbers.flat]
+        return np.array(values, dtype=np.int64).reshape(numbers.shape)
+
+    def each(
+        self, numbers: Array, multiplier: int, divisor: int, rounding: str | None = None
+    ) -> Array:
+        how = rounding or self.rounding
+        values = [rounded(int(n) * multiplier, divisor, how) for n in numbers.flat]
         return np.array(values, dtype=np.int64).reshape(numbers.shape)
 
     def dequantize(self, node: NodeView, codes: Any, scale: float, zero: int) -> Value:

@@ -94,8 +94,13 @@ class Watch(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
-@pytest.mark.parametrize("requantization", ["multiplier", "shift"])
+FORMS = [
+    *itertools.product(("multiplier", "shift"), ROUNDINGS),
+    ("multiplier", "double_round"),
+]
+
+
+@pytest.mark.parametrize(("requantization", "rounding"), FORMS)
 def test_equals_the_oracle(requantization: str, rounding: str) -> None:
     target = FixedPoint(requantization, rounding)
     reference, lowered = models(Everything, target)
@@ -120,6 +125,7 @@ def tabled(reference: torch.jit.ScriptModule) -> Any:
 
 
 NARROW = {"input": {"bits": 4}, "weight": {"bits": 4}}
+TWELVE = {"input": {"bits": 12, "signed": True}, "output": {"bits": 12, "signed": True}}
 WIDE = {"input": {"bits": 16, "signed": True}, "output": {"bits": 16, "signed": True}}
 
 
@@ -128,18 +134,28 @@ WIDE = {"input": {"bits": 16, "signed": True}, "output": {"bits": 16, "signed": 
     [
         ({"accumulator_bits": 16}, NARROW),
         ({"accumulator_bits": 48}, WIDE),
+        ({"multiplier_bits": 16}, {}),
+        ({"rounding": "double_round"}, TWELVE),
         ({"requantization": "shift"}, {"bias": {"bits": 8}}),
         ({"requantization": "shift"}, {"weight": {"channelwise": True}}),
     ],
-    ids=["int4", "int16", "bias of its own", "shift of each channel"],
+    ids=[
+        "int4",
+        "int16",
+        "multiplier of 16 bits",
+        "int12, rounded twice",
+        "bias of its own",
+        "shift of each channel",
+    ],
 )
 def test_formats_of_slots(options: dict[str, Any], tensors: dict[str, Any]) -> None:
     target = FixedPoint(**options)
     reference, lowered = models(Everything, target, config={"version": 1, "global": tensors})
     assert all(row.dtype == "int8" for row in jit_passes.coverage(lowered))
     x = data(1, seed=7)[0]
-    bits = 15 if target.accumulator_bits == 48 else 31
-    assert torch.equal(lowered(x), Oracle(tabled(reference), bits=bits)(x))
+    bits = 15 if {48, 16} & {target.accumulator_bits, target.multiplier_bits} else 31
+    oracle = Oracle(tabled(reference), target.rounding, bits, lift=15 if tensors is TWELVE else 20)
+    assert torch.equal(lowered(x), oracle(x))
 
 
 @pytest.mark.parametrize("requantization", ["multiplier", "shift"])
@@ -314,6 +330,22 @@ def test_refused_operator() -> None:
     assert torch.equal(lowered(x), reference(x))
 
 
+class Moved(Summing):
+    """What such an operator gives is clipped and moved ahead of the next layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.relu(self.a(x).cumsum(1)).flip(2)[:, :, 1:])
+
+
+def test_refused_operator_is_named_behind_moves() -> None:
+    with pytest.warns(
+        jit_passes.JitPassesWarning, match="'cumsum' .the target has no integer form"
+    ):
+        reference, lowered = models(Moved, FixedPoint())
+    x = data(1)[0]
+    assert torch.equal(lowered(x), reference(x))
+
+
 def test_pool_with_windows_of_several_sizes() -> None:
     """A quantize stands behind it for the next layer, and it stays in float all the same."""
 
@@ -403,11 +435,44 @@ def test_input_is_moved_as_codes() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("requantization", "float"), ("rounding", "nearest"), ("accumulator_bits", 20)],
+    [
+        ("requantization", "float"),
+        ("rounding", "nearest"),
+        ("accumulator_bits", 20),
+        ("multiplier_bits", 8),
+    ],
 )
 def test_bad_options(option: str, value: Any) -> None:
     with pytest.raises(JitPassesError, match=f"{option}.*{value}"):
         FixedPoint(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"requantization": "shift", "multiplier_bits": 16}, "not for 'shift'"),
+        ({"accumulator_bits": 48, "multiplier_bits": 32}, "of 32 bits, not 48"),
+        ({"accumulator_bits": 48, "rounding": "double_round"}, "take another rounding"),
+        ({"requantization": "shift", "rounding": "double_round"}, "take another rounding"),
+        ({"multiplier_bits": 16, "rounding": "double_round"}, "take another rounding"),
+    ],
+)
+def test_options_that_exclude_each_other(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(JitPassesError, match=message):
+        FixedPoint(**options)
+
+
+def test_double_rounding_refuses_slots_before_data() -> None:
+    """Neither TFLite nor TOSA rounds a correlation ahead of its bias."""
+    model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3)))
+    target = FixedPoint(rounding="double_round")
+    slots = {"input": 8, "weight": 8, "correlation": 16, "bias": 12, "sum": 8}
+    message = "target rounds once the bias is added"
+    with (
+        pytest.warns(jit_passes.JitPassesWarning, match=message),
+        pytest.raises(JitPassesError, match=message),
+    ):
+        jit_passes.quantize_slots(model, target=target, **slots)
 
 
 def test_shift_refuses_other_schemes() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from math import isqrt
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from jit_passes import GraphEditor, JitPassesError, Pipeline
+from jit_passes.export.c.rounding import arithmetic
+from jit_passes.export.c.structs import RESCALING
 from jit_passes.targets.fixed_point.arithmetic import Arithmetic
 from jit_passes.targets.fixed_point.borders import lower_to_codes, lower_to_floats
+from jit_passes.targets.fixed_point.codes import RefusedError
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS, Rescale, common_rescale, rescale_of
 from tests.integer_oracle import multiplier_of, rounded
+from tests.published_forms import (
+    apply_scale_16,
+    apply_scale_32,
+    once,
+    quantize_multiplier,
+    tosa_multiplier,
+    twice,
+)
 
 
 class Identity(nn.Module):
@@ -68,6 +81,105 @@ def test_rescaled(rounding: str, rescale: Rescale) -> None:
         for row in x.tolist()
     ]
     assert found.tolist() == expected
+
+
+def ratios() -> list[float]:
+    """Return ratios whose multipliers are short, so that there are ties, and long ones."""
+    generator = torch.Generator().manual_seed(1)
+    found = [2.0**-n for n in (2, 5, 8, 9, 24, 30, 31, 32)] + [
+        0.75,
+        3 / 8,
+        5 * 2.0**-9,
+        1 - 2**-40,
+        20.0,
+    ]
+    exponents = torch.randint(-40, 1, (30,), generator=generator).tolist()
+    halves = torch.rand(30, generator=generator, dtype=torch.float64).tolist()
+    return found + [(1 + half) / 2 * 2.0**n for half, n in zip(halves, exponents, strict=True)]
+
+
+def numbers_at_ties(ratio: float, count: int = 300) -> list[int]:
+    """Return sums of 32 bits, the ends and ones whose products lie next to ties among them.
+
+    With a ratio above 1 the sums are those that TFLite can shift to the left.
+    """
+    end = 2**31 >> max(quantize_multiplier(ratio)[1], 0)
+    ends = [-end, end - 1, 0, 1, -1, end // 2, -end // 2]
+    near = [round((k + 0.5) / ratio) + d for k in range(-12, 12) for d in (-1, 0, 1)]
+    drawn = sums(1, count).flatten().tolist()
+    return [n for n in ends + near + drawn if -end <= n < end]
+
+
+def test_double_rounding_is_that_of_gemmlowp_and_of_tosa() -> None:
+    """Both are one function: of all sums, ties and ends among them, whatever the ratio."""
+    apart = 0
+    for ratio in ratios():
+        rescale = rescale_of([ratio], 31, False)
+        module = computing(lambda math, x, r=rescale: math.rescaled(x, r, (-1,)), "double_round")
+        x = numbers_at_ties(ratio)
+        found = module(torch.tensor(x)).tolist()
+        assert found == [twice(n, *quantize_multiplier(ratio)) for n in x], ratio
+        multiplier, shift = tosa_multiplier(ratio, 31)
+        for n, y in zip(x, found, strict=True):
+            if abs(n) < 1 << (shift - 1):  # which TOSA demands
+                assert y == apply_scale_32(n, multiplier, shift, True), (ratio, n)
+        apart += sum(
+            a != once(n, *quantize_multiplier(ratio)) for a, n in zip(found, x, strict=True)
+        )
+    assert apart > 100  # from rounding once
+
+
+def test_half_up_is_single_rounding() -> None:
+    """Of TFLite and of TOSA, with multipliers of 32 bits and of 16."""
+    for ratio in ratios():
+        x = numbers_at_ties(ratio)
+        for bits in (31, 15):
+            rescale = rescale_of([ratio], bits, False)
+            module = computing(lambda math, x, r=rescale: math.rescaled(x, r, (-1,)), "half_up")
+            found = module(torch.tensor(x)).tolist()
+            multiplier, shift = tosa_multiplier(ratio, bits)
+            scale = apply_scale_32 if bits == 31 else apply_scale_16
+            for n, y in zip(x, found, strict=True):
+                if bits == 15 or abs(n) < 1 << (shift - 1):
+                    assert y == scale(n, multiplier, shift), (ratio, bits, n)
+            if bits == 31 and quantize_multiplier(ratio)[0]:
+                assert found == [once(n, *quantize_multiplier(ratio)) for n in x], ratio
+
+
+def test_double_rounding_needs_a_multiplier() -> None:
+    with pytest.raises((RefusedError, JitPassesError), match="'double_round' has no form of it"):
+        computing(lambda math, x: math.shifted(x, (3,)), "double_round")
+
+
+@pytest.mark.parametrize("rounding", ["half_up", "double_round"])
+def test_c_rounds_alike(rounding: str, tmp_path: Path) -> None:
+    """The functions of C, compiled by gcc, on sums at ties and ends."""
+    form = once if rounding == "half_up" else twice
+    rows = []
+    for ratio in [ratio for ratio in ratios() if quantize_multiplier(ratio)[0]]:
+        (multiplier,), (shift,) = vars(rescale_of([ratio], 31, False).normalized).values()
+        numbers = numbers_at_ties(ratio, 20)
+        rows += [(n, multiplier, shift, form(n, *quantize_multiplier(ratio))) for n in numbers]
+    table = ",\n".join(f"{{{n}LL, {m}, {s}, {y}LL}}" for n, m, s, y in rows)
+    (tmp_path / "program.c").write_text(f"""\
+#include <stdint.h>
+{RESCALING.text}
+{arithmetic(rounding)}
+static const long long rows[][4] = {{{table}}};
+int main(void)
+{{
+    int wrong = 0;
+    (void)rescale;
+    for (unsigned i = 0; i < sizeof rows / sizeof *rows; ++i) {{
+        wrong += round_shift(rows[i][0] * rows[i][1], (int32_t)rows[i][2]) != rows[i][3];
+    }}
+    return wrong != 0;
+}}
+""")
+    command = ["gcc", "-std=c99", "-fsanitize=undefined", "-fno-sanitize-recover=all", "program.c"]
+    subprocess.run([*command, "-o", "program"], cwd=tmp_path, check=True)
+    assert len(rows) > 1000
+    subprocess.run(["./program"], cwd=tmp_path, check=True)
 
 
 @pytest.mark.parametrize("divisor", [3, 49, 98, 6 << 20])

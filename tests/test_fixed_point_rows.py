@@ -23,6 +23,7 @@ from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 from tests import test_fixed_point as images
 from tests.integer_oracle import multiplier_of, rounded
+from tests.published_forms import quantize_multiplier, twice
 from tests.test_export_c import FLAGS, check
 from tests.test_export_vectors import check as check_vectors
 from tests.test_fixed_point import Watch
@@ -30,7 +31,8 @@ from tests.test_fixed_point import Watch
 ARM = shutil.which("arm-none-eabi-gcc")
 Array = np.ndarray[Any, Any]
 KERNELS = ("matmul", "softmax", "layer_norm")
-FORMS = [("multiplier", rounding) for rounding in ROUNDINGS] + [("shift", "half_even")]
+FORMS = [("multiplier", rounding) for rounding in (*ROUNDINGS, "double_round")]
+FORMS.append(("shift", "half_even"))
 
 
 class Block(nn.Module):
@@ -109,8 +111,18 @@ class Codes:
         return self.of(buffer) - buffer.zero_point
 
     def code(self, numerator: int, divisor: int) -> int:
-        found = rounded(numerator, divisor, self.target.rounding) + self.y.zero_point
-        return min(max(found, self.low), self.high)
+        rounding = self.target.rounding
+        rounding = "half_away" if rounding == "double_round" else rounding
+        return self.saturated(rounded(numerator, divisor, rounding))
+
+    def product(self, number: int, ratio: float) -> int:
+        if self.target.rounding == "double_round":
+            return self.saturated(twice(number, *quantize_multiplier(ratio)))
+        multiplier, shift = multiplier_of(ratio)
+        return self.code(number * multiplier, 1 << shift)
+
+    def saturated(self, steps: int) -> int:
+        return min(max(steps + self.y.zero_point, self.low), self.high)
 
 
 def calls_of(module: type[nn.Module], target: FixedPoint) -> list[tuple[str, Codes]]:
@@ -133,9 +145,9 @@ def check_product(codes: Codes) -> None:
         else (n % len(left), n % len(right))
         for n in range(sizes)
     ]
-    multiplier, shift = multiplier_of(a.scale * b.scale / codes.y.scale)
+    ratio = a.scale * b.scale / codes.y.scale
     sums = np.stack([left[i] @ right[j] for i, j in pairs])
-    expected = [codes.code(int(n) * multiplier, 1 << shift) for n in sums.flatten()]
+    expected = [codes.product(int(n), ratio) for n in sums.flatten()]
     assert expected == codes.result.flatten().tolist()
 
 
@@ -277,8 +289,42 @@ SMALL = {
 }
 
 
+def test_sums_that_overflow_before_data() -> None:
+    """The width of a head follows from weights and options, and codes of both have 8 bits."""
+    script = torch.jit.script(network(Block))
+    rows = jit_passes.inspect(script, target=FixedPoint(accumulator_bits=16))
+    first = next(row for row in rows if row.name == "matmul")
+    # Affine codes: the zero points of the fewest bits are those in the middle.
+    assert f"its sums may reach [{-128 * 127 * 8}, {128 * 128 * 8}]" in first.reason
+    assert "takes 19 bits, and the accumulator has 16: take accumulator_bits=24" in first.reason
+    wide = jit_passes.inspect(script, target=FixedPoint(accumulator_bits=24))
+    assert all("accumulator" not in row.reason for row in wide)
+
+
+def test_sums_that_overflow_with_their_zero_points() -> None:
+    """With zero points in the middle 24 bits would hold them, which relu has not."""
+    target = FixedPoint(accumulator_bits=24)
+    rows = jit_passes.inspect(torch.jit.script(network(Positive)), target=target)
+    assert all("accumulator" not in row.reason for row in rows)
+    reach = f"its sums may reach .0, {200 * 255 * 255}., which takes 25 bits"
+    with pytest.warns(JitPassesWarning, match=rf"'matmul' \({reach}"):
+        models(Positive, target)
+
+
+class Positive(nn.Module):
+    """Sums of 200 products of numbers that are not below 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(16, 200)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.a(x))
+        return torch.matmul(y, y.transpose(1, 2))
+
+
 def test_sums_that_overflow(tmp_path: Path) -> None:
-    """The target checks a product, since the graph has no sizes, and the program in C the sum."""
+    """Of inputs' sizes the target knows nothing: it checks a product, and the program the sum."""
     with pytest.warns(JitPassesWarning, match=r"'bmm' \(its sums may reach .* takes 17 bits"):
         models(Long, FixedPoint(accumulator_bits=16), config=SMALL)
     _, lowered = models(Long, FixedPoint(accumulator_bits=24))

@@ -53,7 +53,8 @@ class Capability:
         dynamic_regions: whether regions take dynamic operators, and those of which the weight alone
             is quantized, with float operators between them.
         sums: a function that says why the sums of products of an operator with weights overflow,
-            given the specifications of its weight and its input; None where they never do.
+            given the specifications of its weight and its input; of a product of matrices, of its
+            second operand and its first; None where they never do.
         integers_only: whether all that it can compute is to be quantized. Other backends leave in
             float what saves no conversion there.
         correlations: whether it rounds between the products of a convolution and its bias, where

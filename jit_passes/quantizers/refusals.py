@@ -78,7 +78,10 @@ class Refusals:
         if why := self.result_refusal(node, row):
             value = self.writer.selection.result(node)
             return Wish("output", speaker(self.writer.resolved, node, value), value, why)
-        return self.weight_refusal(node) if row.role is Role.WEIGHTED else None
+        if row.role is Role.WEIGHTED:
+            return self.weight_refusal(node)
+        why = self.product_refusal(node) if node.traits.product else None
+        return Wish("input", node, node.main_operand, why) if why else None
 
     def result_refusal(self, node: NodeView, row: OperatorSupport) -> str | None:
         can, result = self.writer.policy.capability, self.writer.result(node)
@@ -122,8 +125,16 @@ class Refusals:
 
     def sums_refusal(self, node: NodeView, weight: OwnSpec) -> str | None:
         """Say why sums of products overflow, as far as that is known before any data."""
-        x, sums = node.main_operand, self.writer.policy.capability.sums
-        inputs = self.writer.operand(node, x) or self.writer.produced(x)
-        if sums is None or not isinstance(inputs, OwnSpec):
-            return None
-        return sums(node, weight, inputs)
+        sums, inputs = self.writer.policy.capability.sums, self._read(node, 0)
+        return None if sums is None or inputs is None else sums(node, weight, inputs)
+
+    def product_refusal(self, node: NodeView) -> str | None:
+        """Say why sums of products of two activations overflow, as far as that is known so far."""
+        sums, a, b = self.writer.policy.capability.sums, self._read(node, 0), self._read(node, 1)
+        return None if sums is None or a is None or b is None else sums(node, b, a)
+
+    def _read(self, node: NodeView, position: int) -> OwnSpec | None:
+        """Return how an operand is quantized, or the result that it is."""
+        x = node.inputs[position]
+        found = self.writer.operand(node, x) or self.writer.produced(x)
+        return found if isinstance(found, OwnSpec) else None

@@ -99,6 +99,9 @@ def _sum(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> No
     if maker.inputs[1].is_constant:
         _biased(reader, node, maker, found)
         return
+    if found.multipliers != [1]:  # no sum that is rounded once has one of its own
+        _sum_of_rescaled(reader, node, maker, found)
+        return
     (a, left), (b, right) = (reader.sums.factor(value) for value in maker.inputs[:2])
     x, x2, y = reader.buffer(node, a.codes), reader.buffer(node, b.codes), reader.new(node)
     (shift,) = found.shifts
@@ -108,6 +111,20 @@ def _sum(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> No
         a=x, zero_a=a.zero, factor_a=left,
         b=x2, zero_b=b.zero, factor_b=right,
         shift=shift, r=rescaling(found), y=y,
+    )  # fmt: skip
+
+
+def _sum_of_rescaled(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
+    """Add two operands that are rescaled one by one, and rescale their sum."""
+    a, b = (reader.sums.part(value) for value in maker.inputs[:2])
+    x, x2 = (reader.buffer(node, part.steps.codes) for part in (a, b))
+    y = reader.new(node)
+    reader.call(
+        node, "add_rescaled", [x, x2], y,
+        l=broadcast_loops(y.shape, x.shape, x2.shape), lift=a.lift,
+        a=x, zero_a=a.steps.zero, multiplier_a=a.multiplier, shift_a=a.shift,
+        b=x2, zero_b=b.steps.zero, multiplier_b=b.multiplier, shift_b=b.shift,
+        sign=int(reader.value(maker.inputs[2])), r=_rescaling(reader, node, found), y=y,
     )  # fmt: skip
 
 

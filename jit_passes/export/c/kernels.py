@@ -138,6 +138,30 @@ KERNELS: Mapping[str, Kernel] = {
 }
 """,
     ),
+    "add_rescaled": Kernel(
+        {
+            "l": "const loops *",
+            "lift": "int64_t",
+            "a": "const X *",
+            **dict.fromkeys(("zero_a", "multiplier_a", "shift_a"), "int32_t"),
+            "b": "const X2 *",
+            **dict.fromkeys(("zero_b", "multiplier_b", "shift_b", "sign"), "int32_t"),
+            "r": "const rescaling *",
+            "y": "Y *",
+        },
+        """\
+{
+    int32_t count = count_of(l->sizes);
+    for (int32_t i = 0; i < count; ++i) {
+        int64_t left = (a[place(i, l->sizes, l->a)] - zero_a) * lift;
+        int64_t right = (b[place(i, l->sizes, l->b)] - zero_b) * lift;
+        left = round_shift(left * multiplier_a, shift_a);
+        right = round_shift(right * multiplier_b, shift_b);
+        y[i] = (Y)rescale(left + sign * right, 0, r);
+    }
+}
+""",
+    ),
     "add_bias": Kernel(
         {
             "batch": "int32_t",

@@ -13,7 +13,7 @@ from ...graph.view import GraphView, NodeView, ValueView
 from ...stages.faults import misfit
 from ...stages.module import ModelStage, Report, by_position, stage_of
 from ...targets import FixedPoint, Target
-from ...targets.fixed_point.accumulator import overflow
+from ...targets.fixed_point.accumulator import overflow, reach_of_product
 from ...targets.fixed_point.masks import without_data
 from ..program.forms import Form, form_of
 from .calls import computed
@@ -327,7 +327,7 @@ class Reader:
     ) -> None:
         """Refuse sums of products of codes that the accumulator may not hold.
 
-        The target checks them too, where the graph has the sizes.
+        The target checks them ahead, where weights and options say the size.
 
         Args:
             node: the operator.
@@ -339,8 +339,8 @@ class Reader:
         for buffer, zero in (left, right):
             limits = torch.iinfo(buffer.dtype)
             ends.append((limits.min - zero, limits.max - zero))
-        corners = [a * b * count for a in ends[0] for b in ends[1]]
-        if why := overflow(min(corners), max(corners), self.target.accumulator_bits):
+        reach = reach_of_product(ends[0], ends[1], count)
+        if why := overflow(*reach, self.target.accumulator_bits):
             raise FormError(why)
 
     def constant(self, node: NodeView, what: str, ctype: str, numbers: Any) -> Constant:

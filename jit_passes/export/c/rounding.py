@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...targets.fixed_point.rescale import rounding_of_quotients
+
 # x >> n of a negative number is not defined by C99, so shifts go through numbers from 0 on.
 _SHIFT = """\
 /* floor(x / 2^n), of negative numbers too. */
@@ -26,6 +28,10 @@ _ROUND_SHIFT: Mapping[str, str] = {
         return x;
     }
     return shift_down(x + half - (shift_down(x, n) % 2 == 0 ? 1 : 0), n);
+""",
+    "double_round": """\
+    int64_t half = ((int64_t)1 << n) >> 1, first = n > 31 ? (int64_t)1 << 30 : 0;
+    return shift_down(x + half + (x < 0 ? -first : first), n);
 """,
 }
 
@@ -65,6 +71,7 @@ static int32_t rescale(int64_t sum, int32_t channel, const rescaling *r)
 
 def division(rounding: str) -> str:
     """Return the function that divides exactly, for averages."""
+    rounding = rounding_of_quotients(rounding)
     return f"""\
 /* x / divisor, rounded: {rounding}. The divisor is above 0. */
 static int64_t round_quotient(int64_t x, int64_t divisor)
@@ -80,9 +87,8 @@ AVERAGE = """\
 /* An average as a code; a divisor of 0 says that the shift divides by the count. */
 static int32_t average(int64_t sum, int64_t divisor, const rescaling *r)
 {
-    int64_t product = sum * r->multipliers[0];
-    return saturate(divisor ? round_quotient(product, divisor) : round_shift(product, r->shifts[0]),
-                    r);
+    int64_t rescaled = round_shift(sum * r->multipliers[0], r->shifts[0]);
+    return saturate(divisor ? round_quotient(rescaled, divisor) : rescaled, r);
 }
 """
 

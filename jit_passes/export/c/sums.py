@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...graph.view import NodeView, ValueView, is_literal
+from ...targets.fixed_point.rescale import DOUBLE_ROUND, HIGH
 
 INT64 = 4  # as graphs have it
 # How many additions round in front of a shift: see `Arithmetic.shifted`.
 _ADDITIONS = {"truncate": 0, "half_up": 1, "half_away": 2, "half_even": 2}
 
 
+def _additions(rounding: str, shifts: Sequence[int]) -> int:
+    twice = rounding == DOUBLE_ROUND
+    return 1 + int(max(shifts) > HIGH) if twice else _ADDITIONS[rounding]
+
+
 @dataclass(frozen=True)
 class Rescaled:
-    """clamp(round(value * multiplier / (divisor * 2^shift)) + zero, low, high).
+    """clamp(round(round(value * multiplier / 2^shift) / divisor) + zero, low, high).
 
     Attributes:
         value: the sum.
@@ -53,6 +59,23 @@ class Steps:
     zero: int
 
 
+@dataclass(frozen=True)
+class Part:
+    """round((codes - zero) * lift * multiplier / 2^shift).
+
+    Attributes:
+        steps: codes less their zero point.
+        lift: a power of two.
+        multiplier: of 31 bits.
+        shift: of the product.
+    """
+
+    steps: Steps
+    lift: int
+    multiplier: int
+    shift: int
+
+
 class FormError(Exception):
     """Operators stand in another form than the target writes."""
 
@@ -66,7 +89,7 @@ class SumReader:
     """
 
     def __init__(self, rounding: str, known: Callable[[ValueView], Any]) -> None:
-        self._additions, self._known = _ADDITIONS[rounding], known
+        self._rounding, self._known = rounding, known
 
     def rescaled(self, node: NodeView) -> Rescaled:
         """Read what is in front of the node that stores codes.
@@ -87,28 +110,48 @@ class SumReader:
         divisor = None if by is None else self._known(by)
         if isinstance(divisor, int):
             by = None
-        multipliers = [1]
-        times = value.producer
-        if times is not None and times.kind == "aten::mul" and times.inputs[1].is_constant:
-            value, multipliers = times.main_operand, _numbers(times.inputs[1].constant)
+        value, multipliers = self._multiplied(value)
         count = divisor if isinstance(divisor, int) else 0
         return Rescaled(value, multipliers, shifts, count, by, zero, low, high)
 
     def _rounded(self, value: ValueView) -> tuple[ValueView, list[int], ValueView | None]:
         """Return what is rounded, the shifts and the divisor."""
         node = value.producer
-        if node is not None and node.kind == "aten::bitwise_right_shift":
-            shifts, value = _numbers(node.inputs[1].constant), node.main_operand
-            for _ in range(self._additions):
-                value = made(value, "aten::add").main_operand
-            return value, shifts, None
         if node is not None and node.kind == "aten::add":
             up = node.inputs[1].producer
             if up is not None and up.kind in ("aten::gt", "aten::ge"):
                 node = node.main_operand.producer
         if node is not None and node.kind == "aten::div":
-            return node.main_operand, [0], node.inputs[1]
-        return value, [0], None
+            return *self._shifted(node.main_operand), node.inputs[1]
+        return *self._shifted(value), None
+
+    def _shifted(self, value: ValueView) -> tuple[ValueView, list[int]]:
+        """Return the number that is shifted, and the shifts."""
+        node = value.producer
+        if node is None or node.kind != "aten::bitwise_right_shift":
+            return value, [0]
+        shifts, value = _numbers(node.inputs[1].constant), node.main_operand
+        for _ in range(_additions(self._rounding, shifts)):
+            value = made(value, "aten::add").main_operand
+        return value, shifts
+
+    def _multiplied(self, value: ValueView) -> tuple[ValueView, list[int]]:
+        """Return the number that is multiplied, and the multipliers."""
+        node = value.producer
+        if node is None or node.kind != "aten::mul" or not node.inputs[1].is_constant:
+            return value, [1]
+        return node.main_operand, _numbers(node.inputs[1].constant)
+
+    def part(self, value: ValueView) -> Part:
+        """Read an operand of a sum that is rescaled by itself.
+
+        Raises:
+            FormError: it is something else.
+        """
+        value, (shift,) = self._shifted(value)
+        value, (multiplier,) = self._multiplied(value)
+        steps, lift = self.factor(value)
+        return Part(steps, lift, multiplier, shift)
 
     def steps(self, value: ValueView) -> Steps:
         """Read codes less their zero point.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...graph.sizes import size_of
 from ...graph.view import NodeView
 from ...observers import MinMax
 from ...quantizers.support import Spec
@@ -11,6 +12,8 @@ from ...specification.qparams import affine_qparams
 from ...specification.specification import QuantizationSpec
 
 WIDTHS = (16, 24, 32, 48)
+Range = tuple[int, int]
+_WITHOUT_ZERO = ("symmetric", "power_of_two")  # schemes whose zero point is known
 
 
 def reach(weight: torch.Tensor, bias: torch.Tensor | None, low: int, high: int) -> tuple[int, int]:
@@ -36,6 +39,24 @@ def reach(weight: torch.Tensor, bias: torch.Tensor | None, low: int, high: int) 
     return int(least.min()) if len(least) else 0, int(most.max()) if len(most) else 0
 
 
+def reach_of_product(a: Range, b: Range, count: int = 1) -> Range:
+    """Return the smallest and the largest number that a sum of products of codes can come to.
+
+    Args:
+        a: the smallest and the largest number of steps of one operand.
+        b: of the other one.
+        count: how many products are added.
+    """
+    corners = [0, *(x * y * count for x in a for y in b)]
+    return min(corners), max(corners)
+
+
+def products_in_sum(node: NodeView) -> int | None:
+    """Return how many products a product of matrices adds; None where the model's inputs say it."""
+    inner = size_of(node.inputs[0], -1)
+    return size_of(node.inputs[1], -2) if inner is None else inner
+
+
 def overflow(least: int, most: int, bits: int) -> str | None:
     """Say that numbers do not fit an accumulator; None if they do."""
     needed = max(_width(least), _width(most))
@@ -45,7 +66,7 @@ def overflow(least: int, most: int, bits: int) -> str | None:
     wider = f"accumulator_bits={widths[0]}, or " * bool(widths)
     return (
         f"its sums may reach [{least}, {most}], which takes {needed} bits, and the accumulator has "
-        f"{bits}: take {wider}fewer bits for its input or its weight"
+        f"{bits}: take {wider}fewer bits for its operands"
     )
 
 
@@ -62,11 +83,15 @@ def overflow_before_data(node: NodeView, weight: Spec, inputs: Spec, bits: int) 
     left out, since its codes follow from the scale of the input.
 
     Args:
-        node: a convolution or linear.
-        weight: how its weight is quantized.
-        inputs: how its input is quantized.
+        node: a convolution, a linear or a product of matrices.
+        weight: how its weight is quantized, or the second matrix.
+        inputs: how its input is quantized, or the first matrix.
         bits: of the accumulator.
     """
+    if node.traits.product:
+        count = products_in_sum(node)
+        ranges = _range(inputs), _range(weight)
+        return None if count is None else overflow(*reach_of_product(*ranges, count), bits)
     numbers = node.operand("weight").constant
     known = isinstance(weight, QuantizationSpec) and weight.observer == MinMax()
     folds = node.folded is not None  # a batch norm will change the weight
@@ -78,13 +103,19 @@ def overflow_before_data(node: NodeView, weight: Spec, inputs: Spec, bits: int) 
     if overflow(-largest, largest, bits) is None:
         return None  # without a look at the numbers, which takes time
     codes = _codes(numbers.detach().double(), weight)
-    if inputs.qscheme.endswith(("symmetric", "power_of_two")):
-        middle = (low + high + 1) // 2 if inputs.qscheme.endswith("symmetric") else 0
-        least, most = reach(codes, None, min(low - middle, 0), max(high - middle, 0))
+    if inputs.qscheme.endswith(_WITHOUT_ZERO):
+        least, most = reach(codes, None, *_range(inputs))
     else:
         span = int(codes.abs().flatten(1).sum(1).max()) * (high - low)
         least, most = -(span // 2), span // 2
     return overflow(least, most, bits)
+
+
+def _range(spec: Spec) -> Range:
+    """Return the steps that an activation can have; with the zero point of the fewest bits."""
+    low, high = spec.quant_min, spec.quant_max
+    middle = 0 if spec.qscheme.endswith("power_of_two") else (low + high + 1) // 2
+    return min(low - middle, 0), max(high - middle, 0)
 
 
 def _codes(weight: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:

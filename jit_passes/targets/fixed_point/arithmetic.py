@@ -10,7 +10,8 @@ import torch
 from ...graph.editor import GraphEditor
 from ...graph.view import NodeView, ValueView
 from ...specification.parameters import QParams
-from .rescale import Rescale
+from .codes import RefusedError
+from .rescale import DOUBLE_ROUND, HIGH, Rescale, rounding_of_quotients
 
 INT64 = 4  # as graphs have dtypes
 NUMBERS = {"uint8": 0, "int8": 1, "int16": 2, "int32": 3}
@@ -61,8 +62,11 @@ class Arithmetic:
             rescale: multipliers and shifts.
             channels: the shape in which numbers of channels stand against the sums, `[-1, 1, 1]`.
         """
+        twice = self.rounding == DOUBLE_ROUND
+        rescale = rescale.normalized if twice else rescale
         product = self.times(x, self._operand(rescale.multipliers, channels))
-        return self.shifted(product, rescale.shifts, channels)
+        shifted = self._shifted_twice if twice else self.shifted
+        return shifted(product, rescale.shifts, channels)
 
     def shifted(
         self, x: ValueView, shifts: tuple[int, ...], channels: tuple[int, ...] = (-1,)
@@ -75,7 +79,14 @@ class Arithmetic:
             half_even    (x + h - 1 + ((x >> n) & 1)) >> n
 
         With n = 0 nothing is rounded: h is 0, and so is what is added besides.
+
+        Raises:
+            RefusedError: the rounding is that of a product with a multiplier of 31 bits.
         """
+        if self.rounding == DOUBLE_ROUND:
+            raise RefusedError(
+                f"rounding={DOUBLE_ROUND!r} has no form of it: take another rounding"
+            )
         if not any(shifts):
             return x
         n = self._operand(shifts, channels)
@@ -96,6 +107,20 @@ class Arithmetic:
             x = self.insert("aten::add", x, self._operand(less, channels), 1)
         return self.insert("aten::bitwise_right_shift", x, n)
 
+    def _shifted_twice(
+        self, x: ValueView, shifts: tuple[int, ...], channels: tuple[int, ...]
+    ) -> ValueView:
+        """Return (x + h + k + 2 * k * (x >> 63)) >> n, with k = 2^30 where n > 31, else 0."""
+        halves = [(1 << shift) >> 1 for shift in shifts]
+        firsts = [1 << (HIGH - 1) if shift > HIGH else 0 for shift in shifts]
+        if any(firsts):
+            sign = self.insert("aten::bitwise_right_shift", x, 63)  # -1 or 0
+            twice = tuple(2 * first for first in firsts)
+            x = self.insert("aten::add", x, self.times(sign, self._operand(twice, channels)), 1)
+        nudges = tuple(half + first for half, first in zip(halves, firsts, strict=True))
+        x = self.insert("aten::add", x, self._operand(nudges, channels), 1)
+        return self.insert("aten::bitwise_right_shift", x, self._operand(shifts, channels))
+
     def divided(self, x: ValueView, divisor: int | ValueView) -> ValueView:
         """Return round(x / divisor), exactly: a tie is one only if there is a tie.
 
@@ -105,15 +130,16 @@ class Arithmetic:
         half_away    q + (r - (x < 0) >= d)
         half_even    q + (r + (q & 1) > d)
         """
+        rounding = rounding_of_quotients(self.rounding)
         quotient = self.insert("aten::div", x, divisor, "floor")
-        if self.rounding == "truncate":
+        if rounding == "truncate":
             return quotient
         rest = self.insert("aten::sub", x, self.insert("aten::mul", quotient, divisor), 1)
         rest = self.insert("aten::mul", rest, 2)
-        if self.rounding == "half_even":
+        if rounding == "half_even":
             odd = self.insert("aten::bitwise_and", quotient, 1)
             up = self.insert("aten::gt", self.insert("aten::add", rest, odd, 1), divisor)
-        elif self.rounding == "half_away":
+        elif rounding == "half_away":
             sign = self.insert("aten::bitwise_right_shift", x, 63)
             up = self.insert("aten::ge", self.insert("aten::add", rest, sign, 1), divisor)
         else:

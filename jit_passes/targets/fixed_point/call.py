@@ -9,6 +9,7 @@ from ...specification.parameters import QParams
 from .accumulator import overflow
 from .arithmetic import Arithmetic
 from .codes import CodeFinder, Codes, RefusedError
+from .rescale import DOUBLE_ROUND
 
 
 @dataclass(frozen=True)
@@ -19,16 +20,18 @@ class Rules:
         only_shift: whether all scales are powers of two.
         rounding: how sums are rounded.
         accumulator_bits: of the register that sums of products are in.
+        multiplier_bits: of a multiplier without its sign: a product with a sum has 64 bits.
     """
 
     only_shift: bool
     rounding: str
     accumulator_bits: int
+    multiplier_bits: int
 
     @property
-    def multiplier_bits(self) -> int:
-        """Bits of a multiplier without its sign: a product with a sum has 64 bits."""
-        return 31 if self.accumulator_bits <= 32 else 15
+    def rounds_twice(self) -> bool:
+        """Whether a product with a multiplier is rounded twice."""
+        return self.rounding == DOUBLE_ROUND
 
     def check(self, least: int, most: int) -> None:
         """Refuse sums that do not fit.
@@ -50,6 +53,7 @@ class Call:
         finder: finds codes.
         math: inserts operators in front of it.
         rules: how the target computes.
+        products: how many a sum of it has, as far as that is known; else 1.
     """
 
     node: NodeView
@@ -57,6 +61,7 @@ class Call:
     finder: CodeFinder
     math: Arithmetic
     rules: Rules
+    products: int = 1
 
     @property
     def scale(self) -> float:

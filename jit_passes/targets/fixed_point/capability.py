@@ -18,6 +18,7 @@ from .groups import GROUPS
 from .masks import FILL, SOFTMAX, hide_scores, is_mask, refusal_of_mask
 from .operators import PRODUCTS
 from .recurrent import equal_values, unroll_layers
+from .rescale import DOUBLE_ROUND
 from .rows import NORMS
 
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
@@ -118,11 +119,14 @@ def _rows() -> list[OperatorSupport]:
 
 
 @cache
-def capability_of(only_shift: bool, accumulator_bits: int, steps: int | None = None) -> Capability:
+def capability_of(
+    only_shift: bool, rounding: str, accumulator_bits: int, steps: int | None = None
+) -> Capability:
     """Return what can be computed on integers.
 
     Args:
         only_shift: whether all scales must be powers of two.
+        rounding: how sums are rounded.
         accumulator_bits: of the register that sums of products are in.
         steps: of recurrent layers; None where they stay in float.
     """
@@ -146,6 +150,6 @@ def capability_of(only_shift: bool, accumulator_bits: int, steps: int | None = N
             partial(unroll_layers, steps=steps),
         ),
         integers_only=True,
-        correlations=True,
+        correlations=rounding != DOUBLE_ROUND,
         shared=equal_values,
     )  # fmt: skip

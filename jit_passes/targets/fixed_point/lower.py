@@ -17,16 +17,17 @@ from ...specification.grid import DTYPES
 from ...specification.parameters import QParams
 from ..reference_nodes import parameters_of
 from ..units import DEQUANTIZE, QUANTIZE
+from .accumulator import products_in_sum
 from .arithmetic import Arithmetic
 from .call import Call, Rules
 from .capability import capability_of
 from .codes import CLIPS, CodeFinder, Codes, RefusedError
-from .operators import FORMS, moved_to
+from .operators import FORMS, PRODUCTS, moved_to
 from .recurrent import refusal_of_layer
 
 
 def compute_on_integers(
-    graph: GraphEditor, only_shift: bool, rounding: str, accumulator_bits: int
+    graph: GraphEditor, only_shift: bool, rounding: str, accumulator_bits: int, multiplier_bits: int
 ) -> None:
     """Compute operators in front of quantize on the codes that their operands are dequantized from.
 
@@ -38,10 +39,11 @@ def compute_on_integers(
 
     What is in front of quantize then has its grid, and `store_codes` takes quantize out. An
     operator that has no integer form gets a remark, and stays in float. The options are those of
-    `FixedPoint`.
+    `Rules`.
     """
-    capability = capability_of(only_shift, accumulator_bits)
-    lowering = _Lowering(graph, Rules(only_shift, rounding, accumulator_bits), capability)
+    rules = Rules(only_shift, rounding, accumulator_bits, multiplier_bits)
+    capability = capability_of(only_shift, rounding, accumulator_bits)
+    lowering = _Lowering(graph, rules, capability)
     for node in graph.nodes:
         if node.kind == QUANTIZE:
             lowering.lower(node)
@@ -65,12 +67,18 @@ STORE_CODES = RuleSet(
 )
 
 
+NO_FORM = "the target has no integer form of it"
+
+
 class _Lowering:
     """One run over a graph."""
 
     def __init__(self, graph: GraphEditor, rules: Rules, capability: Capability) -> None:
         self.graph, self.rules, self.capability = graph, rules, capability
         self.finder = CodeFinder(graph)
+        # Of products of matrices, as long as the graph is that of the reference model.
+        sums = ((n.index, products_in_sum(n)) for n in graph.nodes if n.kind in PRODUCTS)
+        self._products = {index: count for index, count in sums if count is not None}
         self._codes: dict[int, ValueView] = {}  # of floats that are computed on integers, by id
         self._lowered: set[int] = set()  # indices of nodes
         self._refused: dict[int, str] = {}  # reasons
@@ -87,7 +95,8 @@ class _Lowering:
         try:
             grid = _within(parameters_of(quantize), bounds)
             math = Arithmetic(self.graph, place, node, self.rules.rounding)
-            call = Call(node, grid, self.finder, math, self.rules)
+            products = self._products.get(node.index, 1)
+            call = Call(node, grid, self.finder, math, self.rules, products)
             row = self.capability.operators.get(node.kind)
             if row and row.check and (why := row.check(node)):
                 raise RefusedError(why)
@@ -97,7 +106,7 @@ class _Lowering:
                 of_input = self.finder.before(value, quantize)
                 codes = moved_to(call, of_input or self.finder.of(value))
             else:
-                raise RefusedError(refusal_of_layer(node) or "the target has no integer form of it")
+                raise RefusedError(refusal_of_layer(node) or NO_FORM)
         except (RefusedError, JitPassesError) as error:
             self._refuse(node, str(error))
             return
@@ -114,10 +123,18 @@ class _Lowering:
     def _refuse(self, node: NodeView, reason: str) -> None:
         self.graph.remark(node, reason)
         self._refused[node.index] = reason
-        while node.moves_data and node.main_operand.producer is not None:
-            node = node.main_operand.producer
-        if not node.moves_data:  # an input of the model, which comes in floats
-            self._left.append(f"'{node.name}' ({reason})")
+        maker = _unmoved(node)
+        if maker.moves_data:  # an input of the model, which comes in floats
+            return
+        if maker is not node:
+            reason = self._refused.get(maker.index) or self._reason_of(maker)
+        self._left.append(f"'{maker.name}' ({reason})")
+
+    def _reason_of(self, node: NodeView) -> str:
+        """Return why an operator behind which something is moved is in float."""
+        row = self.capability.operators.get(node.kind)
+        refused = row.check(node) if row and row.check else None
+        return refused or ("its result is not quantized" if node.kind in FORMS else NO_FORM)
 
     def dequantize_last(self) -> None:
         """Dequantize results of the model once they have been moved, not before."""
@@ -174,6 +191,15 @@ class _Lowering:
         if self._left:
             count = count_of(len(self._left), "operator")
             warn(f"{count} computed in float: {shortened(self._left, 3)}")
+
+
+def _unmoved(node: NodeView) -> NodeView:
+    """Return the operator whose numbers a node moves or clips; the node itself for others."""
+    while node.moves_data or node.kind == "prim::ListUnpack" or (node.kind in CLIPS and node.clip):
+        if node.main_operand.producer is None:
+            break
+        node = node.main_operand.producer
+    return node
 
 
 Bounds = list[tuple[float | None, float | None]]

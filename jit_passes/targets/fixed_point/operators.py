@@ -25,10 +25,11 @@ import torch
 
 from ...graph.view import NodeView, ValueView
 from ...specification.slots import ADD_BIAS, CORRELATION, Correlation
-from .accumulator import reach
+from .accumulator import reach, reach_of_product
 from .arithmetic import INT64, NUMBERS
 from .call import Call
 from .codes import Codes, Constant, RefusedError, constant_of
+from .double_rounding import added_in_steps
 from .groups import GROUPS, group_normalized
 from .masks import SOFTMAX
 from .rescale import common_rescale, rescale_of
@@ -101,6 +102,8 @@ def added(call: Call) -> ValueView:
     if sign == 0:
         raise RefusedError("alpha is 0")
     parts = [call.codes(0), call.codes(1)]
+    if call.rules.rounds_twice:
+        return added_in_steps(call, parts, sign)
     ratios = [parts[0].scale / call.scale, sign * parts[1].scale / call.scale]
     rules = call.rules
     factors, shift = common_rescale(ratios, rules.multiplier_bits, rules.only_shift)
@@ -112,11 +115,12 @@ def added(call: Call) -> ValueView:
 def multiplied(call: Call) -> ValueView:
     """Return the codes of a product, number by number or of matrices.
 
-    A graph has no sizes: whether sums of products fit the accumulator, the program in C checks.
+    Where the model's inputs say how many products a sum has, one product is checked here, and the
+    program in C checks the sums.
     """
     a, b = call.codes(0), call.codes(1)
-    corners = [x * y for x in (a.least, a.most) for y in (b.least, b.most)]
-    call.rules.check(min(corners), max(corners))
+    ends = (a.least, a.most), (b.least, b.most)
+    call.rules.check(*reach_of_product(*ends, call.products))
     product = call.math.insert(call.node.kind, call.steps(a), call.steps(b))
     ratio = a.scale * b.scale / call.scale
     rescale = rescale_of([ratio], call.rules.multiplier_bits, call.rules.only_shift)
@@ -147,18 +151,21 @@ def moved_to(call: Call, codes: Codes) -> ValueView:
 
 def averaged(call: Call) -> ValueView:
     """Return the codes of an average pool or mean: a sum, divided exactly by the count."""
-    x, rules = call.codes(0), call.rules
+    x, rules, math = call.codes(0), call.rules, call.math
     total, count = _SUMS[call.node.kind](call, call.steps(x))
     if isinstance(count, int):
         rules.check(x.least * count, x.most * count)
     ratio = x.scale / call.scale
     rescale = rescale_of([ratio], rules.multiplier_bits, rules.only_shift)
+    if rules.rounds_twice:  # as TFLite's mean: the product, and then the quotient
+        return math.saturated(
+            math.divided(math.rescaled(total, rescale, (-1,)), count), call.result
+        )
     (multiplier,), (shift,) = rescale.multipliers, rescale.shifts
     if shift > LONGEST_OF_AVERAGE:
         raise RefusedError(
             f"its result has steps that are {1 / ratio:g} times as large as those of its operand"
         )
-    math = call.math
     product = math.times(total, multiplier)
     if isinstance(count, int) and count & (count - 1) == 0:
         rounded = math.shifted(product, (shift + count.bit_length() - 1,))

@@ -7,8 +7,19 @@ A sum of products q_x * q_w has steps of s_x * s_w, and the result has steps of 
 
 Source: Jacob et al., "Quantization and training of neural networks for efficient
 integer-arithmetic-only inference" (CVPR 2018), equations 5 and 6. The product has 64 bits and is
-rounded once, as `apply_scale_32` of TOSA without double rounding, and TFLite with
-`TFLITE_SINGLE_ROUNDING`; gemmlowp rounds twice.
+rounded once, as `apply_scale_32` of TOSA without `double_round`, and TFLite with
+`TFLITE_SINGLE_ROUNDING`. With the rounding `double_round` it is rounded twice where the shift n is
+above 31:
+
+    h = floor((sum * multiplier + 2^30) / 2^31)
+    round(M * sum) = h / 2^(n - 31), halves away from zero
+
+Sources: `SaturatingRoundingDoublingHighMul` and `RoundingDivideByPOT` of gemmlowp, which TFLite and
+CMSIS-NN have too. `apply_scale_32` of TOSA with `double_round` gives equal integers, in one step:
+
+    round(M * sum) = floor((sum * multiplier + 2^(n - 1) + k) / 2^n),   k = 2^30, or -2^30 below 0
+
+The multiplier is from 2^30 on then, so 31 bits of the product are always dropped first.
 """
 
 from __future__ import annotations
@@ -19,7 +30,9 @@ from dataclasses import dataclass
 
 from ...errors import JitPassesError
 
-ROUNDINGS = ("half_even", "half_up", "half_away", "truncate")
+ROUNDINGS = ("half_even", "half_up", "half_away", "truncate")  # once
+DOUBLE_ROUND = "double_round"
+HIGH = 31  # bits that double rounding drops first
 LONGEST = 62  # bits of a shift: the product has 64 with its sign
 
 
@@ -41,6 +54,21 @@ class Rescale:
     def is_one(self) -> bool:
         """Whether it changes nothing."""
         return set(self.multipliers) == {1} and set(self.shifts) == {0}
+
+    @property
+    def normalized(self) -> Rescale:
+        """Equal ratios whose multipliers have 31 bits, as far as shifts reach."""
+        pairs = zip(self.multipliers, self.shifts, strict=True)
+        lifts = [min(HIGH - m.bit_length(), LONGEST - s) for m, s in pairs]
+        return Rescale(
+            tuple(m << lift for m, lift in zip(self.multipliers, lifts, strict=True)),
+            tuple(s + lift for s, lift in zip(self.shifts, lifts, strict=True)),
+        )
+
+
+def rounding_of_quotients(rounding: str) -> str:
+    """Return how a target rounds quotients: TFLite rounds halves away from zero."""
+    return "half_away" if rounding == DOUBLE_ROUND else rounding
 
 
 def rescale_of(ratios: Sequence[float], bits: int, only_shift: bool) -> Rescale:

@@ -19,8 +19,9 @@ from .borders import lower_to_codes, lower_to_floats
 from .capability import POWERS, capability_of
 from .functions import quantize_moved
 from .lower import STORE_CODES, compute_on_integers
-from .rescale import ROUNDINGS
+from .rescale import DOUBLE_ROUND, ROUNDINGS
 
+MULTIPLIERS = (16, 32)
 REQUANTIZATIONS = ("multiplier", "shift")
 
 
@@ -34,17 +35,20 @@ class FixedPoint(Target):
         q_y = clamp(round(sum * multiplier * 2^-shift) + z_y, quant_min, quant_max)
 
     Args:
-        requantization: "multiplier", an integer of 31 bits (15 with accumulators of 48 bits), and a
-            shift; or "shift", for which all scales are powers of two.
+        requantization: "multiplier", an integer and a shift; or "shift", for which all scales are
+            powers of two.
         rounding: of that product: "half_even"; "half_up", as TFLite and TOSA with single rounding;
-            "half_away" from zero; "truncate", which drops bits and so rounds down.
+            "half_away" from zero; "truncate", which drops bits and so rounds down; "double_round",
+            twice, as gemmlowp, TFLite and CMSIS-NN without single rounding, and TOSA.
         accumulator_bits: 16, 24, 32 or 48. Layers whose weights could overflow it stay in float,
             and the report says by how much.
         steps: how many steps the sequences of recurrent layers have, which are unrolled; None
             to leave these layers in float.
+        multiplier_bits: of a multiplier with its sign, 32 or 16, as `apply_scale_32` and
+            `apply_scale_16` of TOSA; None for 32, or 16 with accumulators of 48 bits.
 
     Raises:
-        JitPassesError: one of them cannot be.
+        JitPassesError: one of them cannot be, or two of them together.
     """
 
     name: ClassVar[str] = "fixed_point"
@@ -52,9 +56,11 @@ class FixedPoint(Target):
     rounding: str = "half_even"
     accumulator_bits: int = 32
     steps: int | None = None
+    multiplier_bits: int | None = None
 
     def __post_init__(self) -> None:
-        for option, known in (("requantization", REQUANTIZATIONS), ("rounding", ROUNDINGS)):
+        roundings = (*ROUNDINGS, DOUBLE_ROUND)
+        for option, known in (("requantization", REQUANTIZATIONS), ("rounding", roundings)):
             if (value := getattr(self, option)) not in known:
                 raise ArgumentError(not_among(option, value, known))
         if self.accumulator_bits not in WIDTHS:
@@ -62,6 +68,29 @@ class FixedPoint(Target):
             raise ArgumentError(f"accumulator_bits is {widths}, not {self.accumulator_bits!r}")
         if self.steps is not None and (type(self.steps) is not int or self.steps < 1):
             raise ArgumentError(f"steps is a whole number from 1 on, or None, not {self.steps!r}")
+        if self.multiplier_bits not in (None, *MULTIPLIERS):
+            raise ArgumentError(f"multiplier_bits is 16, 32 or None, not {self.multiplier_bits!r}")
+        if why := self._contradiction():
+            raise ArgumentError(why)
+
+    def _contradiction(self) -> str | None:
+        """Say which two options exclude each other."""
+        if self.only_shift and self.multiplier_bits is not None:
+            return "multiplier_bits is for requantization='multiplier', not for 'shift'"
+        wide = self.accumulator_bits > 32
+        if wide and self.multiplier_bits == 32:
+            return (
+                f"multiplier_bits=32 is for accumulators of 32 bits, not {self.accumulator_bits}: "
+                "their product has 64 bits; take multiplier_bits=16"
+            )
+        if self.rounding == DOUBLE_ROUND and (
+            self.only_shift or wide or self.multiplier_bits == 16
+        ):
+            return (
+                f"rounding={DOUBLE_ROUND!r} is that of accumulators of 32 bits and a multiplier of "
+                "32 bits: take another rounding"
+            )
+        return None
 
     @property
     def only_shift(self) -> bool:
@@ -70,7 +99,7 @@ class FixedPoint(Target):
 
     @property
     def capability(self) -> Capability:
-        return capability_of(self.only_shift, self.accumulator_bits, self.steps)
+        return capability_of(self.only_shift, self.rounding, self.accumulator_bits, self.steps)
 
     def quantizer(self) -> BackendQuantizer:
         """Return its quantizer: of powers of two, int8 with one scale for each tensor."""
@@ -86,6 +115,8 @@ class FixedPoint(Target):
             only_shift=self.only_shift,
             rounding=self.rounding,
             accumulator_bits=self.accumulator_bits,
+            multiplier_bits=(self.multiplier_bits or (16 if self.accumulator_bits > 32 else 32))
+            - 1,
         )
         return Pipeline(
             "lower_fixed_point",

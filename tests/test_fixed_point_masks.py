@@ -168,7 +168,7 @@ def test_spellings(spelling: str) -> None:
     assert float((found - traced(x)).detach().abs().max()) < 0.1
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("rounding", [*ROUNDINGS, "double_round"])
 def test_equals_integers(rounding: str) -> None:
     target = FixedPoint(rounding=rounding)
     check_shares(models(Fused(None), target)[2], target, CAUSAL)

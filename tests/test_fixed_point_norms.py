@@ -105,7 +105,7 @@ def check_norm(lowered: Any, norm: nn.RMSNorm, target: FixedPoint) -> None:
     assert inside > 40 and len(set(found.flatten().tolist())) > 8
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("rounding", [*ROUNDINGS, "double_round"])
 def test_equals_integers(rounding: str) -> None:
     target = FixedPoint(rounding=rounding)
     for module in (Norm(), Spelled(), Planes(None)):
@@ -205,7 +205,7 @@ def lowered_groups(norm: nn.Module, target: FixedPoint) -> Any:
     return jit_passes.lower(jit_passes.convert(prepared))
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("rounding", [*ROUNDINGS, "double_round"])
 @pytest.mark.parametrize("name", NORMS)
 def test_groups_equal_integers(name: str, rounding: str) -> None:
     norm, target = NORMS[name](), FixedPoint(rounding=rounding)
@@ -214,7 +214,7 @@ def test_groups_equal_integers(name: str, rounding: str) -> None:
 
 @pytest.mark.parametrize("name", ["groups", "channels alone"])
 def test_gcc_gives_the_codes_of_groups(name: str, tmp_path: Path) -> None:
-    lowered = lowered_groups(NORMS[name](), FixedPoint())
+    lowered = lowered_groups(NORMS[name](), FixedPoint(rounding="double_round"))
     first, *others = images(2)
     jit_passes.export_c(lowered, tmp_path, first, others)
     check(tmp_path, lowered(first).numel(), 2)

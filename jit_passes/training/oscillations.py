@@ -151,7 +151,7 @@ class Oscillations:
             is a parameter; or a number is out of range.
 
     Source: Nagel et al., "Overcoming Oscillations in Quantization-Aware Training",
-    arXiv:2203.11086, sections 3 and 4, equations 4 to 8.
+    arXiv:2203.11086, sections on oscillations, dampening and iterative freezing.
     """
 
     def __init__(

@@ -127,7 +127,7 @@ def estimate_statistics(
         JitPassesWarning: data never reached a batch norm: it keeps its statistics.
 
     Source: Nagel et al., "Overcoming Oscillations in Quantization-Aware Training",
-    arXiv:2203.11086, section 4.1.
+    arXiv:2203.11086, where statistics are estimated anew after training.
     """
     report = stage_of(model, ModelStage.QAT, INSTEAD)
     norms = _norms(model, report.method)

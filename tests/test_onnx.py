@@ -17,6 +17,7 @@ from torch.export import Dim
 
 import jit_passes
 from jit_passes import JitPassesError, export_onnx
+from tests.loops import LOOPS
 from tests.processor import VNNI
 
 onnx = pytest.importorskip("onnx")
@@ -194,6 +195,18 @@ def test_branches(tmp_path: Path) -> None:
     for x in (torch.rand(3, 6), torch.rand(5, 6) - 1, torch.rand(2, 6) * 5):
         for found, expected in zip(run(loaded, x), model(x), strict=True):
             torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["grow", "fill"])
+def test_loops(name: str, tmp_path: Path) -> None:
+    network, inputs, shapes = LOOPS[name]
+    model, path = script(network()), tmp_path / "model.onnx"
+    export_onnx(model, path, inputs[0], shapes)
+    assert kinds(path).count("Loop") == 1
+    loaded = session(path)
+    for x in inputs:
+        for found, (_, expected) in zip(run(loaded, x), leaves(model(x)), strict=True):
+            torch.testing.assert_close(found, torch.as_tensor(expected), rtol=1e-5, atol=1e-5)
 
 
 class Quantized(nn.Module):

@@ -328,13 +328,14 @@ def count(
     every: Counter[str] = Counter()
     reasons: list[str] = []
     for subject in islice(CORPORA[corpus](), 0, None, step):
-        if names and not any(subject.name.startswith(name) for name in names):
+        if names and not {subject.name, subject.name.rpartition("-")[0]} & {*names}:
             continue
         try:
             model = subject.make()
         except (RuntimeError, NotImplementedError) as error:  # TorchScript does not take it
             report.progress(f"{subject.name}: {first_line(error)}")
             continue
+        before = len(reasons)
         with tempfile.TemporaryDirectory() as folder:
             for way in ways:
                 found = _outcome(subject, model, WAYS[way], Path(folder))
@@ -342,7 +343,7 @@ def count(
                 fine[way] += found == ""
                 if found:
                     reasons.append(f"{subject.name}, {WAYS[way].title}: {found}")
-                    report.progress(reasons[-1])
+        report.progress("\n".join(reasons[before:]) or f"{subject.name}: equal")
     return [f"{fine[way]} of {every[way]}" for way in ways], every, reasons
 
 
@@ -351,7 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.exports", description=__doc__)
     parser.add_argument("--corpora", nargs="+", choices=CORPORA, default=list(CORPORA))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--models", nargs="+", help="those whose names begin so")
+    parser.add_argument("--models", nargs="+", help="by name; of a small model without its form")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="each Nth model alone")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

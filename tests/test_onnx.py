@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch.export import Dim
 
 import jit_passes
 from jit_passes import JitPassesError, export_onnx
+from jit_passes.export.onnx import saving
 from tests.loops import LOOPS
 from tests.processor import VNNI
 
@@ -378,6 +380,41 @@ def test_refused(make: Any, options: Any, message: str, tmp_path: Path) -> None:
         dtype = next((value.dtype for value in model.parameters()), torch.float32)
         export_onnx(model, tmp_path / "model.onnx", BATCHES[0].to(dtype), **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for 2 GB, at 100 bytes: two files, which move together, and replace those before."""
+    monkeypatch.setattr(saving, "LARGE", 100)
+    folder = tmp_path / "made"
+    folder.mkdir()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = torch.jit.script(Small().eval())
+        export_onnx(model, folder / "model.onnx", BATCHES[0])
+    assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert (folder / "model.onnx").stat().st_size < 10_000
+    folder = folder.rename(tmp_path / "moved")
+    [found] = run(session(folder / "model.onnx"), BATCHES[0])
+    torch.testing.assert_close(found, model(BATCHES[0]), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_apart_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full leaves the files that were there."""
+    monkeypatch.setattr(saving, "LARGE", 100)
+    model, path = script(Small()), tmp_path / "model.onnx"
+    export_onnx(model, path, BATCHES[0])
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    assert len(before) == 2
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch.onnx.ONNXProgram, "save", full)
+    with pytest.raises(JitPassesError, match=r"model\.onnx cannot be written: No space left"):
+        export_onnx(model, path, BATCHES[0])
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

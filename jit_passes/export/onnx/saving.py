@@ -9,31 +9,33 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import JitPassesError, first_line
-from ...files import write_whole
+from ...files import write_whole, writing
 
-LARGE = 2**31 - 2**20  # bytes
+LARGE = 2**31 - 2**20  # bytes of constants, beyond which they are apart
 
 
-def save(written: Any, path: str | os.PathLike[str], *, large: int = LARGE) -> None:
+def save(written: Any, path: str | os.PathLike[str]) -> None:
     """Check a model with `onnx.checker` and write it, as a whole or not at all.
 
     Args:
         written: of `torch.onnx`.
         path: the file; weights apart are in `<path>.data`, which the file names.
-        large: bytes of constants beyond which weights are apart.
 
     Raises:
         JitPassesError: `onnx.checker` refuses it; or it cannot be written, which is an OSError too.
     """
     checker: Any = importlib.import_module("onnx").checker
     constants = written.model.graph.initializers.values()
-    if sum(value.const_value.nbytes for value in constants) <= large:
+    if sum(value.const_value.nbytes for value in constants) <= LARGE:
         proto = written.model_proto
         _check(checker, proto, full_check=True)
         write_whole(path, proto.SerializeToString())
         return
-    path = Path(path)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+    path = Path(os.path.realpath(path))
+    with (
+        writing(path),
+        tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder,
+    ):
         file = Path(folder) / path.name
         written.save(file, external_data=True)
         _check(checker, os.fspath(file))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import logging
@@ -12,6 +11,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
+
+from tests.onnx_translations import translations_once as made_once
 
 # Several processes share the cores: a thread that waits must not keep one busy. Read by OpenMP when
 # torch is imported, which no test module has done yet, and by the processes that tests start.
@@ -144,21 +145,7 @@ def short_collections() -> None:
 
 @pytest.fixture(scope="module")
 def translations_once() -> Iterator[None]:
-    """Make PyTorch's table of ONNX translations once for each opset.
-
-    `torch.onnx` makes it anew for each file, from the source of 500 functions, which takes longer
-    than writing a small model. Each file gets a copy, to which its own translations are added.
-    """
-    registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
-    registry = registration.ONNXRegistry
-    with pytest.MonkeyPatch.context() as patch:
-        made = functools.cache(registry.from_torchlib)
-
-        def from_torchlib(**options: Any) -> Any:
-            known, copy = made(**options), registry()
-            copy._opset_version = known._opset_version
-            copy.functions = {name: list(functions) for name, functions in known.functions.items()}
-            return copy
-
-        patch.setattr(registry, "from_torchlib", staticmethod(from_torchlib))
+    """Make PyTorch's table of ONNX translations once for each opset."""
+    pytest.importorskip("onnxscript")
+    with made_once():
         yield

@@ -46,6 +46,13 @@ def half_a_program(path: Path) -> None:
         archive.writestr("model/archive_format", "pt2")
 
 
+def package(path: Path) -> None:
+    """Write the names that a package of AOTInductor has."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/archive_format", "pt2")
+        archive.writestr("model/data/aotinductor/model/code.wrapper.so", b"")
+
+
 # The contents of the file, and words of the message.
 NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "No such file"),
@@ -59,6 +66,9 @@ NO_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
         "before torch 1.6",
     ),
     "export": (half_a_program, "torch.export that is damaged"),
+    "aoti": (package, "a package of AOTInductor, compiled code"),
+    # Of ModelProto the version of the format, and the name of what wrote it.
+    "onnx": (lambda path: path.write_bytes(b"\x08\n\x12\x07pytorch"), "`jit-passes check model.pt"),
     "cut_off": (lambda path: path.write_bytes(saved(path).read_bytes()[:900]), "cut off"),
 }
 

@@ -19,6 +19,7 @@ import jit_passes
 from benchmarks.models.resnet import BasicBlock, ResNet
 from jit_passes import JitPassesError, to_exported_program
 from jit_passes.testing import random_modules
+from tests.loops import LOOPS
 from tests.processes import run_python
 from tests.seeds import seeds
 
@@ -28,7 +29,7 @@ REFUSED = {
     "state_first_call": "changes its attribute 'ready'",
     "state_cache": "changes its attribute 'position'",
     "state_history": "non-empty TensorList",
-    "data_loop": "the data decide the rounds of a loop",
+    "data_loop": "a loop changes a list",
     "packed_tagger": "the data decide",
     "packed_speech": "the data decide",
     "list_of_tasks": "prim::fork",
@@ -193,17 +194,66 @@ def test_loops_unroll() -> None:
     assert_like(run(program, (x, 3)), model(x, 3))
 
 
-class Rows(nn.Module):
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_by_data_and_by_open_sizes(name: str) -> None:
+    """The rounds are those of each input, also where a round writes to a tensor from outside."""
+    network, inputs, shapes = LOOPS[name]
+    model = script(network())
+    program = to_exported_program(model, inputs[0], shapes)
+    assert len(nodes_of(program, "while_loop")) == 1
+    for x in inputs:
+        assert_like(run(program, (x,)), model(x))
+
+
+class Growing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        total = torch.zeros(5)
-        for row in range(x.size(0)):
-            total = total * 0.5 + x[row]
-        return total
+        while bool(x.sum() < 9):
+            x = torch.cat([x, x])
+        return x
 
 
-def test_a_loop_over_an_open_size_is_refused() -> None:
-    with pytest.raises(JitPassesError, match=r"test_exported_program.py:\d+: an open size decides"):
-        to_exported_program(script(Rows()), torch.randn(2, 5), ({0: Dim.DYNAMIC},))
+def test_a_loop_whose_rounds_change_shapes_is_refused() -> None:
+    message = (
+        r"'Loop' at .*test_exported_program.py:\d+: a round makes float32\[6\] of float32\[3\]"
+    )
+    with pytest.raises(JitPassesError, match=message):
+        to_exported_program(script(Growing()), torch.ones(3))
+
+
+class Rewrites(nn.Module):
+    """A branch writes to a row of a tensor from outside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        if bool(x.sum() > 0):
+            y[0] = 0.5
+        else:
+            y.relu_()
+        return y
+
+
+def test_branches_give_back_what_they_write_to() -> None:
+    """No branch writes to its operands, which decompositions of torch 2.13 fail on."""
+    model = script(Rewrites())
+    program = to_exported_program(model, torch.randn(3, 4))
+    for x in (torch.rand(3, 4), -torch.rand(3, 4)):
+        assert torch.equal(run(program, (x,)), model(x))
+        assert torch.equal(run(program.run_decompositions(), (x,)), model(x))
+
+
+class Both(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        row = y[0]
+        if bool(x.sum() > 0):
+            row.zero_()
+            y = y + row
+        return y
+
+
+def test_a_branch_that_writes_to_a_view_and_reads_the_whole_is_refused() -> None:
+    with pytest.raises(JitPassesError, match="reads a view of that too: take the view within"):
+        to_exported_program(script(Both()), torch.randn(3, 4))
 
 
 class Appends(nn.Module):

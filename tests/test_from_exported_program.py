@@ -18,6 +18,7 @@ import jit_passes
 from jit_passes import JitPassesError, from_exported_program, to_exported_program
 from jit_passes.command_line import main
 from tests.engines import Network, data, quantized
+from tests.loops import LOOPS
 
 BATCH = ({0: Dim("batch", min=2, max=64)},)
 
@@ -164,14 +165,36 @@ class Rounds(nn.Module):
         return while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x,))[0]
 
 
+def test_loops_come_back() -> None:
+    model = from_exported_program(program_of(Rounds(), torch.ones(2)))
+    for x in (torch.ones(2), torch.tensor([0.0, 6.5]), torch.tensor([5.0, 5.0])):
+        assert torch.equal(model(x), Rounds()(x))
+
+
+@pytest.mark.parametrize("name", ["newton", "fill"])
+def test_loops_go_and_come_back(name: str) -> None:
+    network, inputs, shapes = LOOPS[name]
+    scripted = torch.jit.script(network().eval())
+    model = from_exported_program(to_exported_program(scripted, inputs[0], shapes))
+    for x in inputs:
+        torch.testing.assert_close(model(x), scripted(x))
+
+
+class Sums(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        from torch._higher_order_ops.scan import scan
+
+        return scan(lambda total, row: (total + row, total.clone()), torch.zeros(3), x)[0]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: nn.Linear(2, 2), "ExportedProgram is needed, not a Linear"),
-        (lambda: program_of(Rounds(), torch.ones(2)), "while_loop, which has no form"),
+        (lambda: program_of(Sums(), torch.ones(2, 3)), "scan, which has no form"),
         (lambda: program_of(Numbered(), torch.ones(2)), "dict with keys that are no text"),
     ],
-    ids=["module", "while_loop", "dict"],
+    ids=["module", "scan", "dict"],
 )
 def test_refused(make: Any, message: str) -> None:
     with pytest.raises(JitPassesError, match=message):

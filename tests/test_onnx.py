@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from torch.export import Dim
 
 import jit_passes
 from jit_passes import JitPassesError, export_onnx
+from jit_passes.export.onnx import saving
+from tests.loops import LOOPS
 from tests.processor import VNNI
 
 onnx = pytest.importorskip("onnx")
@@ -196,6 +199,87 @@ def test_branches(tmp_path: Path) -> None:
             torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("name", ["grow", "fill"])
+def test_loops(name: str, tmp_path: Path) -> None:
+    network, inputs, shapes = LOOPS[name]
+    model, path = script(network()), tmp_path / "model.onnx"
+    export_onnx(model, path, inputs[0], shapes)
+    assert kinds(path).count("Loop") == 1
+    loaded = session(path)
+    for x in inputs:
+        for found, (_, expected) in zip(run(loaded, x), leaves(model(x)), strict=True):
+            torch.testing.assert_close(found, torch.as_tensor(expected), rtol=1e-5, atol=1e-5)
+
+
+class Floats(nn.Module):
+    """Float operators that are translated here, on two axes of heads and on one."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> list[Tensor]:
+        attend = nn.functional.scaled_dot_product_attention
+        written = x * 2
+        written[0, 1:] = 0.5
+        wide = nn.functional.pad(x, [2, -1, -2, 1], "circular")
+        fewer = nn.functional.adaptive_max_pool2d(x, (3, 2))
+        return [
+            written,
+            wide,
+            nn.functional.pad(wide, [1, 2], "reflect"),
+            nn.functional.pad(x, [1, -1], value=-2.0),
+            fewer,
+            attend(x[0], x[1], x[0]),
+            attend(x, x + 1, x, attn_mask=mask > 0),
+            attend(x[None], x[None] + 1, x[None], attn_mask=mask, scale=0.3),
+            attend(x, x[:, :3] + 1, x[:, :3], is_causal=True),
+            attend(x[None], x[None, :1], x[None, :1] + 1, enable_gqa=True),
+            x.clamp(-0.5, 2),
+        ]
+
+
+def test_float_operators(tmp_path: Path) -> None:
+    model, path = script(Floats()), tmp_path / "model.onnx"
+    x, mask = torch.randn(2, 5, 7), torch.randn(5, 5)
+    mask[:, 0] = 1  # each row sees something
+    export_onnx(model, path, (x, mask))
+    for found, expected in zip(run(session(path), x, mask), model(x, mask), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+class Known(nn.Module):
+    """Results that are numbers, text and None."""
+
+    def forward(self, x: Tensor) -> tuple[int, Tensor, str, float, None, bool]:
+        return x.dim(), x + 1, "scores", 0.5, None, x.dim() > 1
+
+
+def test_results_that_are_known(tmp_path: Path) -> None:
+    """Numbers are tensors without axes; a file has no text."""
+    x, path = torch.randn(2, 3), tmp_path / "model.onnx"
+    export_onnx(script(Known()), path, x)
+    found = run(session(path), x)
+    assert [value.dtype for value in found] == [torch.int64, x.dtype, x.dtype, torch.bool]
+    assert [value.item() for value in found if value.dim() == 0] == [2, 0.5, True]
+    assert torch.equal(found[1], x + 1)
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return x + self.calls
+
+
+def test_a_file_has_no_state(tmp_path: Path) -> None:
+    x, path = torch.randn(2, 3), tmp_path / "model.onnx"
+    with pytest.warns(jit_passes.JitPassesWarning, match="changes its 'calls'.* the same state"):
+        export_onnx(script(Counts()), path, x)
+    loaded = session(path)
+    for _ in range(2):
+        assert torch.equal(run(loaded, x)[0], x + 1)
+
+
 class Quantized(nn.Module):
     """Two branches, whose operators have names of their own, and a layer that both read."""
 
@@ -265,10 +349,18 @@ class Bessel(nn.Module):
         return torch.special.bessel_j0(x)
 
 
+class Places(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return nn.functional.adaptive_max_pool2d(x, 2, return_indices=True)
+
+
 def refusals() -> Iterator[Any]:
     small = Small()
     yield "opset", lambda: script(small), {"opset": 7}, "opset is a whole number from 18 to 23"
     yield "operator", lambda: script(Bessel()), {}, "bessel_j0"
+    half = "Conv.*unsupported type: tensor.bfloat16"
+    yield "dtype", lambda: script(Small()).to(torch.bfloat16), {}, half
+    yield "places", lambda: script(Places()), {}, "returns the places of its maxima"
     stock = {"target": "stock", "mode": "static", "progress": False}
     yield (
         "lowered",
@@ -284,8 +376,45 @@ def refusals() -> Iterator[Any]:
 def test_refused(make: Any, options: Any, message: str, tmp_path: Path) -> None:
     """With one error, and no file."""
     with pytest.raises(JitPassesError, match=message):
-        export_onnx(make(), tmp_path / "model.onnx", BATCHES[0], **options)
+        model = make()
+        dtype = next((value.dtype for value in model.parameters()), torch.float32)
+        export_onnx(model, tmp_path / "model.onnx", BATCHES[0].to(dtype), **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for 2 GB, at 100 bytes: two files, which move together, and replace those before."""
+    monkeypatch.setattr(saving, "LARGE", 100)
+    folder = tmp_path / "made"
+    folder.mkdir()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = torch.jit.script(Small().eval())
+        export_onnx(model, folder / "model.onnx", BATCHES[0])
+    assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert (folder / "model.onnx").stat().st_size < 10_000
+    folder = folder.rename(tmp_path / "moved")
+    [found] = run(session(folder / "model.onnx"), BATCHES[0])
+    torch.testing.assert_close(found, model(BATCHES[0]), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_apart_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full leaves the files that were there."""
+    monkeypatch.setattr(saving, "LARGE", 100)
+    model, path = script(Small()), tmp_path / "model.onnx"
+    export_onnx(model, path, BATCHES[0])
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    assert len(before) == 2
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch.onnx.ONNXProgram, "save", full)
+    with pytest.raises(JitPassesError, match=r"model\.onnx cannot be written: No space left"):
+        export_onnx(model, path, BATCHES[0])
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ TO_SCRIPT = (
     "this command takes TorchScript: in Python, torch.jit.script(model.eval()) or "
     "torch.jit.trace(model.eval(), example), then torch.jit.save"
 )
+_PROGRAM = {"archive_format", "serialized_exported_program.json"}
+_START = 16  # bytes that tell a file of ONNX
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # how torch.save began before 1.6
 
 
@@ -31,7 +33,10 @@ def load_model(path: Path) -> torch.jit.ScriptModule:
         JitPassesError: there is none; the message says what the file is instead.
     """
     check_readable(path)
-    if _is_program(path):
+    names = _members(path)
+    if other := _of_an_engine(path, names):
+        raise JitPassesError(f"{path}: {other}")
+    if _PROGRAM & {name.rpartition("/")[2] for name in names}:
         return _load_program(path)
     try:
         model: torch.jit.ScriptModule = torch.jit.load(  # type: ignore[no-untyped-call]
@@ -46,14 +51,42 @@ def load_model(path: Path) -> torch.jit.ScriptModule:
     return model
 
 
-def _is_program(path: Path) -> bool:
-    """Say whether a file is of `torch.export.save`."""
+def _members(path: Path) -> list[str]:
+    """Return the files in an archive; none where it is no archive, or a damaged one."""
     try:
         with zipfile.ZipFile(path) as archive:
-            names = {name.rpartition("/")[2] for name in archive.namelist()}
-    except Exception:  # no archive, or a damaged one: loading says so
-        return False
-    return bool(names & {"archive_format", "serialized_exported_program.json"})
+            return archive.namelist()
+    except Exception:  # loading says so
+        return []
+
+
+def _of_an_engine(path: Path, names: Sequence[str]) -> str:
+    """Return that a file was made for an engine, and what takes it; "" for others.
+
+    Args:
+        path: of the file.
+        names: of the files in it, where it is an archive.
+    """
+    if any("/data/aotinductor/" in name for name in names):
+        return (
+            "a package of AOTInductor, compiled code for one processor: run it with "
+            "torch._inductor.aoti_load_package or from C++; this command takes the model that it "
+            "was made of"
+        )
+    with path.open("rb") as file:
+        start = file.read(_START)
+    if path.suffix == ".onnx" or _is_onnx(start):
+        return (
+            "a file of ONNX: run it in an engine, or compare it with `jit-passes check "
+            f"{path.name} --against reference.pt --data test.npz`; this command takes the model "
+            "that it was made of"
+        )
+    return ""
+
+
+def _is_onnx(start: bytes) -> bool:
+    """Say whether a file begins as a ModelProto: its version, and who wrote it."""
+    return len(start) > 2 and start[0] == 0x08 and start[1] < 0x40 and start[2] == 0x12
 
 
 def _load_program(path: Path) -> torch.jit.ScriptModule:

@@ -9,31 +9,39 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten
 
 from ..._version import __version__
-from ...errors import ArgumentError, JitPassesError, first_line, not_among
-from ...files import check_writable, write_whole
+from ...errors import ArgumentError, JitPassesError, first_line, not_among, shortened, warn
+from ...files import check_writable
 from ...logs import silenced
 from ...stages.module import Report, part_of
 from ...targets import QONNX
 from ..origin import origin_of
 from ..program import to_exported_program
 from .dynamic import check_chosen
+from .float_operators import spell_out_clamps
 from .fold import fold_weights
 from .names import name_values
 from .operators import translations
 from .pools import spell_out_pools
 from .qonnx import codes_of_weights, write_quant
+from .results import close_branches, spell_out_results
+from .saving import save
 
 FORMS = ("qdq", "qonnx")
 FIRST, LAST = 18, 23  # opsets
-LARGE = 2**31 - 2**20  # bytes: a file of protobuf ends below 2 GiB
-# It tells which operators of torchvision it leaves out.
-_REGISTRATION = "torch.onnx._internal.exporter._registration"
+# They tell which operators of torchvision and results None are left out, and what is not folded.
+_LOGGERS = (
+    "torch.onnx._internal.exporter._registration",
+    "torch.onnx._internal.exporter._core",
+    "onnx_ir.passes.common.initializer_deduplication",
+    "onnxscript.optimizer._constant_folding",
+)
 
 
 def export_onnx(
@@ -68,20 +76,28 @@ def export_onnx(
         JitPassesError: onnx or onnxscript is not installed; `to_exported_program` refuses the
             model; ONNX has no form for an operator, or for scales that the model chooses as it
             runs; or the opset or the form is unknown.
-        JitPassesError: the file cannot be written; this is an OSError too.
+        JitPassesError: `onnx.checker` refuses what was written; or the file cannot be written,
+            which is an OSError too.
+
+    Warns:
+        JitPassesWarning: the model changes its buffers, and a file has no state from call to call.
     """
     if opset not in range(FIRST, LAST + 1):
         raise ArgumentError(f"opset is a whole number from {FIRST} to {LAST}, not {opset!r}")
     if form is not None and form not in FORMS:
         raise ArgumentError(not_among("form", form, FORMS))
     check_writable(path)
-    onnx = _imported("onnx")
+    _imported("onnx")
     _imported("onnxscript")
     program = to_exported_program(model, example_inputs, dynamic_shapes, method=method)
     check_chosen(program)
+    spell_out_clamps(program)
     spell_out_pools(program)
+    spell_out_results(program)
     try:
-        with silenced(_REGISTRATION):
+        with ExitStack() as quiet:
+            for name in _LOGGERS:
+                quiet.enter_context(silenced(name))
             written: Any = torch.onnx.export(
                 program,
                 opset_version=opset,
@@ -92,20 +108,26 @@ def export_onnx(
             )
             fold_weights(written.model)
             written.optimize()
+            close_branches(written.model)
     except Exception as error:
         raise JitPassesError(f"the model is not exported to ONNX: {_reason(error)}") from error
+    _warn_of_state(written.exported_program)
     written.rename_axes(_axes(program, dynamic_shapes))
     name_values(written, fixed=output_names or ())
     if (form or _form_of(part_of(model, method))) == "qonnx":
         write_quant(written.model, codes_of_weights(program))
     _describe(written.model, origin_of(model, method))
-    if sum(value.nbytes for value in program.state_dict.values()) > LARGE:
-        written.save(path, external_data=True)
-        onnx.checker.check_model(os.fspath(path))
-        return
-    proto = written.model_proto
-    onnx.checker.check_model(proto, full_check=True)
-    write_whole(path, proto.SerializeToString())
+    save(written, path)
+
+
+def _warn_of_state(program: torch.export.ExportedProgram) -> None:
+    """Warn of buffers that a model changes: a file has no state from call to call."""
+    if changed := program.graph_signature.buffers_to_mutate:
+        names = shortened([f"'{name}'" for name in sorted(set(changed.values()))])
+        warn(
+            f"the model changes its {names}, and a file of ONNX begins each call with the same "
+            "state: give the state as an argument and return it, if calls build on one another"
+        )
 
 
 def _form_of(model: torch.jit.ScriptModule) -> str:

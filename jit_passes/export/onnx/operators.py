@@ -20,7 +20,9 @@ import torch
 from ...errors import JitPassesError
 from ..program.decomposed import decomposed
 from .dynamic import dynamic_translations
+from .float_operators import float_translations
 from .graph import state_of
+from .loops import loop_translations
 from .pools import pool_translations
 from .products import product_translations
 
@@ -86,6 +88,8 @@ def translations(
         names.dequantize_per_tensor.default: dequantize,
         names.dequantize_per_channel.default: dequantize_channels,
         names.dequantize_per_channel_group.default: dequantize_groups,
+        **float_translations(op),
+        **loop_translations(op),
         **dynamic_translations(op),
         **pool_translations(op),
         **product_translations(op, program),

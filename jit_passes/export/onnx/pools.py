@@ -1,21 +1,23 @@
-"""Average pools in the forms that `torch.onnx` translates rightly, and engines put on integers.
+"""Pools in the forms that `torch.onnx` translates rightly, and engines put on integers.
 
-`torch.onnx` 2.13 writes a global average as ReduceMean, which ONNX Runtime computes in float, and
-leaves out the divisor of a pool.
+`torch.onnx` 2.13 writes a global average as ReduceMean, which ONNX Runtime computes in float,
+leaves out the divisor of a pool, and has no adaptive pools of maxima.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from ...errors import JitPassesError
 from .graph import nodes_of
 
 _ATEN = torch.ops.aten
 _ADAPTIVE = {getattr(_ATEN, f"adaptive_avg_pool{n}d").default: n for n in (1, 2, 3)}
+_MAXIMA = {getattr(_ATEN, f"adaptive_max_pool{n}d").default: n for n in (2, 3)}
 _AVERAGES = {getattr(_ATEN, f"avg_pool{n}d").default: n for n in (2, 3)}
 
 
@@ -24,6 +26,9 @@ def spell_out_pools(program: torch.export.ExportedProgram) -> None:
 
     Adaptive ones that give one value become means, and a divisor a factor: `torch.onnx` 2.13 leaves
     it out.
+
+    Raises:
+        JitPassesError: the places of adaptive maxima are read.
     """
     for node in nodes_of(program):
         size: Any = node.args[1] if node.target in _ADAPTIVE else ()
@@ -32,6 +37,14 @@ def spell_out_pools(program: torch.export.ExportedProgram) -> None:
             node.target = _ATEN.mean.dim
         elif node.target in _AVERAGES and _divisor(node) is not None:
             _multiply(node)
+        elif node.target in _MAXIMA and any(
+            user.args[1] == 1 and user.users for user in node.users
+        ):
+            name = node.meta.get("custom", {}).get("name", node.name)
+            raise JitPassesError(
+                f"'{name}' returns the places of its maxima, and an adaptive pool has none in a "
+                "file of ONNX: leave them out, or take a pool with windows"
+            )
 
 
 def _divisor(average: torch.fx.Node) -> int | None:
@@ -54,7 +67,7 @@ def _multiply(average: torch.fx.Node) -> None:
 
 
 def pool_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return the translations of means; `op` is the module of an opset."""
+    """Return the translations of means and adaptive maxima; `op` is the module of an opset."""
 
     def mean(input: Any, dim: Any = None, keepdim: bool = False, dtype: int | None = None) -> Any:
         rank = len(input.shape)
@@ -68,4 +81,26 @@ def pool_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
         average = op.GlobalAveragePool(input)
         return average if keepdim else op.Squeeze(average, axes)
 
-    return {_ATEN.mean.dim: mean}
+    def adaptive(dims: int) -> Callable[..., Any]:
+        def adaptive_max_pool(self: Any, output_size: Sequence[int]) -> Any:
+            sizes = list(self.shape)[-dims:]
+            if not all(isinstance(size, int) for size in sizes):
+                raise JitPassesError(
+                    f"ONNX has no adaptive pool of an open size, {sizes}: let dynamic_shapes leave "
+                    "these axes as they are"
+                )
+            counts = list(output_size) * (dims if len(output_size) == 1 else 1)
+            for axis, size, count in zip(range(-dims, 0), sizes, counts, strict=True):
+                along = op.Constant(value_ints=[axis])
+                maxima = []
+                for k in range(count):
+                    start, end = k * size // count, -(-(k + 1) * size // count)
+                    ends = (op.Constant(value_ints=[place]) for place in (start, end))
+                    maxima.append(op.ReduceMax(op.Slice(self, *ends, along), along, keepdims=1))
+                self = op.Concat(*maxima, axis=axis) if count > 1 else maxima[0]
+            return self, op.Shape(self)  # in place of places, which nothing reads
+
+        return adaptive_max_pool
+
+    maxima = {operator: adaptive(dims) for operator, dims in _MAXIMA.items()}
+    return {_ATEN.mean.dim: mean, **maxima}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .dynamic import chosen_of
-from .graph import block_size, made_by, nodes_of, state_of
+from .graph import block_size, made_by, state_of
 
 _ATEN = torch.ops.aten
 _FLOAT = 1  # ONNX's number of float32
@@ -28,7 +28,7 @@ _KINDS = tuple(
 def product_translations(
     op: Any, program: torch.export.ExportedProgram
 ) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return the translations of linears, and of convolutions where there are dynamic ones.
+    """Return the translations of linears and convolutions.
 
     Args:
         op: the module of an opset.
@@ -100,8 +100,8 @@ def product_translations(
             return bool(constant.attributes["value_int"].as_int() == 0)
         return source.name in state and not state[source.name].any()
 
-    dynamic = _has_dynamic_convolutions(program)
-    return {_ATEN.linear.default: linear} | (dict.fromkeys(_KINDS, convolution) if dynamic else {})
+    # `torch.onnx` 2.13 takes one number for all axes as that of the first.
+    return {_ATEN.linear.default: linear} | dict.fromkeys(_KINDS, convolution)
 
 
 def _options(
@@ -121,15 +121,3 @@ def _options(
 
 def _for_each(numbers: Sequence[int], window: list[int]) -> list[int]:
     return list(numbers) * (len(window) if len(numbers) == 1 else 1)
-
-
-def _has_dynamic_convolutions(program: torch.export.ExportedProgram) -> bool:
-    """Say whether a convolution reads what was quantized as the model runs.
-
-    Only then are all convolutions translated here.
-    """
-    return any(
-        node.target in _KINDS
-        and "dequantize_per_tensor.tensor" in str(node.all_input_nodes[0].target)
-        for node in nodes_of(program)
-    )

@@ -18,7 +18,8 @@ def from_exported_program(program: torch.export.ExportedProgram) -> torch.jit.Sc
     configurations and names in reports are those of the model that was exported. Arguments are
     called and nested as they were.
 
-    `torch.cond` becomes a branch. Operators of `quantized_decomposed` stay as they are.
+    `torch.cond` becomes a branch, and `torch.while_loop` a loop. Operators of
+    `quantized_decomposed` stay as they are.
 
     Args:
         program: the result of `torch.export.export` or `torch.export.load`. Layers are recognized
@@ -26,8 +27,8 @@ def from_exported_program(program: torch.export.ExportedProgram) -> torch.jit.Sc
 
     Raises:
         JitPassesError: it is no such program; an operator is none of PyTorch's dispatcher, as
-            `while_loop` is none; or TorchScript has no type for an argument or a result, as for
-            dicts by numbers.
+            `scan` is none; or TorchScript has no type for an argument or a result, as for dicts by
+            numbers.
     """
     from .read import read_program
 
@@ -48,7 +49,9 @@ def to_exported_program(
     Values keep their names: `node.meta["custom"]["name"]` is `layer1.0.conv1:conv2d`, and
     `["source"]` the line of the model's code.
 
-    Branches that the data or an open size decide become `torch.cond`; loops are unrolled.
+    Branches that the data or an open size decide become `torch.cond`, and loops whose rounds they
+    decide `torch.while_loop`; other loops are unrolled. What a branch or a round writes to a tensor
+    from outside is one of its results.
 
     Args:
         model: a float ScriptModule in eval mode, or a reference model, the result of `convert`; it
@@ -59,9 +62,9 @@ def to_exported_program(
         method: the method to export.
 
     Raises:
-        JitPassesError: the model is neither of these; an operator has no form in a program; a loop
-            depends on the data, or a branch does and its ways do not fit `torch.cond`; or the
-            inputs are not the model's. The message has the line of source.
+        JitPassesError: the model is neither of these; an operator has no form in a program; a
+            branch does not fit `torch.cond`, or a loop `torch.while_loop`, whose rounds keep shapes
+            and dtypes; or the inputs are not the model's. The message has the line of source.
     """
     from .write import write_program  # PyTorch's symbols for sizes take a second to import
 

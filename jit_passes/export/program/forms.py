@@ -19,6 +19,7 @@ import torch
 from ...graph.view import NodeView
 from .dialect import Limits, dialect_form
 from .enums import DTYPES, ENUMS, NUMBERS
+from .flat import tensor_of
 
 Form = Callable[..., Any]
 _torch: Any = torch  # functions of symbols have no types
@@ -106,7 +107,8 @@ def _real(value: Any) -> Any:
 def _truth(value: Any) -> Any:
     """Return a truth: of a tensor another tensor, which a branch can go by."""
     if isinstance(value, torch.Tensor):
-        return value if value.dtype == torch.bool else value.ne(0)
+        truth = value if value.dtype == torch.bool else value.ne(0)
+        return truth if truth.dim() == 0 else truth.reshape(())
     symbolic = isinstance(value, torch.SymInt | torch.SymFloat)
     return value != 0 if symbolic else value if isinstance(value, torch.SymBool) else bool(value)
 
@@ -120,7 +122,7 @@ def _either(tensors: Form, numbers: Form) -> Form:
 
     def both(a: Any, b: Any) -> Any:
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-            return tensors(torch.as_tensor(a), torch.as_tensor(b))
+            return tensors(tensor_of(a), tensor_of(b))
         return numbers(a, b)
 
     return both
@@ -161,7 +163,12 @@ def _made(data: Any, dtype: Any = None, device: Any = None, *_: Any) -> torch.Te
         return data.detach().clone().to(device=device, dtype=kind or data.dtype)
     if isinstance(data, list) and any(isinstance(item, torch.Tensor) for item in data):
         return torch.stack([_tensor(item).to(device=device, dtype=kind) for item in data])
-    return torch.tensor(data, dtype=kind, device=device)
+    if isinstance(data, list):
+        return torch.tensor(data, dtype=kind, device=device)
+    # Computed: branches with a constant of their own are not decomposed by torch 2.13.
+    full: Any = torch.full  # which takes symbols, though its type does not say so
+    made: torch.Tensor = full((), data, dtype=kind, device=device)
+    return made
 
 
 def _taken(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:

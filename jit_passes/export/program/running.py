@@ -2,7 +2,7 @@
 
 Numbers are Python's, or PyTorch's symbols for sizes that are open. So a loop unrolls and a branch
 is taken where constants and sizes decide. Where the data or an open size decide, a branch becomes
-`torch.cond`, and a loop is refused.
+`torch.cond`, and a loop `torch.while_loop`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
-    free_unbacked_symbols,
     statically_known_true,
 )
 from torch.fx.traceback import annotate
@@ -29,7 +28,9 @@ from .blocks import Block, Step
 from .branches import choose
 from .constants import constant_of, hold, path_of
 from .forms import Form
+from .loops import repeat
 from .names import NOTE, described
+from .writes import written_in
 
 # By the kind of a type, its Python.
 _TYPES: dict[str, Any] = {
@@ -196,28 +197,67 @@ class Running(nn.Module):
         free = list(dict.fromkeys(id for block in step.blocks for id in block.free))
         pairs = list(zip(*(block.outputs for block in step.blocks), strict=True))
         chosen = [k for k, (first, second) in enumerate(pairs) if first != second]
+        written = self._written_outside(step, values)
 
         def way(block: Block) -> Any:
             def run(inside: list[Any]) -> list[Any]:
-                results = self._run(block, dict(zip(free, inside, strict=True)))
-                return [results[k] for k in chosen]
+                inner = dict(zip(free, inside, strict=True))
+                inner.update((id, inner[id].clone()) for id in written)
+                results = self._run(block, inner)
+                return [*(inner[id] for id in written), *(results[k] for k in chosen)]
 
             return run
 
         outside = [values[id] for id in free]
         found = iter(choose(truth, way(step.blocks[0]), way(step.blocks[1]), outside))
+        for id in written:
+            values[id].copy_(next(found))
         # What both give from outside stays as it is: a number stays known.
         return [values[a] if a == b else next(found) for a, b in pairs]
 
     def _loop(self, step: Step, operands: list[Any], values: dict[int, Any]) -> Sequence[Any]:
         most, goes_on, *carried = operands
-        body = step.blocks[0]
-        for count in range(_known(most, "the rounds of a loop")):
-            if not _known(goes_on, "whether a loop goes on"):
-                break
+        body, count = step.blocks[0], 0
+        while _is_number(most) and _is_number(goes_on):
+            if count >= int(most) or not goes_on:
+                return carried
             values.update(zip(body.inputs, (count, *carried), strict=True))
             goes_on, *carried = self._run(body, values)
-        return carried
+            count += 1
+        written = self._written_outside(step, values)
+        free = [id for id in body.free if id not in written]
+
+        def turn(number: Any, given: list[Any], inside: list[Any]) -> tuple[Any, list[Any]]:
+            inner = dict(zip(free, inside, strict=True))
+            inner.update(zip((*written, *body.inputs[1:]), given, strict=True))
+            inner[body.inputs[0]] = number
+            further, *found = self._run(body, inner)
+            return further, [*(inner[id] for id in written), *found]
+
+        outside = [values[id] for id in free]
+        state = [*(values[id] for id in written), *carried]
+        found = repeat(most, goes_on, state, turn, outside, count)
+        for id, result in zip(written, found, strict=False):
+            values[id].copy_(result)
+        return found[len(written) :]
+
+    def _written_outside(self, step: Step, values: Mapping[int, Any]) -> tuple[int, ...]:
+        """Return the tensors from outside that blocks write to, which control flow gives back.
+
+        Raises:
+            JitPassesError: the blocks read one of them by two values.
+        """
+        free = dict.fromkeys(id for block in step.blocks for id in block.free)
+        written = frozenset().union(*(written_in(block) for block in step.blocks))
+        tensors = [id for id in free if isinstance(values[id], torch.Tensor)]
+        for id in written:
+            for other in tensors:
+                if other != id and _torch._C._is_alias_of(values[other], values[id]):
+                    raise JitPassesError(
+                        "it writes to a tensor from outside of it and reads a view of that too: "
+                        "take the view within, or write to a copy"
+                    )
+        return tuple(id for id in tensors if id in written)
 
 
 def _signed(module: Running, arguments: Sequence[Any]) -> Any:
@@ -272,21 +312,11 @@ def _is_known(truth: Any) -> bool:
     return not isinstance(truth, torch.Tensor)
 
 
-def _known(value: Any, what: str) -> Any:
-    """Return a number or truth that depends neither on the data nor on an open size.
-
-    Raises:
-        JitPassesError: it does.
-    """
-    symbolic = isinstance(value, torch.SymInt | torch.SymBool)
-    if isinstance(value, torch.Tensor) or (symbolic and free_unbacked_symbols(value)):
-        raise JitPassesError(f"the data decide {what}, and loops are unrolled: no program has it")
-    if symbolic and value.node.maybe_as_int() is None and not _is_known(value):
-        raise JitPassesError(
-            f"an open size decides {what} ({value}), and loops are unrolled: let dynamic_shapes "
-            "leave that size as it is"
-        )
-    return bool(value) if isinstance(value, bool | torch.SymBool) else int(value)
+def _is_number(value: Any) -> bool:
+    """Say whether a number or truth depends neither on the data nor on an open size."""
+    if isinstance(value, torch.SymInt | torch.SymBool):
+        return value.node.maybe_as_int() is not None or _is_known(value)
+    return not isinstance(value, torch.Tensor)
 
 
 def _check(truth: Any, wanted: bool, said: str) -> None:

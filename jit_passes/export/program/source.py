@@ -133,32 +133,47 @@ class Source:
             names[node] = f"{prefix}{node.name}"
             if node.target is torch.ops.higher_order.cond:
                 lines += self._branches(node, names)
+            elif node.target is torch.ops.higher_order.while_loop:
+                lines += self._loop(node, names)
             elif node.target is torch.ops.higher_order.wrap_with_set_grad_enabled:
-                lines += self._within(node, node.args[1], node.args[2:], names, names[node])
+                given = [self._value(operand, names) for operand in node.args[2:]]
+                lines += self._within(node.args[1], given, names[node])
             else:
                 lines.append(f"{names[node]} = {self._call(node, names)}")
         return lines
 
     def _branches(self, node: Node, names: dict[Node, str]) -> list[str]:
+        condition: Any
+        operands: Any
         condition, *ways, operands = node.args
+        given = [self._value(operand, names) for operand in operands]
         lines = []
         for word, way in zip(
             (f"if bool({self._value(condition, names)})", "else"), ways, strict=True
         ):
-            inner = self._within(node, way, operands, names, names[node])
-            lines += [f"{word}:", *(_INDENT + line for line in inner)]
+            lines += [f"{word}:", *_indented(self._within(way, given, names[node]))]
         return lines
 
-    def _within(
-        self, node: Node, part: Any, operands: Any, names: dict[Node, str], result: str
-    ) -> list[str]:
+    def _loop(self, node: Node, names: dict[Node, str]) -> list[str]:
+        condition, body, *operands = node.args
+        parts: Any = operands
+        carried, outside = ([self._value(each, names) for each in part] for part in parts)
+        result = names[node]
+        given = [*(f"{result}[{k}]" for k in range(len(carried))), *outside]
+        lines = self._within(condition, given, f"{result}_goes_on")
+        lines += [f"if not bool({result}_goes_on[0]):", f"{_INDENT}break"]
+        lines += self._within(body, given, result)
+        return [f"{result} = ({', '.join(carried)},)", "while True:", *_indented(lines)]
+
+    def _within(self, part: Any, given: Sequence[str], result: str) -> list[str]:
         """Return the lines of a graph within the graph, the last of which sets its result."""
         inner = getattr(part.graph.owning_module, part.target)
         places = [each for each in inner.graph.nodes if each.op == "placeholder"]
-        taken = {p: self._value(o, names) for p, o in zip(places, operands, strict=True)}
+        taken = dict(zip(places, given, strict=True))
         lines = self._lines(inner.graph, taken, f"{result}_{part.target}_")
         [end] = [each for each in inner.graph.nodes if each.op == "output"]
-        leaves = [self._value(leaf, taken) for leaf in end.args[0]]
+        ends = end.args[0] if isinstance(end.args[0], list | tuple) else end.args[:1]
+        leaves = [self._value(leaf, taken) for leaf in ends]
         return [*lines, f"{result} = ({', '.join(leaves)},)"]
 
     def _call(self, node: Node, names: dict[Node, str]) -> str:
@@ -225,6 +240,10 @@ class Source:
         if value is None or isinstance(value, plain):
             return repr(value)
         raise JitPassesError(f"TorchScript has no constant for a {type(value).__name__}: {value!r}")
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [_INDENT + line for line in lines]
 
 
 def _operands(

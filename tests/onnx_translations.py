@@ -1,0 +1,31 @@
+"""PyTorch's table of ONNX translations, made once for many files."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+
+@contextmanager
+def translations_once() -> Iterator[None]:
+    """Make PyTorch's table of ONNX translations once for each opset.
+
+    `torch.onnx` makes it anew for each file, from the source of 500 functions, which takes longer
+    than writing a small model. Each file gets a copy, to which its own translations are added.
+    """
+    name = "torch.onnx._internal.exporter._registration"
+    registry: Any = importlib.import_module(name).ONNXRegistry
+    made = functools.cache(registry.from_torchlib)
+
+    def from_torchlib(**options: Any) -> Any:
+        known, copy = made(**options), registry()
+        copy._opset_version = known._opset_version
+        copy.functions = {name: list(functions) for name, functions in known.functions.items()}
+        return copy
+
+    with mock.patch.object(registry, "from_torchlib", staticmethod(from_torchlib)):
+        yield

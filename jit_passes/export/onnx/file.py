@@ -30,7 +30,7 @@ from .names import name_values
 from .operators import translations
 from .pools import spell_out_pools
 from .qonnx import codes_of_weights, write_quant
-from .results import close_branches, spell_out_results
+from .results import spell_out_results
 from .saving import save
 
 FORMS = ("qdq", "qonnx")
@@ -108,7 +108,6 @@ def export_onnx(
             )
             fold_weights(written.model)
             written.optimize()
-            close_branches(written.model)
     except Exception as error:
         raise JitPassesError(f"the model is not exported to ONNX: {_reason(error)}") from error
     _warn_of_state(written.exported_program)

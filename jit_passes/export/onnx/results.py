@@ -1,8 +1,7 @@
-"""Results of programs and of branches that ONNX, or an engine, has no form for."""
+"""Results of programs for which ONNX has no form."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
@@ -33,28 +32,3 @@ def spell_out_results(program: torch.export.ExportedProgram) -> None:
                 made.meta["val"] = torch.full((), result, dtype=dtype)
             results[place], spec.arg = made, TensorArgument(made.name)
     end.args = (tuple(results),)
-
-
-def close_branches(model: Any) -> None:
-    """Make all results of branches and rounds within them, in place.
-
-    OpenVINO reads none that is a value from outside, nor an Identity of one.
-
-    Args:
-        model: of `onnx_ir`.
-    """
-    ir: Any = importlib.import_module("onnx_ir")
-    for node in list(model.graph.all_nodes()):
-        for attribute in node.attributes.values():
-            if attribute.type != ir.AttributeType.GRAPH:
-                continue
-            graph = attribute.as_graph()
-            for place, output in enumerate(list(graph.outputs)):
-                maker = output.producer()
-                if maker is None or maker.graph is not graph:
-                    same = ir.Node("", "Cast", [output], [ir.AttrInt64("to", output.dtype)])
-                    result = same.outputs[0]
-                    result.name = f"{graph.name}:output_{place}"
-                    result.type, result.shape = output.type, output.shape
-                    graph.append(same)
-                    graph.outputs[place] = result

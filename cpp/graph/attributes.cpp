@@ -54,6 +54,8 @@ Value* insertGetAttr(Graph& graph, Value* object, const std::string& name) {
   Node* node = graph.insertNode(graph.create(prim::GetAttr, {object}));
   node->s_(attr::name, name);
   node->output()->setType(type->getAttribute(*slot));
+  const bool is_number = std::ranges::all_of(name, [](unsigned char c) { return std::isdigit(c) != 0; });
+  node->output()->setDebugName(is_number ? "_" + name : name); // a number alone is no name
   return node->output();
 }
 

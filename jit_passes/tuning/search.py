@@ -92,11 +92,8 @@ class Search:
         with self.bar(()) as self.shown:
             self.expect(1 + 2 * len(self.variants.layers).bit_length())
             found = Found({}, {})
-            self.variants.ahead([{}])
-            # Workers open the model meanwhile.
-            ranked = suspects(self.variants) if self.variants.workers else []
             if not self.enough({}):
-                ranked = ranked or suspects(self.variants)
+                ranked = suspects(self.variants)
                 order = [layer for layer, _ in ranked]
                 found = self.needed(order) if self.measure is None else self.cheapest(ranked)
                 count = count_of(len(found.choices), "layer")

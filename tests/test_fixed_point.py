@@ -331,7 +331,7 @@ def test_refused_operator() -> None:
 
 
 class Moved(Summing):
-    """What such an operator gives is clipped and moved ahead of the next layer."""
+    """Results of such an operator are clipped and moved ahead of the next layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(torch.relu(self.a(x).cumsum(1)).flip(2)[:, :, 1:])

@@ -266,7 +266,7 @@ def test_refusals(why: str) -> None:
 
 @pytest.mark.parametrize("op", ["softmax", "masked_fill"])
 def test_either_stays_in_float(op: str) -> None:
-    """What a mask fills is never quantized by itself: its range would be that of minus infinity."""
+    """Filled scores are never quantized by themselves: the range would be minus infinity's."""
     config = {"version": 1, "rules": [{"op": op, "keep_float": True}]}
     with pytest.warns(JitPassesWarning, match="computed in float"):
         traced, _, lowered = models(Fused(None), FixedPoint(), config=config)

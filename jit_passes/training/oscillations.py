@@ -131,8 +131,8 @@ class Oscillations:
     holds each at the code round(a), where it mostly was; best with a limit that falls. *Statistics*
     of batch norms are estimated anew in the end: see `estimate_statistics`.
 
-    Call `step` after the optimizer's, and whether a weight is frozen is decided there. What the
-    optimizer does to a frozen one is taken back, so momentum and weight decay do not move it.
+    Call `step` after the optimizer's, and whether a weight is frozen is decided there. Changes
+    of frozen ones by the optimizer are taken back, so momentum and weight decay do not move it.
     Without a batch norm behind, or with statistics frozen, its code is held, and it follows its
     scale. While statistics move, its value s round(a) / f is held as it was, since f follows the
     weight: a scale that moves by half a code takes it to another code. A parameter that two places

@@ -50,8 +50,8 @@ def to_exported_program(
     `["source"]` the line of the model's code.
 
     Branches that the data or an open size decide become `torch.cond`, and loops whose rounds they
-    decide `torch.while_loop`; other loops are unrolled. What a branch or a round writes to a tensor
-    from outside is one of its results.
+    decide `torch.while_loop`; other loops are unrolled. A tensor from outside, to which a branch or
+    a round writes, is one of its results.
 
     Args:
         model: a float ScriptModule in eval mode, or a reference model, the result of `convert`; it

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes.configuration.file import read_configuration
-from jit_passes.report.cost import file_size
+from jit_passes.report.cost import Cost, file_size, latency_on
+from jit_passes.tuning import search
 from jit_passes.tuning.ranking import suspects
 from jit_passes.tuning.variants import IN_FLOAT, Variants
 
@@ -78,9 +80,37 @@ def test_the_smallest_file(widths: tuple[int, ...], bits: tuple[int, ...], more:
     assert small.evaluations < 2 ** len(layers) / 4
 
 
-def test_short_calls() -> None:
+def multiplications(batch: tuple[Tensor, ...], method: str) -> Cost:
+    """A clock that no other process disturbs: a float multiplication takes a nanosecond."""
+
+    def measure(model: torch.jit.ScriptModule) -> float:
+        with (
+            torch.profiler.profile(record_shapes=True, with_flops=True) as profile,
+            torch.no_grad(),
+        ):
+            getattr(model, method)(*batch)
+        return 1e-6 + sum(event.flops for event in profile.key_averages()) / 2e9
+
+    return measure
+
+
+def test_latency() -> None:
+    """The median of calls that sleep."""
+    pauses = iter([0.0] * 10 + [0.2] * 3 + [0.02] * 7)
+
+    class Sleeps:
+        def forward(self, x: Tensor) -> Tensor:
+            time.sleep(next(pauses))
+            return x
+
+    measured = latency_on((torch.ones(1),), "forward")(cast(Any, Sleeps()))
+    assert 0.02 <= measured < 0.2
+
+
+def test_short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that takes milliseconds stays on integers, although it is suspected first."""
-    model, data, config = bottlenecks(64, (16384, 64, 64), (3, 4, 4))
+    monkeypatch.setattr(search, "latency_on", multiplications)
+    model, data, config = bottlenecks(64, (2048, 64, 64), (3, 4, 4))
     variants = variants_of(model, data, config)
     assert suspects(variants)[0][0].name == "down.0:linear"
     budget = variants.score({}) + 0.5

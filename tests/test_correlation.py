@@ -1,4 +1,4 @@
-"""The operators correlation and add_bias against PyTorch's convolutions."""
+"""The operators correlation and add_bias against PyTorch's convolutions and linear."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRANSPOSED: dict[int, Callable[..., Tensor]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A convolution: its tensors' shapes and its geometry."""
+    """A convolution or linear: its tensors' shapes and its geometry."""
 
     input: tuple[int, ...]
     weight: tuple[int, ...]
@@ -71,6 +71,8 @@ class Case:
         return self.overload()(x, weight, *self.arguments())
 
     def expected(self, x: Tensor, weight: Tensor) -> Tensor:
+        if not self.dims:
+            return F.linear(x, weight)
         if self.transposed:
             extra: dict[str, Any] = {"output_padding": self.output_padding}
             function = TRANSPOSED[self.dims]
@@ -109,6 +111,8 @@ CASES = {
     "3d_same_even": Case((1, 2, 3, 4, 3), (2, 2, 2, 3, 2), padding="same"),
     "3d_unbatched": Case((2, 4, 4, 4), (3, 2, 2, 2, 2)),
     "3d_transposed": Case((1, 2, 2, 3, 2), (2, 3, 2, 2, 2), (2,), transposed=True),
+    "linear": Case((2, 3, 6, 5), (4, 5), (), (), (), False, ()),
+    "linear_unbatched": Case((5,), (4, 5), (), (), (), False, ()),
 }
 
 
@@ -319,7 +323,20 @@ GEOMETRY = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: correlation(X, WEIGHT[0, 0], *GEOMETRY), "3, 4 or 5 dimensions.*got 2"),
+        (lambda: correlation(X, WEIGHT[0, 0, 0], *GEOMETRY), "2 to 5 dimensions.*got 1"),
+        (
+            lambda: correlation(X, WEIGHT[0, 0], [], [], [], True, [], 1),
+            "1 group, got 1 groups, tr",
+        ),
+        (
+            lambda: correlation(X, WEIGHT[0, 0], [], [], [], False, [], 3),
+            "and 1 group, got 3 groups",
+        ),
+        (lambda: correlation(X, WEIGHT[0, 0], [], [], [], False, [], 1), "3 numbers.*2, 3, 5, 5"),
+        (
+            lambda: correlation(X[..., :3], WEIGHT[0, 0], [1, 1], *GEOMETRY[1:]),
+            "stride must hold 1 or",
+        ),
         (lambda: correlation(X[0, 0], WEIGHT, *GEOMETRY), "must have 4 dimensions, or 3.*got 2"),
         (lambda: correlation(X[None], WEIGHT, *GEOMETRY), "must have 4 dimensions, or 3.*got 5"),
         (lambda: correlation(X[:, :2], WEIGHT, *GEOMETRY), "3 channels.*got 2.*change weight"),

@@ -178,8 +178,9 @@ def slots(requantization: str) -> tuple[torch.jit.ScriptModule, torch.jit.Script
     if requantization == "multiplier":
         recipe = {"input": 8, "weight": 8, "correlation": 16, "bias": 12, "sum": 8}
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 3, 3, bias=False)
-    )
+        nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 3, 3, bias=False),
+        nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 10),
+    )  # fmt: skip
     target = FixedPoint(requantization)
     trained = jit_passes.quantize_slots(torch.jit.script(model), target=target, **recipe)
     for x in data():

@@ -1,4 +1,4 @@
-"""Quantizing convolutions slot by slot, against the formula in double."""
+"""Quantizing convolutions and linears slot by slot, against the formula in double."""
 
 from __future__ import annotations
 
@@ -55,11 +55,15 @@ CONVOLUTIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, output_padding=1), (2, 4, 5, 4)),
     "transposed_groups": (lambda: nn.ConvTranspose1d(4, 6, 3, groups=2), (2, 4, 5)),
     "unbatched": (lambda: nn.Conv2d(4, 6, 3), (4, 9, 8)),
+    "linear": (lambda: nn.Linear(4, 6), (9, 4)),
+    "linear_no_bias": (lambda: nn.Linear(4, 6, bias=False), (9, 4)),
+    "linear_of_rows": (lambda: nn.Linear(4, 6), (2, 5, 3, 4)),
+    "linear_of_one": (lambda: nn.Linear(40, 60), (40,)),
 }
 
 
 def make(name: str, how: str, tmp_path: Path) -> tuple[nn.Module, Model, Tensor]:
-    """The eager convolution, what quantize_slots gets, and an input."""
+    """The eager layer, what quantize_slots gets, and an input."""
     build, shape = CONVOLUTIONS[name]
     torch.manual_seed(1)
     eager = build()
@@ -74,7 +78,9 @@ def make(name: str, how: str, tmp_path: Path) -> tuple[nn.Module, Model, Tensor]
 
 
 def plain(eager: nn.Module, x: Tensor, weight: Tensor) -> Tensor:
-    """The convolution without its bias, of these operands."""
+    """The layer without its bias, of these operands."""
+    if isinstance(eager, nn.Linear):
+        return x @ weight.T
     bare = type(eager)(
         eager.in_channels, eager.out_channels, eager.kernel_size, eager.stride, eager.padding,
         groups=eager.groups, bias=False, dilation=eager.dilation,
@@ -110,11 +116,16 @@ def quantized(x: Tensor, slot: TensorOptions | None, axis: int) -> Tensor:
     return (steps.round().add(zero).clamp(low, high) - zero) * scale
 
 
+def output_axis(eager: nn.Module) -> int:
+    """The axis of a weight that holds the channels of the result."""
+    return int(getattr(eager, "transposed", False))
+
+
 def reference(eager: nn.Module, x: Tensor, slots: dict[str, TensorOptions]) -> Tensor:
     """q_sum(q_correlation(q_weight(w) * q_input(x)) + q_bias(b)) in double."""
     dims = eager.weight.dim() - 2
     axis = -(dims + 1)
-    weight = quantized(eager.weight.detach().double(), slots.get("weight"), int(eager.transposed))
+    weight = quantized(eager.weight.detach().double(), slots.get("weight"), output_axis(eager))
     y = plain(eager, quantized(x.double(), slots.get("input"), axis), weight)
     y = quantized(y, slots.get("correlation"), axis)
     if eager.bias is not None:
@@ -165,7 +176,9 @@ def test_formula(name: str, slot: str, how: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("granularity", ["per_tensor", "per_channel"])
 @pytest.mark.parametrize("scheme", ["symmetric", "affine", "power_of_two"])
-@pytest.mark.parametrize("name", ["conv2d", "no_bias", "groups", "transposed_groups", "unbatched"])
+@pytest.mark.parametrize(
+    "name", ["conv2d", "no_bias", "groups", "transposed_groups", "unbatched", "linear_of_rows"]
+)
 def test_schemes(name: str, scheme: str, granularity: str, tmp_path: Path) -> None:
     """All slots with other schemes, numbers of bits and channels; ranges have the right shape."""
     eager, model, x = make(name, "scripted", tmp_path)
@@ -176,12 +189,13 @@ def test_schemes(name: str, scheme: str, granularity: str, tmp_path: Path) -> No
     }
     result = quantize_slots(model, **slots)
     result.train()
-    assert_close_to(result(x).detach(), reference(eager, x, slots), slots)
+    expected, axis = reference(eager, x, slots), 1 - eager.weight.dim()
+    assert_close_to(result(x).detach(), expected, slots)
     if granularity == "per_channel":
-        inside = eager.out_channels // eager.groups if eager.transposed else eager.out_channels
-        assert result.input_range.shape == (2, eager.in_channels)
+        channels, inside = expected.shape[axis], eager.weight.shape[output_axis(eager)]
+        assert result.input_range.shape == (2, x.shape[axis])
         assert result.weight_range.shape == (2, inside)
-        assert result.sum_range.shape == result.correlation_range.shape == (2, eager.out_channels)
+        assert result.sum_range.shape == result.correlation_range.shape == (2, channels)
 
 
 class Net(nn.Module):
@@ -573,11 +587,11 @@ def test_bad_arguments(name: str, net: Model) -> None:
 
 
 def test_bad_models(net: Model) -> None:
-    """Eager, without convolutions, quantized already."""
+    """Eager, without layers, quantized already."""
     with pytest.raises(JitPassesError, match=r"an eager module: pass torch.jit.script"):
         quantize_slots(Net(), weight=8)
-    with pytest.raises(JitPassesError, match="no convolution that could be split"):
-        quantize_slots(torch.jit.script(nn.Linear(2, 2)), weight=8)
+    with pytest.raises(JitPassesError, match="no convolution or linear that could be split"):
+        quantize_slots(torch.jit.script(nn.ReLU()), weight=8)
     result = quantize_slots(net, recipe="graffitist")
     for slot in SLOTS:
         with pytest.raises(JitPassesError, match=f"'{slot}' of 'stem.0.* is quantized already"):

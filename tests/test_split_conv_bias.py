@@ -53,15 +53,15 @@ def reloaded(script: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
     return torch.jit.load(file)
 
 
-def run_pass(name: str, script: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
+def run_pass(name: str, script: torch.jit.ScriptModule, **options: Any) -> torch.jit.ScriptModule:
     """Run a pass that changes something, and nothing when it runs again."""
     script = wrap(_C.clone(script._c, "forward"))
-    module, changed, _ = _C.run_pass(name, script._c, "forward", {})
+    module, changed, _ = _C.run_pass(name, script._c, "forward", options)
     assert changed
     _C.lint(module, "forward")
     torch._C._jit_pass_lint(module._get_method("forward").graph)
     text = str(module._get_method("forward").graph)
-    assert not _C.run_pass(name, module, "forward", {})[1]
+    assert not _C.run_pass(name, module, "forward", options)[1]
     assert str(module._get_method("forward").graph) == text
     return wrap(module)
 
@@ -177,6 +177,39 @@ def test_every_convolution(name: str, form: str, bias: bool, dtype: torch.dtype)
             f"aten::conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)
         }
         assert_close([merged(x)], [script(x)], exact=True)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.parametrize("form", FORMS)
+def test_linears(form: str, bias: bool) -> None:
+    """They are split where the option says so, and come back."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 5)
+    script = FORMS[form](nn.Linear(5, 4, bias=bias), (x,))
+    assert not _C.run_pass("split_conv_bias", _C.clone(script._c, "forward"), "forward", {})[1]
+    parts = run_pass("split_conv_bias", script, linears=True)
+    assert "aten::linear" not in kinds(parts)
+    assert convolutions(parts) == {
+        "jit_passes::correlation": 1,
+        **({"jit_passes::add_bias": 1} if bias else {}),
+    }
+    expected = outputs_and_gradients(script, x)
+    whole = merge(reloaded(parts))
+    for result in (parts, reloaded(parts), whole):
+        assert_close(outputs_and_gradients(result, x), expected, exact=not bias)
+    assert kinds(whole).count("aten::linear") == 1
+    assert_close([whole(x)], [script(x)], exact=True)
+
+
+def test_linear_of_unknown_weight() -> None:
+    """A weight of one axis gives no channels, so one whose axes are not known stays."""
+
+    class Given(nn.Module):
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+            return F.linear(x, weight)
+
+    script = inlined(torch.jit.script(Given()))
+    assert not _C.run_pass("split_conv_bias", script._c, "forward", {"linears": True})[1]
 
 
 class Net(nn.Module):

@@ -218,8 +218,9 @@ assert torch.equal(torch.round(products / 2**shift).clamp(-(2**15), 2**15 - 1), 
 # %% [markdown]
 # ## 5. Training a network with it
 #
-# The residual network of tutorial 01. Its convolutions have no bias (a batch
-# normalization follows), so each has four slots. The quantized model has the parameters of the
+# The residual network of tutorial 01. Its 15 convolutions have no bias (a batch
+# normalization follows), so each has four slots; the linear at the end, a window of no axes, has
+# all five. The quantized model has the parameters of the
 # float model, the very same tensors: training one trains the other. To compare several, begin each
 # with a copy.
 
@@ -241,8 +242,8 @@ train(tuned, data, epochs=1, peak_rate=1e-3)
 tuned_top1 = top1(tuned, data.test_x, data.test_y)
 print(f"top-1: {float_top1:.2f} % float, {tuned_top1:.2f} % graffitist, fine-tuned")
 assert tuned_top1 > float_top1 - 1
-assert format_graph(tuned).count("jit_passes::correlation") == 15
-assert format_graph(tuned).count(FAKE_QUANTIZE) == 15 * 4
+assert format_graph(tuned).count("jit_passes::correlation") == 15 + 1
+assert format_graph(tuned).count(FAKE_QUANTIZE) == 15 * 4 + 5
 
 # %% [markdown]
 # ## 6. The price of fewer bits
@@ -368,7 +369,7 @@ assert "conv1.correlation_log2_threshold" in names
 
 # %% [markdown]
 # PyTorch's own operators add the bias before they round, so they have no place for a correlation
-# of its own. With the target `stock`, a convolution is quantized if input, weight and sum are
+# of its own. With the target `stock`, a layer is quantized if input, weight and sum are
 # given, as that target has them, and becomes one operator again. Activations have 7 bits there on
 # processors without VNNI, where PyTorch's kernels add pairs of products in 16 bits.
 
@@ -378,6 +379,7 @@ for_stock = quantize_slots(fresh(), input=bits, weight=8, sum=bits, target="stoc
 train(for_stock, data, epochs=1, peak_rate=1e-3)
 lowered = jit_passes.lower(jit_passes.convert(for_stock))
 assert format_graph(lowered).count("= quantized::conv2d(") == 15
+assert format_graph(lowered).count("= quantized::linear(") == 1
 assert "jit_passes::" not in format_graph(lowered)
 lowered_top1 = top1(lowered, data.test_x, data.test_y)
 print(f"top-1 on PyTorch's operators: {lowered_top1:.2f} %")

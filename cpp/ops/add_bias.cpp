@@ -1,6 +1,7 @@
-// jit_passes::add_bias: the bias of a convolution, one number for each channel.
+// jit_passes::add_bias: the bias of a convolution or linear, one number for each channel.
 //
 //   y[n, c, p] = x[n, c, p] + bias[c]        for positions p of spatial_dims axes, with or without n
+//   y[..., c] = x[..., c] + bias[c]          for spatial_dims = 0
 //
 // The bias takes the dtype of x, so that under autocast the result has it too, as that of a
 // convolution with bias does.
@@ -14,9 +15,10 @@ at::Tensor addBias(const at::Tensor& x, const at::Tensor& bias, int64_t spatial_
       spatial_dims >= 0, "spatial_dims must be 0 or more, got ", spatial_dims,
       ": it is the number of axes behind the channels");
   TORCH_CHECK(
-      x.dim() == spatial_dims + 1 || x.dim() == spatial_dims + 2, "x must have ", spatial_dims + 2,
-      " dimensions, or ", spatial_dims + 1, " without a batch axis, for spatial_dims=", spatial_dims,
-      ", got ", x.dim(), ": spatial_dims is the number of axes behind the channels");
+      x.dim() == spatial_dims + 1 || x.dim() == spatial_dims + 2 || (spatial_dims == 0 && x.dim() > 0),
+      "x must have ", spatial_dims + 2, " dimensions, or ", spatial_dims + 1,
+      " without a batch axis, for spatial_dims=", spatial_dims, ", got ", x.dim(),
+      ": spatial_dims is the number of axes behind the channels");
   const auto channels = x.sym_size(x.dim() - spatial_dims - 1);
   TORCH_CHECK(
       bias.dim() == 1 && bias.sym_size(0) == channels, "bias must have shape [", channels,
@@ -29,7 +31,7 @@ at::Tensor addBias(const at::Tensor& x, const at::Tensor& bias, int64_t spatial_
 
 const RegisterOp add_bias_op{
     "add_bias(Tensor x, Tensor bias, int spatial_dims) -> Tensor",
-    "Add a number to each channel, as a convolution does with its bias.", composed(addBias)};
+    "Add a number to each channel, as a convolution or linear does with its bias.", composed(addBias)};
 
 } // namespace
 } // namespace jit_passes

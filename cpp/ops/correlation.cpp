@@ -1,10 +1,11 @@
-// jit_passes::correlation: a convolution without its bias.
+// jit_passes::correlation: a convolution or linear without its bias.
 //
 //   y[n, o, p] = sum over c, k of  input[n, c, p * stride - padding + k * dilation] * weight[o, c, k]
+//   y[..., o] = sum over c of  input[..., c] * weight[o, c]          for a weight of two axes, a window of none
 //
 // along 1, 2 or 3 axes, as the weight has; transposed, the weight is [in, out / groups, window...] and
 // the sum is that of the gradient; output_padding is for those alone. The numbers are those of
-// at::conv{1,2,3}d and at::conv_transpose{1,2,3}d without bias, to the bit, since these compute them.
+// at::conv{1,2,3}d, at::conv_transpose{1,2,3}d and at::linear without bias, to the bit, since these compute them.
 //
 // correlation.mode pads by name: 'valid' not at all, 'same' by (window - 1) * dilation in all, half of it
 // on either side. Where that is odd, the one more stands behind, as in PyTorch.
@@ -22,11 +23,27 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+bool isLinear(const Tensor& weight) { return weight.dim() == 2; }
+
+void checkLinear(const Tensor& input, const Tensor& weight, bool transposed, int64_t groups) {
+  TORCH_CHECK(
+      !transposed && groups == 1, "a weight of 2 dimensions has no transposed form and 1 group, got ", groups,
+      transposed ? " groups, transposed" : " groups", ": give the weight a window of size 1");
+  TORCH_CHECK(
+      input.dim() > 0 && input.sym_size(-1) == weight.sym_size(1), "the last axis of input must have ",
+      weight.sym_size(1), " numbers, for a weight of shape ", weight.sym_sizes(), ", got shape ",
+      input.sym_sizes(), ": change weight or input");
+}
+
 void checkShapes(const Tensor& input, const Tensor& weight, bool transposed, int64_t groups) {
   TORCH_CHECK(
-      weight.dim() >= 3 && weight.dim() <= 5,
-      "weight must have 3, 4 or 5 dimensions (channels, channels, window), got ", weight.dim(),
+      weight.dim() >= 2 && weight.dim() <= 5,
+      "weight must have 2 to 5 dimensions (channels, channels, window), got ", weight.dim(),
       ": give a window of one axis the shape [out, in / groups, length]");
+  if (isLinear(weight)) {
+    checkLinear(input, weight, transposed, groups);
+    return;
+  }
   TORCH_CHECK(
       input.dim() == weight.dim() || input.dim() == weight.dim() - 1, "input must have ", weight.dim(),
       " dimensions, or ", weight.dim() - 1, " without a batch axis, for a weight of ", weight.dim(), ", got ",
@@ -60,6 +77,7 @@ Tensor convolve(
   checkLength(dilation, "dilation", spatial_dims);
   if (!transposed) {
     switch (spatial_dims) {
+      case 0: return at::linear(input, weight);
       case 1: return at::conv1d(input, weight, {}, stride, padding, dilation, groups);
       case 2: return at::conv2d(input, weight, {}, stride, padding, dilation, groups);
       default: return at::conv3d(input, weight, {}, stride, padding, dilation, groups);
@@ -126,9 +144,9 @@ Tensor correlationAutograd(
     bool transposed, IntArrayRef output_padding, int64_t groups) {
   // A Function of C++ knows neither tangents nor function transforms, and convolution_backward no
   // complex numbers. Once a transform has run, its thread counts as within one: PyTorch's headers tell no
-  // more, and the derivatives are the same.
-  if (hasTangent(input) || hasTangent(weight) || input.is_complex() || weight.is_complex() ||
-      at::functorch::functorchTLSAccessor() != nullptr) {
+  // more, and the derivatives are the same. A product of matrices has its derivatives in ATen.
+  if (isLinear(weight) || hasTangent(input) || hasTangent(weight) || input.is_complex() ||
+      weight.is_complex() || at::functorch::functorchTLSAccessor() != nullptr) {
     return convolve(input, weight, stride, padding, dilation, transposed, output_padding, groups);
   }
   if (!at::GradMode::is_enabled() || !(input.requires_grad() || weight.requires_grad())) {
@@ -191,7 +209,7 @@ Tensor correlationMode(
 const RegisterOp correlation_op{
     "correlation(Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, "
     "bool transposed, int[] output_padding, int groups) -> Tensor",
-    "A convolution without its bias.",
+    "A convolution or linear without its bias.",
     onAnyDevice(convolve),
     withGradient(correlationAutograd),
     torch::dispatch(c10::DispatchKey::FuncTorchBatched, convolve),

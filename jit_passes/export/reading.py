@@ -133,7 +133,7 @@ class _GraphReader:
         result = node.output
         if node.kind == CORRELATION:
             split = Correlation.of(node)
-            node, result = split.convolution, (split.add_bias or node).output
+            node, result = split.merged, (split.add_bias or node).output
         used = [self.behind(value) for value in node.inputs[:3]]
         used.append(self.ahead(result))
         if not any(used):

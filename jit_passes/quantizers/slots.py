@@ -1,4 +1,4 @@
-"""Quantizing the five slots of a convolution that is split into correlation and bias addition."""
+"""Quantizing the five slots of a layer that is split into correlation and bias addition."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ RECIPES: Mapping[str, Mapping[str, TensorOptions]] = MappingProxyType(
 
 
 class SlotQuantizer(Quantizer):
-    """Annotates the slots of split convolutions.
+    """Annotates the slots of split convolutions and linears.
 
     A target that takes operands in float next to integers takes any slots. For others, those that
-    run on integers or in float, a convolution is annotated if input, weight and sum are quantized
+    run on integers or in float, a layer is annotated if input, weight and sum are quantized
     as the target can, and nothing between products and sum but where it rounds there
     (`Capability.correlations`).
 
@@ -113,7 +113,7 @@ class SlotQuantizer(Quantizer):
         """
         correlations = [node for node in graph.nodes if node.kind == CORRELATION]
         others = (node.name for node in graph.nodes if node.kind != CORRELATION)
-        annotations = Annotations(dict.fromkeys(others, "only convolutions have slots"))
+        annotations = Annotations(dict.fromkeys(others, "only convolutions and linears have slots"))
         chosen = [node for node in correlations if cover_of(self.where)(node.module)]
         if not chosen:
             raise JitPassesError(self._nothing_matches([node.module for node in correlations]))
@@ -139,7 +139,7 @@ class SlotQuantizer(Quantizer):
         for slot, options in self.slots.items():
             operand, axis = operands.get(slot, (None, channels))
             any_spec = self._takes_any()
-            can = None if any_spec else self.target.capability.specs(op.convolution, operand)
+            can = None if any_spec else self.target.capability.specs(op.merged, operand)
             found[slot] = options.apply(can.nearest(SLOT) if can else SLOT, axis, where(op.node))
         return found
 
@@ -152,21 +152,21 @@ class SlotQuantizer(Quantizer):
             return None
         if specs.get("correlation") is not None and not self.target.capability.correlations:
             return "its correlation is quantized, and the target rounds once the bias is added"
-        if reason := self.target.refusal(op.convolution):
+        if reason := self.target.refusal(op.merged):
             return str(reason)
         for slot, operand in (("input", 0), ("weight", 1), ("sum", None)):
             if (spec := specs.get(slot)) is None:
                 return f"its {slot} is not quantized"
-            if reason := self.target.refusal(op.convolution, operand, spec):
+            if reason := self.target.refusal(op.merged, operand, spec):
                 return f"its {slot} is to be {reason}"
         return None
 
     def _nothing_matches(self, paths: list[str]) -> str:
         if not paths:
-            return "the method has no convolution that could be split"
+            return "the method has no convolution or linear that could be split"
         wanted = ", ".join(map(repr, self.where))
         near = nearest(self.where[0], paths)
-        return f"no convolution is in a module that matches {wanted}: {near}"
+        return f"no convolution or linear is in a module that matches {wanted}: {near}"
 
 
 def _annotate(op: Correlation, specs: Specs, annotations: Annotations) -> None:

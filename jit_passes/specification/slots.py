@@ -26,7 +26,7 @@ class Correlation:
     Attributes:
         node: the correlation.
         add_bias: the operator that adds the bias to it; None without bias.
-        spatial_dims: number of axes of the window.
+        spatial_dims: number of axes of the window, 0 for a linear.
         transposed: whether it is a transposed convolution.
         groups: number of groups; None where it is not constant.
     """
@@ -52,8 +52,8 @@ class Correlation:
         return cls(node, users[0] if users else None, len(stride), bool(transposed), groups)
 
     @property
-    def convolution(self) -> NodeView:
-        """The convolution that merging both gives, as a node that stands in no graph."""
+    def merged(self) -> NodeView:
+        """The convolution or linear that merging both gives, as a node that stands in no graph."""
         dims, padding = self.spatial_dims, self.node.operand("padding").constant
         bias = ValueView(-1, "", False, False, False, True, None)
         if self.add_bias is not None:
@@ -61,6 +61,9 @@ class Correlation:
             unwrapping = bias.producer
             if unwrapping is not None and unwrapping.kind == "aten::_unwrap_optional":
                 bias = unwrapping.main_operand
+        if not dims:
+            inputs = [*self.node.inputs[:2], bias]
+            return replace(self.node, kind="aten::linear", overload="", inputs=inputs)
         kind, overload = f"aten::conv{dims}d", "padding" * isinstance(padding, str)
         names = ["stride", "padding", "dilation", "groups"]
         if self.transposed:
@@ -88,8 +91,8 @@ def quantized_behind(result: ValueView) -> list[NodeView]:
     return found
 
 
-def convolution_use(node: NodeView, operand: int | None) -> tuple[NodeView, int | None]:
-    """Return the convolution that an operator was split from, and which operand of it this is.
+def merged_use(node: NodeView, operand: int | None) -> tuple[NodeView, int | None]:
+    """Return the operator that a part of it was split from, and which operand of it this is.
 
     Likewise the recurrent layer of a list; other operators are returned as they are.
     """
@@ -97,7 +100,7 @@ def convolution_use(node: NodeView, operand: int | None) -> tuple[NodeView, int 
         readers = (use for use in node.output.uses if use[0].kind in RECURRENT)
         return next(readers, (node, operand))
     if node.kind == CORRELATION:
-        return Correlation.of(node).convolution, operand
+        return Correlation.of(node).merged, operand
     if node.kind != ADD_BIAS:
         return node, operand
     maker = node.operand("x").producer
@@ -105,11 +108,11 @@ def convolution_use(node: NodeView, operand: int | None) -> tuple[NodeView, int 
         maker = maker.main_operand.producer
     if maker is None or maker.kind != CORRELATION:
         return node, operand
-    return Correlation.of(maker).convolution, 2 if operand == 1 else operand
+    return Correlation.of(maker).merged, 2 if operand == 1 else operand
 
 
 def is_split(node: NodeView) -> bool:
-    """Say whether it is a part of a convolution that is split into correlation and bias."""
+    """Say whether it is a part of an operator that is split into correlation and bias."""
     return node.kind in (CORRELATION, ADD_BIAS)
 
 
@@ -123,7 +126,7 @@ def slot_of(node: NodeView, operand: int | None, again: bool = False) -> str:
         return "bias"
     if operand == 0 and node.kind in LOOKUPS:
         return "weight"
-    reader, position = convolution_use(node, operand) if node.kind == LIST else (node, operand)
+    reader, position = merged_use(node, operand) if node.kind == LIST else (node, operand)
     if reader.kind in RECURRENT and position is not None and is_matrix(reader, position):
         return "weight"
     weighted = node.kind == CORRELATION or node.kind.startswith(_WEIGHTED)

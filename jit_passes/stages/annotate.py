@@ -32,7 +32,7 @@ from ..registered import path_of
 from ..specification.annotation import Annotations
 from ..specification.derivation import hold_derivations
 from ..specification.resolve import Quantization, resolve
-from ..specification.slots import convolution_use
+from ..specification.slots import merged_use
 from ..specification.specification import GroupDerivation
 from ..targets import Target, resolve_target
 from .channels import with_remarks
@@ -343,7 +343,7 @@ def check_places(places: Sequence[Quantization], target: Target) -> None:
             alone = operand is not None and seen.is_alone(node, operand)
             dynamic = operand is not None and seen.is_dynamic(node)
             mode = "weight_only" if alone else "dynamic" if dynamic else "static"
-            if why := target.refusal(*convolution_use(node, operand), place.spec, mode):
+            if why := target.refusal(*merged_use(node, operand), place.spec, mode):
                 raise JitPassesError(
                     f"'{place.name}' is to be {why}: annotate what '{target.name}' has, or prepare "
                     "for another target"

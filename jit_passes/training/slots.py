@@ -1,4 +1,4 @@
-"""Fake quantization of the five slots of convolutions, ahead of autograd, for training."""
+"""Fake quantization of the five slots of convolutions and linears, ahead of autograd."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..configuration.options import TensorOptions
 from ..errors import JitPassesError, not_among
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
 from ..passes.pipeline import Pipeline, own
+from ..passes.steps import PassCall
 from ..passes.subject import check_script
 from ..quantizers.slots import RECIPES, SlotQuantizer
 from ..specification.slots import CORRELATION, SLOTS
@@ -25,7 +26,7 @@ SPLIT = Pipeline(
         "propagate_constants",
         "fold_constant_lists",
         "canonicalize_convolution",
-        "split_conv_bias",
+        PassCall("split_conv_bias", linears=True),
         "fold_constant_lists",
         "remove_dead_code",
     ),
@@ -46,7 +47,7 @@ def quantize_slots(
     target: str | Target = "reference",
     method: str = "forward",
 ) -> torch.jit.ScriptModule:
-    """Return a model that trains with its convolutions quantized slot by slot.
+    """Return a model that trains with its convolutions and linears quantized slot by slot.
 
     A convolution becomes
 
@@ -56,38 +57,39 @@ def quantize_slots(
         q(x) = (clamp(round(x / scale) + zero_point, quant_min, quant_max) - zero_point) * scale
 
     q(x) has x's shape, dtype and units, and the gradient 1 where nothing was clamped, 0 elsewhere.
-    Slots that are not given stay float. Without a bias, q_sum(q_correlation(...)) is left.
+    Slots that are not given stay float. Without a bias, q_sum(q_correlation(...)) is left. A linear
+    is a convolution whose window has no axes: y[n, o] of x[n, c] and w[o, c].
 
     The result is a model like that of `prepare_qat`, for `convert`, `lower`, `coverage`, `parity`
-    and the rest. Convolutions are split, and batch norms stay behind them, in float.
+    and the rest. Convolutions and linears are split, and batch norms stay behind them, in float.
 
     With the method "moving_average", activations have the moving average of each batch's range in
     training mode, and what it has come to in eval mode; weights and biases the range of their own
     values. Ranges are buffers `<slot>_range` (low, high), float32 of shape [2] or [2, channels], of
-    the convolution's module. Others train scales: see `fake_quantizers`.
+    the layer's module. Others train scales: see `fake_quantizers`.
 
     Args:
         model: scripted, traced or loaded, in training or eval mode. It is not touched, but the
             result has the same parameters and buffers: training one trains both.
         recipe: a name in `quantizer.RECIPES` that says how to quantize slots that are not given:
             "graffitist" is q8(q16(sum q8(w) * q8(x)) + q16(b)), all signed, one power of two each.
-        input: the convolution's input: `TensorOptions`, or a number of bits; missing options
+        input: the layer's input: `TensorOptions`, or a number of bits; missing options
             are as in the recipe, or 8 signed bits with a symmetric scale. None for the recipe's.
         weight: its weight.
         correlation: its sum of products, before the bias.
         bias: its bias.
         sum: its result.
-        where: a pattern, or several, of the paths of modules whose convolutions are meant; `*`
-            stands for any characters, dots included.
+        where: a pattern, or several, of the paths of modules whose convolutions and linears are
+            meant; `*` stands for any characters, dots included.
         fake_quantizer: the method of training, see `prepare_qat`.
-        target: the backend that the model is for. "stock" and "x86" take convolutions whose
-            input, weight and sum are quantized as they can, and whose correlation is not; lowered,
-            these are single operators again. Others stay in float.
+        target: the backend that the model is for. "stock" and "x86" take layers whose input, weight
+            and sum are quantized as they can, and whose correlation is not; lowered, these are
+            single operators again. Others stay in float.
         method: the method to quantize; the others stay in float.
 
     Raises:
         JitPassesError: the model is not a ScriptModule or has no such method, no slot or an
-            unknown recipe is given, no convolution is where `where` says, it is quantized already,
+            unknown recipe is given, no layer is where `where` says, it is quantized already,
             the target can do none of them, or the method does not train such slots.
         JitPassesError: a number of bits outside of 2 to 16.
 
@@ -105,7 +107,7 @@ def quantize_slots(
 
 
 def split(model: torch.jit.ScriptModule, method: str) -> Any:
-    """Return a C++ module with the model's parameters, whose convolutions are split."""
+    """Return a C++ module with the model's parameters, whose layers are split."""
     subject = own(model, method)
     SPLIT.run_on(subject)
     return subject.module

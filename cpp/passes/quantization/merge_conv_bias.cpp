@@ -8,6 +8,10 @@
 //   %y = jit_passes::correlation(%x, %w, %stride, "same", %dilation, %groups)
 //     ->  %z = aten::conv2d(%x, %w, %none, %stride, "same", %dilation, %groups)
 //
+//   %y = jit_passes::correlation(%x, %w, [], [], [], False, [], 1)
+//   %z = jit_passes::add_bias(%y, %b, 0)
+//     ->  %z = aten::linear(%x, %w, %b)
+//
 // The branch in which split_conv_bias adds a bias that may be None goes too: a convolution takes it as
 // it is. So does the unwrapping of an attribute that holds a tensor.
 //
@@ -132,7 +136,9 @@ class Merger {
   bool replace(Node* correlation, Node* place, Value* bias, Node* replaced) {
     Convolution convolution = operandsOfConvolution(correlation);
     convolution.bias = bias;
-    Value* result = convolution.insert(spatialDims(correlation, convolution), place, correlation);
+    const auto dims = spatialDims(correlation, convolution);
+    Value* result = dims == 0 ? insertLinear(convolution, place, correlation)
+                              : convolution.insert(dims, place, correlation);
     if (result == nullptr) {
       return false;
     }
@@ -143,6 +149,11 @@ class Merger {
     return true;
   }
 
+  static Value* insertLinear(const Convolution& window, Node* before, const Node* like) {
+    Value* bias = window.bias != nullptr ? window.bias : insertConstant(before, {});
+    return insertValue(before, aten::linear, {window.input, window.weight, bias}, like);
+  }
+
   std::shared_ptr<Graph> graph_;
   KnownValues known_;
   bool changed_ = false;
@@ -151,7 +162,8 @@ class Merger {
 bool mergeConvBias(PassContext& context) { return Merger(context).run(); }
 
 const RegisterPass merge_conv_bias_pass{
-    "merge_conv_bias", "Merge correlation and add_bias into convolutions.", mergeConvBias, needs("inlined")};
+    "merge_conv_bias", "Merge correlation and add_bias into convolutions and linears.", mergeConvBias,
+    needs("inlined")};
 
 } // namespace
 } // namespace jit_passes

@@ -7,7 +7,13 @@
 //     ->  %y = jit_passes::correlation(%x, %w, %stride, "same", %dilation, %groups)
 //
 // and so for conv1d, conv3d, conv_transpose{1,2,3}d, and _convolution, _convolution_mode and convolution
-// as traces have them. Without bias the correlation stands alone. A bias that may be None:
+// as traces have them. With the option `linears`, a linear is split too, as a window of no axes:
+//
+//   aten::linear(%x, %w, %b)
+//     ->  %y = jit_passes::correlation(%x, %w, [], [], [], False, [], 1)
+//         jit_passes::add_bias(%y, %b, 0)
+//
+// Without bias the correlation stands alone. A bias that may be None:
 //
 //   %bias : Tensor? = prim::GetAttr[name="bias"](%conv)     # holds a tensor
 //     ->  %b : Tensor = aten::_unwrap_optional(%bias)
@@ -26,7 +32,7 @@
 // nodes stand where it stood, so writes before and after see no difference.
 //
 // Left alone: _convolution and the like where neither a list of more than one number nor the weight
-// tells the number of axes; what stands in a forked branch; and what stands in scripted code's
+// tells the number of axes; a linear whose weight is not known to have two axes; what stands in a forked branch; and what stands in scripted code's
 // `with torch.autocast(...)`, which TorchScript carries out as casts in front of PyTorch's own operators
 // and of no others. The flags of _convolution (benchmark, deterministic, ...) go: those of the process
 // apply, as in scripted code.
@@ -48,7 +54,8 @@ bool isAutocast(const Node* node) {
 
 class Splitter {
  public:
-  explicit Splitter(const PassContext& context) : graph_(context.graph()), known_(context) {}
+  explicit Splitter(const PassContext& context)
+      : graph_(context.graph()), known_(context), linears_(context.option("linears").toBool()) {}
 
   bool run() {
     forEachNode(*graph_, [&](Node* node) {
@@ -57,6 +64,8 @@ class Splitter {
       } else if (autocasts_ == 0) {
         if (const auto convolution = readConvolution(node)) {
           split(node, *convolution);
+        } else if (linears_ && node->kind() == aten::linear && known_.rank(inputOf(node, "weight")) == 2) {
+          splitLinear(node);
         }
       }
     });
@@ -70,12 +79,22 @@ class Splitter {
   void split(Node* node, const Convolution& convolution) {
     const auto dims = spatialDims(convolution);
     static const auto maybe_tensor = c10::OptionalType::ofTensor();
-    if (!dims || *dims < 1 || *dims > kMostSpatialDims ||
-        !convolution.bias->type()->isSubtypeOf(*maybe_tensor)) {
-      return;
+    if (dims && *dims >= 1 && *dims <= kMostSpatialDims &&
+        convolution.bias->type()->isSubtypeOf(*maybe_tensor)) {
+      replaceBySum(node, correlate(node, convolution, *dims), convolution.bias, *dims);
     }
-    Value* plain = correlate(node, convolution, *dims);
-    Value* result = addBias(node, plain, convolution.bias, *dims);
+  }
+
+  void splitLinear(Node* node) {
+    Value* none = insertConstant(node, std::vector<int64_t>{});
+    const std::vector<Value*> operands{
+        inputOf(node, "input"), inputOf(node, "weight"), none, none, none, insertConstant(node, false), none,
+        insertConstant(node, 1)};
+    replaceBySum(node, insertValue(node, correlation, operands, node), inputOf(node, "bias"), /*dims=*/0);
+  }
+
+  void replaceBySum(Node* node, Value* plain, Value* bias, int64_t dims) {
+    Value* result = addBias(node, plain, bias, dims);
     result->setType(node->output()->type());
     known_.inherit(result, node->output());
     replaceNode(node, result);
@@ -152,6 +171,7 @@ class Splitter {
 
   std::shared_ptr<Graph> graph_;
   KnownValues known_;
+  bool linears_;
   int64_t autocasts_ = 0; // of scripted code, around the node
   bool changed_ = false;
 };
@@ -159,7 +179,8 @@ class Splitter {
 bool splitConvBias(PassContext& context) { return Splitter(context).run(); }
 
 const RegisterPass split_conv_bias_pass{
-    "split_conv_bias", "Split convolutions into correlation and add_bias.", splitConvBias, needs("inlined")};
+    "split_conv_bias", "Split convolutions, and linears if asked to, into correlation and add_bias.",
+    splitConvBias, needs("inlined"), takes({{"linears", "bool", false}})};
 
 } // namespace
 } // namespace jit_passes

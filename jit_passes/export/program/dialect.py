@@ -189,6 +189,8 @@ def _correlation(op: Any, limits: Limits | None) -> Form:
     by_name = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 
     def form(x: Tensor, weight: Tensor, stride: Any, padding: Any, *rest: Any) -> Any:
+        if weight.dim() == 2:
+            return torch.nn.functional.linear(x, weight)
         by_mode = isinstance(padding, str)
         convolve: Any = by_name[weight.dim() - 2] if by_mode else torch.convolution
         return convolve(x, weight, None, stride, padding, *rest)

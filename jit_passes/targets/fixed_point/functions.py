@@ -1,9 +1,12 @@
-"""Functions of one tensor behind moves, as `fold_lookup_tables` takes them."""
+"""Functions of one tensor next to moves, as `fold_lookup_tables` takes them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ...graph.editor import GraphEditor
 from ...graph.view import NodeView, ValueView
+from ..reference_nodes import parameters_of
 from ..units import DEQUANTIZE, QUANTIZE
 from .codes import SUPPORTED_MOVES
 
@@ -26,25 +29,67 @@ def quantize_moved(graph: GraphEditor) -> None:
                 and not value.written
                 and any(_is_function(u) for u, _ in value.uses)
             ):
-                _quantize(graph, node, value)
+                _quantize(graph, value)
+
+
+def quantize_ahead_of_moves(graph: GraphEditor) -> None:
+    """Quantize the result of a function ahead of moves, with the grid that it gets behind them.
+
+        %m = aten::max_pool2d(aten::sigmoid(%x), ...)
+        %q = jit_passes::quantize(%m, scale, zero, ...)
+    ->  %c = jit_passes::quantize(aten::sigmoid(%x), scale, zero, ...)
+        %m = aten::max_pool2d(jit_passes::dequantize(%c, scale, zero), ...)
+        %q = jit_passes::quantize(%m, scale, zero, ...)
+
+    The codes stay equal: quantize never decreases, so the largest number has the largest code, and
+    the numbers behind the move are on its grid.
+    """
+    for node in graph.nodes:
+        if not _is_function(node) or node.output.written:
+            continue
+        moves = [use for use in node.output.uses if use[0].kind in SUPPORTED_MOVES and not use[1]]
+        readers = [reader for move, _ in moves for reader in _behind(move)]
+        if not readers or any(reader.kind != QUANTIZE for reader in readers):
+            continue
+        grid = readers[0].inputs[1:]
+        constant = all(operand.is_constant for reader in readers for operand in reader.inputs[1:])
+        if constant and len({parameters_of(reader) for reader in readers}) == 1:
+            _requantize(graph, node.output, grid, moves)
+
+
+def _behind(move: NodeView) -> Iterator[NodeView]:
+    """Yield the operators that read the numbers of a move's result."""
+    for value in move.outputs:
+        for user, place in value.uses:
+            if user.kind == "prim::ListUnpack" or (user.kind in SUPPORTED_MOVES and not place):
+                yield from _behind(user)
+            elif value.written or not user.traits.asks_for_shape:
+                yield user
 
 
 def _is_function(node: NodeView) -> bool:
     return node.traits.elementwise == 1
 
 
-def _quantize(graph: GraphEditor, node: NodeView, value: ValueView) -> None:
+def _quantize(graph: GraphEditor, value: ValueView) -> None:
     dequantize = _moved(value)
     made = dequantize.main_operand.producer if dequantize is not None else None
     if dequantize is None or made is None or made.kind != QUANTIZE:
         return
     users = [(user, place) for user, place in value.uses if user.traits.elementwise]
-    first = min((user for user, _ in users), key=lambda user: user.index)
-    if any(user.block != node.block for user, _ in users):
+    _requantize(graph, value, made.inputs[1:], users)
+
+
+def _requantize(
+    graph: GraphEditor, value: ValueView, grid: list[ValueView], users: list[tuple[NodeView, int]]
+) -> None:
+    """Let users read a value from codes on a grid: scale, zero point, ends and dtype."""
+    node = value.producer
+    if node is None or any(user.block != node.block for user, _ in users):
         return
-    codes = graph.insert(QUANTIZE, [value, *made.inputs[1:]], before=first, like=node).output
-    operands = [codes, *dequantize.inputs[1:]]
-    floats = graph.insert(DEQUANTIZE, operands, before=first, like=node).output
+    first = min((user for user, _ in users), key=lambda user: user.index)
+    codes = graph.insert(QUANTIZE, [value, *grid], before=first, like=node).output
+    floats = graph.insert(DEQUANTIZE, [codes, *grid[:2]], before=first, like=node).output
     for user, place in users:
         graph.set_input(user, place, floats)
 

@@ -48,9 +48,9 @@ def weighted(call: Call) -> ValueView:
 
 
 def correlated(call: Call) -> ValueView:
-    """Return the codes of a convolution without its bias, which is added later."""
-    node = Correlation.of(call.node).convolution
-    if node.kind not in ("aten::conv1d", "aten::conv2d") or node.overload == "padding":
+    """Return the codes of a convolution or linear without its bias, which is added later."""
+    node = Correlation.of(call.node).merged
+    if FORMS.get(node.kind) is not weighted or node.overload == "padding":
         raise RefusedError("the target has no integer form of it")
     return _products(call, node.kind, None, node.inputs[3:])
 

@@ -17,7 +17,7 @@ from ..target import Target
 from .accumulator import WIDTHS
 from .borders import lower_to_codes, lower_to_floats
 from .capability import POWERS, capability_of
-from .functions import quantize_moved
+from .functions import quantize_ahead_of_moves, quantize_moved
 from .lower import STORE_CODES, compute_on_integers
 from .rescale import DOUBLE_ROUND, ROUNDINGS
 
@@ -124,6 +124,7 @@ class FixedPoint(Target):
                 "fold_constant_lists",
                 "merge_conv_bias",
                 quantize_moved,
+                quantize_ahead_of_moves,
                 "fold_lookup_tables",
                 compute,
                 STORE_CODES,

@@ -24,29 +24,30 @@ def save(written: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         JitPassesError: `onnx.checker` refuses it; or it cannot be written, which is an OSError too.
     """
-    checker: Any = importlib.import_module("onnx").checker
     constants = written.model.graph.initializers.values()
-    if sum(value.const_value.nbytes for value in constants) <= LARGE:
-        proto = written.model_proto
-        _check(checker, proto, full_check=True)
-        write_whole(path, proto.SerializeToString())
-        return
-    path = Path(os.path.realpath(path))
+    apart = sum(value.const_value.nbytes for value in constants) > LARGE
+    place = Path(os.path.realpath(path))
+    beside = place.parent if apart else None
     with (
         writing(path),
-        tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder,
+        tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=beside) as folder,
     ):
-        file = Path(folder) / path.name
+        file = Path(folder) / place.name
+        # The checker copies what it is given four times, but for weights apart.
         written.save(file, external_data=True)
-        _check(checker, os.fspath(file))
-        # The weights first: a file without its weights is read by nobody.
-        for name in (f"{path.name}.data", path.name):
-            os.replace(file.with_name(name), path.with_name(name))
+        _check(os.fspath(file))
+        if apart:
+            # The weights first: a file without its weights is read by nobody.
+            for name in (f"{place.name}.data", place.name):
+                os.replace(file.with_name(name), place.with_name(name))
+            return
+    write_whole(path, written.model_proto.SerializeToString())
 
 
-def _check(checker: Any, model: Any, **options: Any) -> None:
+def _check(file: str) -> None:
+    checker: Any = importlib.import_module("onnx").checker
     try:
-        checker.check_model(model, **options)
+        checker.check_model(file, full_check=True)
     except Exception as error:  # of several classes of its own
         raise JitPassesError(
             f"the file would not be right: onnx.checker says {first_line(error).strip()!r}"

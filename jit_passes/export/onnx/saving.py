@@ -27,7 +27,8 @@ def save(written: Any, path: str | os.PathLike[str]) -> None:
     constants = written.model.graph.initializers.values()
     apart = sum(value.const_value.nbytes for value in constants) > LARGE
     place = Path(os.path.realpath(path))
-    beside = place.parent if apart else None
+    special = place.exists() and not place.is_file()  # a device or a pipe
+    beside = None if special else place.parent
     with (
         writing(path),
         tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=beside) as folder,

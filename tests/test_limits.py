@@ -110,6 +110,7 @@ OPERATORS: dict[str, tuple[int, Function, bool, bool]] = {
     "nearest-exact": (2, interpolated("nearest-exact"), FLOAT, INSIDE),
     "linear of a line": (1, interpolated("linear"), FLOAT, INSIDE),
     "bilinear": (2, interpolated("bilinear"), FLOAT, INSIDE),
+    "trilinear": (3, interpolated("trilinear"), FLOAT, INSIDE),
     "bicubic": (2, interpolated("bicubic"), FLOAT, FLOAT),
     "zeros around a volume": (3, lambda y: F.pad(y, [1, 1]), FLOAT, INSIDE),
     "zeros around an image": (2, lambda y: F.pad(y, [1, 1]), INSIDE, INSIDE),

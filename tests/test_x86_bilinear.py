@@ -1,7 +1,8 @@
-"""Linear and bilinear resizing within plans: against PyTorch's operator, and in networks."""
+"""Linear resizing of lines, images and volumes within plans: against PyTorch, and in networks."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -30,6 +31,12 @@ OPTIONS_OF_LINES: list[dict[str, Any]] = [
     {"scale_factor": 2.0}, {"scale_factor": 0.6, "align_corners": True}, {"size": 9}, {"size": 1},
 ]  # fmt: skip
 LINES = [(2, 3, 7), (1, 40, 16), (3, 65, 5)]
+OPTIONS_OF_VOLUMES: list[dict[str, Any]] = [
+    {"scale_factor": 2.0}, {"scale_factor": (1.7, 0.6, 1.3), "align_corners": True},
+    {"size": (3, 9, 2)}, {"size": (5, 4, 11), "align_corners": True},
+]  # fmt: skip
+VOLUMES = [(2, 3, 4, 3, 7), (1, 40, 1, 5, 4)]
+MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
 SHAPES = [(2, 3, 6, 7), (1, 40, 4, 9), (3, 65, 2, 5), (1, 3, 8, 2)]
 
 
@@ -45,13 +52,14 @@ class Resized(nn.Module):
         return self.out(torch.relu(y)) + 0.0
 
     def resized(self, x: Tensor) -> Tensor:
-        mode = "linear" if x.dim() == 3 else "bilinear"
-        y: Tensor = F.interpolate(x, mode=mode, **self.options)
+        y: Tensor = F.interpolate(x, mode=MODES[x.dim()], **self.options)
         return y
 
 
-CASES = [(options, shape) for options in OPTIONS.values() for shape in SHAPES] + [
-    (options, shape) for options in OPTIONS_OF_LINES for shape in LINES
+CASES = [
+    *itertools.product(OPTIONS.values(), SHAPES),
+    *itertools.product(OPTIONS_OF_LINES, LINES),
+    *itertools.product(OPTIONS_OF_VOLUMES, VOLUMES),
 ]
 
 
@@ -63,7 +71,7 @@ def test_plans(options: dict[str, Any], shape: tuple[int, ...], other: bool) -> 
     net = Resized(options, other)
     region = traced(net, torch.randn(shape))
     plan = plan_of(region)
-    assert "resize_bilinear" in kinds_of(plan)
+    assert "resize_linear" in kinds_of(plan)
     for batch in (shape[0], 1, 5):
         x = torch.randn(batch, *shape[1:])
         (got,) = plan.run([x])
@@ -75,6 +83,30 @@ def test_plans(options: dict[str, Any], shape: tuple[int, ...], other: bool) -> 
         assert (got / net.out.scale - exact).abs().max() < 0.5 + 1e-3
         assert ((got - expected) / net.out.scale).round().abs().max() <= 1
     assert plan.run([torch.randn(0, *shape[1:])])[0].shape[0] == 0
+
+
+class Volumes(nn.Module):
+    """A decoder of volumes, as for scans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv3d(2, 8, 3, 2, 1), nn.Conv3d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.interpolate(F.relu(self.one(x)), scale_factor=2.0, mode="trilinear")
+        return self.two(y)
+
+
+def test_volumes() -> None:
+    torch.manual_seed(0)
+    _, reference = converted(Volumes().eval(), batches(2, 2, 6, 8, 4))
+    found = jit_passes.partition(reference, target="x86")
+    assert len(found.regions) == 1 and not found.refused
+    lowered = jit_passes.lower(reference, target="x86")
+    x = torch.randn(3, 2, 6, 8, 4)
+    with torch.no_grad():
+        expected = reference(x)
+    assert (lowered(x) - expected).square().sum() < 1e-4 * expected.square().sum()
 
 
 def test_other_images() -> None:

@@ -155,8 +155,10 @@ def _capability(integer_layer_norm: bool) -> Capability:
             for n in (1, 2, 3)
         ),
         OperatorSupport("aten::mean", _OWN, ranks=RANKS, check=_in_plan),
-        OperatorSupport("aten::upsample_linear1d", _OWN, (0,), CLIPS, (3, 3), _in_plan),
-        OperatorSupport("aten::upsample_bilinear2d", _OWN, (0,), CLIPS, (4, 4), _in_plan),
+        *(
+            OperatorSupport(f"aten::upsample_{kind}", _OWN, (0,), CLIPS, (rank, rank), _in_plan)
+            for kind, rank in (("linear1d", 3), ("bilinear2d", 4), ("trilinear3d", 5))
+        ),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, begins=True)
             for op in ("matmul", "bmm")

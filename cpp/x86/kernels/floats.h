@@ -111,9 +111,9 @@ struct MaxFloats {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// Between four pixels, as Blend has it: y = v. Items: rows.
+// Between pixels, as Blend has it: y = v. Items: rows.
 struct BlendFloats {
-  std::vector<Blend::Taps> y, x;
+  std::vector<Blend::Taps> z, y, x;
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };

@@ -309,17 +309,17 @@ struct Resample {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// Between four pixels: y = code of fma(v, ratio, offset) with
+// Between four pixels of a plane, or of two: y = code of fma(v, ratio, offset) with
 //
 //   top = fma(b - a, x.share, a), bottom = fma(d - c, x.share, c), v = fma(bottom - top, y.share, top)
 //
-// for a and b in the first row, c and d in the second. ratio = s_x / s_y, offset = z_y - z_x ratio. Items: rows.
+// for a and b in the first row, c and d in the second; with v' of the second plane, v + (v' - v) z.share. ratio = s_x / s_y, offset = z_y - z_x ratio. Items: rows.
 struct Blend {
   struct Taps {
     int64_t first, second;
     float share; // of the second
   };
-  std::vector<Taps> y, x;
+  std::vector<Taps> z, y, x;
   float ratio = 1, offset = 0;
   CodeRange range = {};
   int64_t items(const Image& out) const { return out.rows(); }

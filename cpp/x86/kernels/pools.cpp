@@ -324,47 +324,77 @@ void AveragePool::run(const Image& in, const Image& out, int64_t begin, int64_t 
 
 namespace {
 
+struct Shares {
+  float along, across, between; // the row, rows and planes
+};
+
+// Between the four pixels of a plane.
+template <size_t First, typename Pixels>
+[[gnu::always_inline]] inline float inPlane(const Pixels& at, int64_t channel, const Shares& shares) {
+  const float a = at[First][channel], b = at[First + 1][channel], d = at[First + 2][channel],
+              e = at[First + 3][channel];
+  const float top = __builtin_fmaf(b - a, shares.along, a), bottom = __builtin_fmaf(e - d, shares.along, d);
+  return __builtin_fmaf(bottom - top, shares.across, top);
+}
+
+template <size_t Planes, typename Pixels>
+[[gnu::always_inline]] inline float blended(const Pixels& at, int64_t channel, const Shares& shares) {
+  const float front = inPlane<0>(at, channel, shares);
+  if constexpr (Planes == 1) {
+    return front;
+  } else {
+    return __builtin_fmaf(inPlane<4>(at, channel, shares) - front, shares.between, front);
+  }
+}
+
 // Without the promise that what is written is none of what is read, a loop would take bytes one by one.
+template <size_t Planes>
 JIT_PASSES_VECTORIZED void blendPixel(
-    const uint8_t* const (&pixels)[4], float along, float across, int64_t channels, const Blend& blend,
+    const uint8_t* const* pixels, const Shares& shares, int64_t channels, const Blend& blend,
     uint8_t* __restrict out) {
   const ToCode code(blend.range);
   const float ratio = blend.ratio, offset = blend.offset;
-  const uint8_t* __restrict const at[] = {pixels[0], pixels[1], pixels[2], pixels[3]};
+  const Shares own = shares;
+  const uint8_t* __restrict at[4 * Planes];
+  std::copy_n(pixels, 4 * Planes, at);
   for (int64_t c = 0; c < channels; ++c) {
-    const float a = at[0][c], b = at[1][c], d = at[2][c], e = at[3][c];
-    const float top = __builtin_fmaf(b - a, along, a), bottom = __builtin_fmaf(e - d, along, d);
-    const float v = __builtin_fmaf(bottom - top, across, top);
-    out[c] = code(__builtin_fmaf(v, ratio, offset));
+    out[c] = code(__builtin_fmaf(blended<Planes>(at, c, own), ratio, offset));
   }
 }
 
+template <size_t Planes>
 JIT_PASSES_VECTORIZED void blendFloats(
-    const float* const (&pixels)[4], float along, float across, int64_t channels, float* out) {
+    const float* const* pixels, const Shares& shares, int64_t channels, float* out) {
+  const Shares own = shares;
+  const float* at[4 * Planes];
+  std::copy_n(pixels, 4 * Planes, at);
   for (int64_t c = 0; c < channels; ++c) {
-    const float a = pixels[0][c], b = pixels[1][c], d = pixels[2][c], e = pixels[3][c];
-    const float top = __builtin_fmaf(b - a, along, a), bottom = __builtin_fmaf(e - d, along, d);
-    out[c] = __builtin_fmaf(bottom - top, across, top);
+    out[c] = blended<Planes>(at, c, own);
   }
 }
 
-// blend(pixels, share along the row, share across rows, out) for all pixels of some rows.
-template <typename Element, typename Body>
+// blend(pixels of a plane or two, whether two, shares, out) for all pixels of some rows.
+template <typename Element, typename Taken, typename Body>
 void overBlends(
-    const std::vector<Blend::Taps>& y, const std::vector<Blend::Taps>& x, const Image& in, const Image& out,
-    int64_t begin, int64_t end, const Body& blend) {
+    const Taken& taps, const Image& in, const Image& out, int64_t begin, int64_t end, const Body& blend) {
   for (int64_t row = begin; row < end; ++row) {
-    const int64_t n = row / out.height;
-    const Blend::Taps& rows = y[row % out.height];
+    const int64_t n = row / out.height / out.depth;
+    const Blend::Taps& rows = taps.y[row % out.height];
+    const Blend::Taps& planes = taps.z[row / out.height % out.depth];
     for (int64_t i = 0; i < out.width; ++i) {
-      const Blend::Taps& columns = x[i];
-      const auto at = [&](int64_t from_y, int64_t from_x) {
-        return reinterpret_cast<const Element*>(in.at(n, 0, from_y, from_x));
-      };
-      const Element* const pixels[] = {
-          at(rows.first, columns.first), at(rows.first, columns.second), at(rows.second, columns.first),
-          at(rows.second, columns.second)};
-      blend(pixels, columns.share, rows.share, reinterpret_cast<Element*>(out.rowAt(row) + i * out.pixel));
+      const Blend::Taps& columns = taps.x[i];
+      const Element* pixels[8];
+      auto* next = pixels;
+      for (const int64_t z : {planes.first, planes.second}) {
+        for (const int64_t y : {rows.first, rows.second}) {
+          for (const int64_t x : {columns.first, columns.second}) {
+            *next++ = reinterpret_cast<const Element*>(in.at(n, z, y, x));
+          }
+        }
+      }
+      blend(
+          pixels, planes.first != planes.second, Shares{columns.share, rows.share, planes.share},
+          reinterpret_cast<Element*>(out.rowAt(row) + i * out.pixel));
     }
   }
 }
@@ -373,16 +403,17 @@ void overBlends(
 
 void Blend::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
   overBlends<uint8_t>(
-      y, x, in, out, begin, end,
-      [&](const uint8_t* const(&pixels)[4], float along, float across, uint8_t* to) {
-        blendPixel(pixels, along, across, out.channels, *this, to);
+      *this, in, out, begin, end,
+      [&](const uint8_t* const* pixels, bool volume, const Shares& shares, uint8_t* to) {
+        (volume ? blendPixel<2> : blendPixel<1>)(pixels, shares, out.channels, *this, to);
       });
 }
 
 void BlendFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
   overBlends<float>(
-      y, x, in, out, begin, end, [&](const float* const(&pixels)[4], float along, float across, float* to) {
-        blendFloats(pixels, along, across, out.channels, to);
+      *this, in, out, begin, end,
+      [&](const float* const* pixels, bool volume, const Shares& shares, float* to) {
+        (volume ? blendFloats<2> : blendFloats<1>)(pixels, shares, out.channels, to);
       });
 }
 

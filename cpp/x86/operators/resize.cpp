@@ -36,8 +36,8 @@ void checkNearest(const Operator& op) { checkSizes(op, op.attributes.size() - 1,
 
 void checkBlended(const Operator& op) {
   refuseUnless(
-      between(op.attributes[0], 1, 2) && between(op.attributes.back(), 0, 1),
-      "it has one axis or two, and whether corners are aligned is 0 or 1");
+      between(op.attributes[0], 1, 3) && between(op.attributes.back(), 0, 1),
+      "it has one to three axes, and whether corners are aligned is 0 or 1");
   checkSizes(op, op.attributes.size() - 2, 1);
 }
 
@@ -82,7 +82,8 @@ Planned resized(const RegionReader& reader, Node* node, const char* kind) {
     planned.op.tensors.push_back(at::tensor(factors, at::kDouble));
   } else {
     refuseUnless(
-        !reader.has(node, "scales") && !reader.has(node, "scales_h") && !reader.has(node, "scales_w"),
+        !reader.has(node, "scales") && !reader.has(node, "scales_d") && !reader.has(node, "scales_h") &&
+            !reader.has(node, "scales_w"),
         "it has a size and factors");
     const Numbers sizes = reader.numbers(node, "output_size");
     refuseUnless(sizes.known.size() == Spatial, "it has ", sizes.known.size(), " sizes");
@@ -103,7 +104,7 @@ Planned resizeNearestExact(const RegionReader& reader, Node* node) {
 
 template <size_t Spatial>
 Planned resizeBlended(const RegionReader& reader, Node* node) {
-  Planned planned = resized<Spatial>(reader, node, "resize_bilinear");
+  Planned planned = resized<Spatial>(reader, node, "resize_linear");
   planned.op.attributes.push_back(reader.operand(node, "align_corners").toBool());
   return planned;
 }
@@ -133,19 +134,20 @@ Part nearestKernel(const StepContext& c) {
   return unary(std::move(kernel), x, y);
 }
 
-// An image of one axis has one row.
+// The axes that an image lacks have size 1.
 Part blendedKernel(const StepContext& c) {
   const Placed x = image(c.in()), y = image(c.out());
-  const bool aligns = c.op.attributes.back() != 0, lines = c.op.attributes[0] == 1;
-  const auto row_factor = lines ? std::nullopt : factorOf(c.op, 0);
-  const auto rows = blendedTaps(x.image.height, y.image.height, row_factor, aligns),
-             columns = blendedTaps(x.image.width, y.image.width, factorOf(c.op, lines ? 0 : 1), aligns);
+  const size_t unused = 3 - c.op.attributes[0];
+  const auto taps = [&](size_t axis) {
+    const auto factor = axis >= unused ? factorOf(c.op, axis - unused) : std::nullopt;
+    return blendedTaps(sizeOf(x.image, axis), sizeOf(y.image, axis), factor, c.op.attributes.back() != 0);
+  };
   const Grid &from = *c.in().grid, &to = *c.out().grid;
   if (to.is_float) {
-    return unary(BlendFloats{rows, columns}, x, y);
+    return unary(BlendFloats{taps(0), taps(1), taps(2)}, x, y);
   }
   const double ratio = static_cast<double>(static_cast<float>(from.scale)) / static_cast<float>(to.scale);
-  Blend kernel{rows, columns};
+  Blend kernel{taps(0), taps(1), taps(2)};
   kernel.ratio = static_cast<float>(ratio);
   kernel.offset = static_cast<float>(offsetOf(to) - ratio * from.zero_point);
   kernel.range = codeRangeOf(to);
@@ -192,13 +194,16 @@ const RegisterOperator nearest_exact_operator{toNearest<true>(
     "resize_nearest_exact", {{"_upsample_nearest_exact1d", resizeNearestExact<1>},
                              {"_upsample_nearest_exact2d", resizeNearestExact<2>},
                              {"_upsample_nearest_exact3d", resizeNearestExact<3>}})};
-// Attributes: as for nearest neighbours, of one axis or two, and behind them whether corners are aligned.
-const RegisterOperator bilinear_operator{
-    {.name = "resize_bilinear",
-     .attributes = {2, 4},
+// Attributes: as for nearest neighbours, and behind them whether corners are aligned.
+const RegisterOperator resized_operator{
+    {.name = "resize_linear",
+     .attributes = {2, 5},
      .tensors = {0, 1},
      .types = Types::Same,
-     .from = {{"upsample_linear1d", resizeBlended<1>}, {"upsample_bilinear2d", resizeBlended<2>}},
+     .from =
+         {{"upsample_linear1d", resizeBlended<1>},
+          {"upsample_bilinear2d", resizeBlended<2>},
+          {"upsample_trilinear3d", resizeBlended<3>}},
      .check = checkBlended,
      .infer = sizesOfResized,
      .computes = computesSizesInFront,

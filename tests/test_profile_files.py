@@ -199,6 +199,21 @@ def test_bad_files(case: str, tmp_path: Path) -> None:
     assert str(path) in str(error.value) and len(str(error.value)) < 600
 
 
+def test_files_that_are_cut(tmp_path: Path) -> None:
+    """Wherever that is: between two values, within one, behind the last key of one."""
+    path = tmp_path / "p.yaml"
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()).eval()
+    made = jit_passes.profile(torch.jit.script(net), [torch.ones(4, 3)])
+    made.save(path)
+    text = path.read_text()
+    assert Profile.load(path) == made and len(made.values) == 3
+    lines = text.splitlines(keepends=True)
+    for count in range(len(lines)):
+        path.write_text("".join(lines[:count]))
+        with pytest.raises(JitPassesError):
+            Profile.load(path)
+
+
 def test_random_damage(tmp_path: Path) -> None:
     """Whatever a file holds, it loads or is a JitPassesError, and what loads can be filled."""
     chance, path = random.Random(0), tmp_path / "p.yaml"

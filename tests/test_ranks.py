@@ -108,6 +108,10 @@ def work(rank: int, world: int, folder: Path) -> None:
     found["bad profile"] = error_of(
         partial(jit_passes.profile, script_from(folder, "plain"), wrong)
     )
+    unfit = script_from(folder, "plain").train(rank == 1)
+    found["unfit profile"] = error_of(partial(jit_passes.profile, unfit, batches))
+    unprepared = unfit if rank == 1 else prepared_of(folder / f"{MERGED}.pt")
+    found["unfit model"] = error_of(partial(jit_passes.calibrate, unprepared, batches))
     found["no profile"] = error_of(lambda: jit_passes.profile(script_from(folder, "plain"), []))
     name = MERGED if world == 2 else IN_TURN
     prepared = prepared_of(folder / f"{name}.pt")
@@ -233,6 +237,14 @@ def test_other_models_and_no_data(ranks: Ranks) -> None:
         assert "the ranks have prepared models with other operators" in found["other"]
         assert "the data of all ranks are empty" in found["no profile"]
         assert found["bad profile"].startswith("JitPassesError: rank 1: calibration batch 0")
+
+
+def test_models_that_are_unfit_on_one_rank(ranks: Ranks) -> None:
+    """That is found before there are data, and told to all."""
+    for found in ranks.values():
+        assert found["unfit profile"].startswith("JitPassesError: rank 1: ")
+        assert "training mode" in found["unfit profile"]
+        assert found["unfit model"].startswith("JitPassesError: rank 1: ")
 
 
 def test_a_rank_that_dies(ranks: Ranks) -> None:

@@ -163,13 +163,40 @@ def test_a_tar_that_is_cut(model: Path, run: Run, tmp_path: Path) -> None:
     for size in (300, 1024, 1024 + 3072 - 512, 0):
         (folder / "b.tar").write_bytes(whole[:size])
         told = run("profile", model, "--data", folder, "-o", tmp_path / "x.yaml")
-        assert told.code == 3 and "b.tar: a tar ends with a block of zeros" in told.err, size
+        assert told.code == 3 and "b.tar: a tar ends with two blocks of zeros" in told.err, size
         assert not (tmp_path / "x.yaml").exists()
     (folder / "b.tar").write_bytes(b"x" * 2048 + bytes(1024))
     check_tar(folder / "b.tar")
     told = run("profile", model, "--data", folder, "-o", tmp_path / "x.yaml")
     assert told.code == 3 and "b.tar: this tar cannot be read" in told.err
     assert not (tmp_path / "x.yaml").exists()
+
+
+def test_zeros_at_the_end_of_a_member(tmp_path: Path) -> None:
+    """A tar that is cut behind them ends like a whole one, which its last batch shows."""
+    x = np.zeros((1, 512), np.float32)
+    tar = write_tar(tmp_path / "x.tar", [(f"{i}.npy", x) for i in range(4)])
+    (tmp_path / "x.tar").write_bytes(tar.read_bytes()[: 2 * (512 + 2048 + 512)])
+    check_tar(tar)
+    with pytest.raises(JitPassesError, match=r"x.tar: a tar ends with two blocks of zeros"):
+        list(batches_of_tar(tar, 4))
+
+
+def test_tars_behind_each_other(tmp_path: Path) -> None:
+    parts = [("0.npy", samples(1))]
+    whole = write_tar(tmp_path / "x.tar", parts).read_bytes()
+    (tmp_path / "x.tar").write_bytes(whole + whole)
+    with pytest.raises(JitPassesError, match=r"x.tar: another tar is behind the end"):
+        list(batches_of_tar(tmp_path / "x.tar", 4))
+
+
+def test_other_files_are_named(model: Path, run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_tar(folder / "a.tar", [("0.npy", samples(2))])
+    (folder / "b.tar.gz").write_bytes(b"x")
+    told = run("profile", model, "--data", folder, "-o", tmp_path / "x.yaml")
+    assert told.code == 0 and "1 file of other forms passed over: b.tar.gz" in told.err
 
 
 def test_memory_does_not_grow(tmp_path: Path) -> None:

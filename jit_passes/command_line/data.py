@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import JitPassesError, first_line, nearest, shortened
+from ..errors import JitPassesError, count_of, first_line, nearest, shortened
 from .counting import count_batches
 from .files import check_readable
 from .images import IMAGES, Images
+from .outcome import note
 from .samples import Batch, Samples, samples_of, usable
 from .tars import TAR, batches_of_tar, check_tar
 
@@ -98,6 +99,10 @@ def data_of(
     files = sorted(file for file in path.iterdir() if file.is_file() and file.name[0] != ".")
     pictures = [file for file in files if file.suffix.lower() in IMAGES]
     tensors = [file for file in files if file.suffix.lower() in SUFFIXES]
+    known = {*pictures, *tensors}
+    if others := [file.name for file in files if file not in known]:
+        count = count_of(len(others), "file")
+        note(f"{path}: {count} of other forms passed over: {shortened(others)}")
     if bool(pictures) == bool(tensors):
         found = "both" if pictures else "none"
         raise JitPassesError(

@@ -21,20 +21,40 @@ from .samples import Batch, Samples, joined, samples_of, usable
 
 TAR = ".tar"
 MEMBERS = (".npz", ".npy")
-BLOCK = 512  # bytes, of zeros at the end
+BLOCK = 512  # bytes; two of them at the end are zeros
 SOME = 4  # batches by which the number of all is estimated
 
 
 def check_tar(path: Path) -> None:
-    """Raise an error for a tar that is cut: its last block is of zeros."""
+    """Raise an error for a tar that is cut: its last two blocks are of zeros."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - BLOCK))
-        if not size or size % BLOCK or any(file.read()):
-            raise JitPassesError(
-                f"{path}: a tar ends with a block of zeros, and this file does not: it is cut, or "
-                "no tar; write it again"
-            )
+        file.seek(max(0, size - 2 * BLOCK))
+        if size < 2 * BLOCK or size % BLOCK or any(file.read()):
+            raise _cut(path)
+
+
+def _cut(path: Path) -> JitPassesError:
+    return JitPassesError(
+        f"{path}: a tar ends with two blocks of zeros, and this file does not: it is cut, or no "
+        "tar; write it again"
+    )
+
+
+def _check_end(path: Path, end: int) -> None:
+    """Raise an error where something else than zeros is behind the last member.
+
+    Zeros at the end of a member's data look like those of a tar.
+    """
+    with path.open("rb") as file:
+        file.seek(end)
+        rest = file.read(BLOCK << 10)
+    if len(rest) < 2 * BLOCK:
+        raise _cut(path)
+    if any(rest):
+        raise JitPassesError(
+            f"{path}: another tar is behind the end of this one: write one file for each"
+        )
 
 
 def batches_of_tar(path: Path, size: int) -> Iterator[Batch]:
@@ -98,6 +118,7 @@ def _members(path: Path) -> Iterator[tuple[Samples, int]]:
                     content = file.read()
                     end = info.offset_data + math.ceil(info.size / BLOCK) * BLOCK
                     yield _read(f"{path}: {info.name}", suffix, content, tell), end
+            _check_end(path, tar.offset)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise JitPassesError(f"{path}: this tar cannot be read: {first_line(error)}") from error
 

@@ -10,14 +10,15 @@ from typing import Any
 import yaml
 
 from ..configuration.located import Dumper, Located, documents
-from ..errors import JitPassesError
+from ..errors import JitPassesError, count_of
 from ..files import read_bytes
 from .value import EXPONENTS, MOST_BINS, ValueProfile
 
 VERSION = 1
-KEYS = ("jit_passes", "form", "graph", "weights", "bins", "shards", "values")
-# Files of versions that did not hash weights have none, and those of all data no shards.
-OPTIONAL = ("weights", "shards")
+KEYS = ("jit_passes", "form", "graph", "weights", "bins", "shards", "length", "values")
+# Files of versions that did not hash weights have none, and those of all data no shards. A length
+# is for files that are cut, and who writes one by hand may leave it out.
+OPTIONAL = ("weights", "shards", "length")
 VALUE_KEYS = (
     *("name", "weight", "finite", "min", "max", "ranks"),
     *("count", "exponent", "offset", "histogram"),
@@ -55,7 +56,7 @@ def write(
 ) -> str:  # fmt: skip
     """Return the text of the file, whose name its first line says."""
     entries = [_entry(value) for value in values]
-    fields = (version, VERSION, graph, weights, bins, list(shards), entries)
+    fields = (version, VERSION, graph, weights, bins, list(shards), len(entries), entries)
     data = dict(zip(KEYS, fields, strict=True))
     if not data["shards"]:
         del data["shards"]
@@ -74,7 +75,12 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if form != VERSION:
         raise found["form"].error(f"the form is {form}, and this version reads {VERSION}")
     bins = found["bins"].whole("bins", 2, MOST_BINS)
-    values = read_values(found["values"], "name", lambda entry: _read_value(entry, bins))
+    by_hand = "length" not in found
+    values = read_values(found["values"], "name", lambda entry: _read_value(entry, bins, by_hand))
+    length = len(values) if by_hand else found["length"].whole("length")
+    if length != len(values):
+        count = count_of(len(values), "value")
+        raise found["length"].error(f"the length is {length}, and there are {count}: it is cut")
     places = [entry.place for entry in found["values"].content]
     return {
         "version": found["jit_passes"].name("jit_passes"),
@@ -121,8 +127,10 @@ def _entry(value: ValueProfile) -> dict[str, Any]:
     return entry
 
 
-def _read_value(source: Located, bins: int) -> ValueProfile:
+def _read_value(source: Located, bins: int, by_hand: bool) -> ValueProfile:
     found = source.complete("a value", VALUE_KEYS, VALUE_KEYS[1:])
+    if not by_hand:  # one that is cut behind the name has no count
+        source.require(("count",))
     name = found["name"].name("name")
     weight = found["weight"].boolean("weight") if "weight" in found else False
     ranks = _read_ranks(found["ranks"]) if "ranks" in found else None

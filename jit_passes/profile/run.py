@@ -76,23 +76,30 @@ def profile(
     Warns:
         JitPassesWarning: a number is so far off all others that these may have few codes or none.
     """
-    if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MOST_BINS:
-        raise JitPassesError(f"bins is a whole number from 2 to {MOST_BINS}, not {bins!r}")
-    named = () if shard is None else ("{}/{}".format(*shard),)
-    if named and shard_of(named[0]) is None:
-        raise JitPassesError(f"a shard is a number and how many there are, (3, 8), not {shard!r}")
-    module = FROZEN.enter(model, method)
-    backend = None if target is None else resolve_target(target)
-    module, _ = formed(module, method, backend, {})
     ranks = are_several()
 
-    def own() -> Profile:
-        return profile_of(
+    def own() -> Profile:  # with all checks: an error of one rank is one of all
+        if isinstance(bins, bool) or not isinstance(bins, int) or not 2 <= bins <= MOST_BINS:
+            raise JitPassesError(f"bins is a whole number from 2 to {MOST_BINS}, not {bins!r}")
+        named = _named(shard)
+        module = FROZEN.enter(model, method)
+        backend = None if target is None else resolve_target(target)
+        module, _ = formed(module, method, backend, {})
+        found = profile_of(
             module, method, data, bins, weights, input_fn, progress, origin=model, backend=backend,
             allow_none=ranks or shard is not None,
         )  # fmt: skip
+        return found if ranks else replace(found, shards=named)
 
-    return replace(_of_all_ranks(own) if ranks else own(), shards=named)
+    return replace(_of_all_ranks(own), shards=_named(shard)) if ranks else own()
+
+
+def _named(shard: tuple[int, int] | None) -> tuple[str, ...]:
+    """Return the name of a shard, as the only one."""
+    named = () if shard is None else ("{}/{}".format(*shard),)
+    if named and shard_of(named[0]) is None:
+        raise JitPassesError(f"a shard is a number and how many there are, (3, 8), not {shard!r}")
+    return named
 
 
 def _of_all_ranks(own: Callable[[], Profile]) -> Profile:

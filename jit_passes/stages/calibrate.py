@@ -82,13 +82,13 @@ def _calibrate_on_ranks(
     input_fn: InputFn | None,
     progress: bool | None,
 ) -> torch.jit.ScriptModule:
-    before = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
-    statistics = Statistics.of(prepared, before.method)
-    if len(set(gathered(lambda: statistics.identity))) > 1:
+    # An error of one rank, here too, is one of all.
+    if len(set(gathered(lambda: _statistics_of(prepared)[1].identity))) > 1:
         raise JitPassesError(
             "the ranks have prepared models with other operators, weights or earlier data: prepare "
             "one model with one configuration on all of them"
         )
+    before, statistics = _statistics_of(prepared)
     start, merges = statistics.read(), statistics.merge_exactly
     watches: list[OutlierWatch] = []
     counts: list[int] = []
@@ -122,6 +122,11 @@ def _calibrate_on_ranks(
     report.write(prepared._c)
     watches[0].tell(report)
     return prepared
+
+
+def _statistics_of(prepared: torch.jit.ScriptModule) -> tuple[Report, Statistics]:
+    report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
+    return report, Statistics.of(prepared, report.method)
 
 
 def observe(

@@ -71,7 +71,8 @@ def _outcome(own: Callable[[], T]) -> tuple[_Sent, Exception | None]:
     except JitPassesError as error:
         return (None, str(error)), None
     except Exception as error:  # of the caller's data, say: the others must not wait for this rank
-        return (None, f"{type(error).__name__}: {first_line(error)}"), error
+        name, text = f"{type(error).__name__}: ", first_line(error)
+        return (None, name + text.removeprefix(name)), error
 
 
 def _meet(exchange: Callable[[], Any]) -> None:

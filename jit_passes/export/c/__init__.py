@@ -13,7 +13,8 @@ import torch
 from ...errors import ArgumentError, JitPassesError
 from ...files import write_whole, writing
 from ...graph.view import GraphView
-from .program import Program, plan_arena
+from .arena import plan_arena
+from .program import Program
 from .reading import example_of, read_program
 from .text import Writer
 
@@ -56,13 +57,13 @@ def export_c(
         raise ArgumentError(f"name is a name in C, not {name!r}")
     first = example_of(example_inputs, model, method)
     program, given, results = read_program(model, first, method)
-    arena = plan_arena(program)
+    plan = plan_arena(program)
     examples = [[*given, *results]]
     edges = _edges(program, GraphView.of(model, method), first)
     for inputs in (*examples_of(vectors, first, model, method), *edges):
         _, own, found = read_program(model, inputs, method)
         examples.append([*own, *found])
-    files = Writer(program, name, arena).files(examples)
+    files = Writer(program, name, plan).files(examples)
     path = Path(folder)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)

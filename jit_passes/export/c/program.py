@@ -27,7 +27,7 @@ _WORDS = frozenset(
         *("enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register"),
         *("restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch"),
         *("typedef", "union", "unsigned", "void", "volatile", "while"),
-        *("main", "arena", "n", "i", "count", "wrong"),  # of the text around them
+        *("main", "arena", "n", "i", "count", "wrong", "step"),  # of the text around them
     )
 )
 
@@ -185,38 +185,3 @@ class Program:
     def constants(self) -> list[Constant]:
         """All arrays of constants, in the order of their use."""
         return list(dict.fromkeys(c for call in self.calls for c in call.constants))
-
-
-def plan_arena(program: Program) -> int:
-    """Place the buffers between inputs and outputs in one arena, and return its size in bytes.
-
-    Buffers that are needed at the same time do not overlap. The largest is placed first, each at
-    the lowest place that is free for all of its time.
-    """
-    lives = _lives(program)
-    placed: list[Buffer] = []
-    for buffer in sorted(lives, key=lambda buffer: -buffer.size):
-        first, last = lives[buffer]
-        others = [b for b in placed if lives[b][0] <= last and first <= lives[b][1]]
-        offset = 0
-        for other in sorted(others, key=lambda other: other.offset):
-            if other.offset - offset >= buffer.size:
-                break
-            offset = max(offset, _aligned(other.offset + other.size))
-        buffer.offset = offset
-        placed.append(buffer)
-    return max((_aligned(buffer.offset + buffer.size) for buffer in placed), default=0)
-
-
-def _lives(program: Program) -> dict[Buffer, tuple[int, int]]:
-    """Return the numbers of the first and the last call that need each buffer of the arena."""
-    found: dict[Buffer, tuple[int, int]] = {}
-    for number, call in enumerate(program.calls):
-        for buffer in (call.writes, *call.reads):
-            if buffer.role == "arena":
-                found[buffer] = (found.get(buffer, (number, 0))[0], number)
-    return found
-
-
-def _aligned(size: int) -> int:
-    return (size + 1) // 2 * 2  # codes of 16 bits stand at even places

@@ -230,6 +230,30 @@ def test_branches(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
+class ChangesList(nn.Module):
+    """A loop appends to a list, which is empty before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        sizes = [4]
+        for number in range(x.shape[0]):
+            sizes.append(number)
+        return y.flatten(len(sizes) - 2)
+
+
+def test_changed_list(tmp_path: Path) -> None:
+    """A list that the model changes is not taken for what it is before."""
+    scripted, x = torch.jit.script(ChangesList().eval()), torch.rand(2, 3, 4, 4)
+    lowered = jit_passes.quantize_script(scripted, [x], target="fixed_point")
+    with pytest.raises(JitPassesError, match=r"'len' \(.*\): the model changes the list 'Lis"):
+        jit_passes.export_c(lowered, tmp_path / "folder", x)
+    assert not (tmp_path / "folder").exists()
+
+
 def test_refusals(tmp_path: Path) -> None:
     reference, lowered = models(Residual, "reference")
     with pytest.raises(JitPassesError, match="lowered for 'reference', and C is written"):

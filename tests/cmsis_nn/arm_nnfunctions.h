@@ -78,7 +78,8 @@ static int arm_convolve_s8(const cmsis_nn_context *context, const cmsis_nn_conv_
                            const cmsis_nn_dims *upscale, const cmsis_nn_dims *out, int8_t *y)
 {
     int32_t needed = 4 * ((filter->w * filter->h * in->c + 3) / 4 * 4);
-    if (!context->buf || context->size < needed || upscale || biases->c != out->c) {
+    if (!context->buf || context->size < needed || upscale || biases->c != out->c ||
+        (!bias && filter->c != in->c)) { /* version 7 reads biases of later groups */
         return -1;
     }
     for (int32_t n = 0; n < in->n; ++n, x += in->h * in->w * in->c) {

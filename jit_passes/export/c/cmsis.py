@@ -47,7 +47,7 @@ class _Translation:
         self._first = set(program.inputs)  # codes that are there with channels first
         self._last: dict[Buffer, Buffer] = {}  # the same codes with channels last
         self._orders: dict[Buffer, _Order] = {}  # of these
-        self._constants: dict[str, Constant] = {}
+        self._constants = {constant.name: constant for constant in program.constants}
         self.scratch = 0
 
     def run(self) -> Program:
@@ -169,7 +169,7 @@ class _Translation:
             return None
         numbers = torch.tensor(found, dtype=torch.int64).expand(count, 2)
         return {
-            "multipliers": self.constant(f"{multipliers.name}_31", "int32_t", numbers[:, 0]),
+            "multipliers": self.constant(f"{multipliers.name}_q31", "int32_t", numbers[:, 0]),
             "shifts": self.constant(f"{shifts.name}_left", "int32_t", numbers[:, 1]),
             **_ends(r),
         }
@@ -177,7 +177,7 @@ class _Translation:
     def constant(self, name: str, ctype: str, numbers: torch.Tensor) -> Constant:
         found, number = Constant(name, ctype, numbers), 1
         while known := self._constants.get(found.name):
-            if torch.equal(known.numbers, numbers):
+            if known.ctype == ctype and torch.equal(known.numbers, numbers):
                 return known
             number += 1
             found = replace(found, name=f"{name}_{number}")
@@ -247,6 +247,11 @@ def _convolved(run: _Translation, call: Call) -> bool:
     reads = {x: run.read_last(x, (batch, ins, before))}
     writes = run.write_last(y, (batch, outs, behind))
     bias = call.arguments["bias"]
+    if (
+        bias is None and groups > 1 and not deep
+    ):  # CMSIS-NN 7 reads biases of groups behind the first one
+        zeros = torch.zeros(outs, dtype=torch.int64)
+        bias = run.constant(f"{weight.name}_no_bias", "int32_t", zeros)
     arguments: dict[str, Argument] = {
         "s": s,
         "x": x,

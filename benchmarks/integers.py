@@ -40,7 +40,8 @@ from benchmarks.models.mobilenet_v2 import MobileNetV2
 from benchmarks.models.recurrent import Tagger
 from benchmarks.models.resnet import resnet18
 from benchmarks.models.unet import UNet
-from jit_passes.export.c.program import Program, plan_arena
+from jit_passes.export.c.arena import plan_arena
+from jit_passes.export.c.program import Program
 from jit_passes.export.c.reading import read_program
 from jit_passes.targets import FixedPoint
 
@@ -140,7 +141,7 @@ def row(case: Case, target: FixedPoint) -> list[str]:
         f"{compiled:.1f}",
         f"{flash / weights:.3f}",
         f"{(flash - weights) / 1024 / len(kinds):.1f}",
-        f"{plan_arena(program) / _bound(program):.3f}",
+        f"{plan_arena(program).size / _bound(program):.3f}",
         *(
             f"{1e3 * seconds:.1f}"
             for seconds in (in_c, _time(lowered, sample), _time(plain, sample))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import JitPassesError
-from jit_passes.export.c.program import plan_arena
+from jit_passes.export.c.arena import plan_arena
 from jit_passes.export.c.reading import read_program
 from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
@@ -148,7 +148,7 @@ def test_digits(network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     check(tmp_path, 10, 4)
     program, _, _ = read_program(lowered, (images[:1],), "forward")
     values = [call.writes.size for call in program.calls if call.writes.role == "arena"]
-    assert 0 < plan_arena(program) <= sum(values) / 2
+    assert 0 < plan_arena(program).size <= sum(values) / 2
 
 
 def test_command_line(run: Run, tmp_path: Path) -> None:
@@ -228,6 +228,30 @@ def test_branches(tmp_path: Path) -> None:
     with pytest.raises(JitPassesError, match="it decides by its data, and C has no form for that"):
         jit_passes.export_c(lowered, tmp_path / "other", many)
     assert not (tmp_path / "other").exists()
+
+
+class ChangesList(nn.Module):
+    """A loop appends to a list, which is empty before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        sizes = [4]
+        for number in range(x.shape[0]):
+            sizes.append(number)
+        return y.flatten(len(sizes) - 2)
+
+
+def test_changed_list(tmp_path: Path) -> None:
+    """A list that the model changes is not taken for what it is before."""
+    scripted, x = torch.jit.script(ChangesList().eval()), torch.rand(2, 3, 4, 4)
+    lowered = jit_passes.quantize_script(scripted, [x], target="fixed_point")
+    with pytest.raises(JitPassesError, match=r"'len' \(.*\): the model changes the list 'Lis"):
+        jit_passes.export_c(lowered, tmp_path / "folder", x)
+    assert not (tmp_path / "folder").exists()
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -158,7 +158,9 @@ def softmax(files: Files, given: Any, arrays: dict[str, Array]) -> Array:
 
 
 def layer_norm(files: Files, given: Any, arrays: dict[str, Array]) -> Array:
-    count = given["count"]
+    """Of one group; each number of a row is a channel."""
+    assert (given["groups"], given["inner"]) == (1, 1)
+    count = given["channels"]
     x = arrays["x"].reshape(-1, count) - given["zero"]
     sums = x.sum(1, keepdims=True)
     spread = (count * (x * x).sum(1, keepdims=True) - sums * sums) * given["factor"]
@@ -177,7 +179,7 @@ FORMS = {
     "lookup": lookup,
     "multiply": product,
 }
-ROWS = {"matmul": matrices, "softmax": softmax, "layer_norm": layer_norm}
+ROWS = {"matmul": matrices, "softmax": softmax, "group_norm": layer_norm}
 
 
 def check(folder: Path) -> list[str]:

@@ -46,6 +46,21 @@ class Gates(nn.Module):
         return self.b(y)
 
 
+class Items(nn.Module):
+    """Items of lists, of the input and as a result too; a product with a number behind a move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 12), nn.Linear(3, 5), nn.Linear(5, 5)
+
+    def forward(
+        self, x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        parts = self.a(x.chunk(2, -1)[1]).split(3, -1)
+        y = self.b(parts[0] * parts[-1])
+        return self.c(y.flip(1) * 2).unbind(1)[0], parts[2]
+
+
 def data(count: int = 4) -> list[tuple[Tensor, ...]]:
     generator = torch.Generator().manual_seed(2)
     states = [(2, 12)] * 4
@@ -58,14 +73,16 @@ def data(count: int = 4) -> list[tuple[Tensor, ...]]:
 def models(module: type[nn.Module], target: FixedPoint) -> Any:
     """Return the traced network, the reference model and the lowered one."""
     torch.manual_seed(0)
-    traced = torch.jit.trace(module().eval(), data(1)[0])
+    scripted = module is Items  # a trace unpacks lists as a whole
+    made = module().eval()
+    traced = torch.jit.script(made) if scripted else torch.jit.trace(made, data(1)[0])
     prepared = jit_passes.prepare(traced, target=target)
     jit_passes.calibrate(prepared, data())
     reference = jit_passes.convert(prepared)
     return traced, reference, jit_passes.lower(reference)
 
 
-@pytest.mark.parametrize("module", [Tagger, Gates])
+@pytest.mark.parametrize("module", [Tagger, Gates, Items])
 def test_equals_the_reference_and_gcc(module: type[nn.Module], tmp_path: Path) -> None:
     traced, reference, lowered = models(module, FixedPoint("shift"))
     x = data(1)[0]

@@ -30,7 +30,7 @@ from tests.test_fixed_point import Watch
 
 ARM = shutil.which("arm-none-eabi-gcc")
 Array = np.ndarray[Any, Any]
-KERNELS = ("matmul", "softmax", "layer_norm")
+KERNELS = ("matmul", "softmax", "group_norm")
 FORMS = [("multiplier", rounding) for rounding in (*ROUNDINGS, "double_round")]
 FORMS.append(("shift", "half_even"))
 
@@ -216,8 +216,8 @@ def check_layer_norm(codes: Codes, norm: nn.LayerNorm) -> None:
 def test_equals_integers(requantization: str, rounding: str) -> None:
     target = FixedPoint(requantization, rounding)
     for module, axis, kernels in (
-        (Block, -1, ["layer_norm", "matmul", "softmax", "matmul", "layer_norm"]),
-        (Matrices, 1, ["matmul", "softmax", "matmul", "layer_norm", "matmul", "matmul"]),
+        (Block, -1, ["group_norm", "matmul", "softmax", "matmul", "group_norm"]),
+        (Matrices, 1, ["matmul", "softmax", "matmul", "group_norm", "matmul", "matmul"]),
     ):
         found = calls_of(module, target)
         assert [kernel for kernel, _ in found] == kernels
@@ -276,7 +276,7 @@ def test_rows_of_one_number_and_of_equal_ones() -> None:
 def test_vectors(tmp_path: Path) -> None:
     _, lowered = models(Block, FixedPoint())
     jit_passes.export_vectors(lowered, data(2), tmp_path)
-    assert {"matmul", "softmax", "layer_norm"} <= set(check_vectors(tmp_path))
+    assert {"matmul", "softmax", "group_norm"} <= set(check_vectors(tmp_path))
 
 
 WIDE = {

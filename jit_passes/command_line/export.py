@@ -25,6 +25,7 @@ from ..export import (
     export_vectors,
     to_exported_program,
 )
+from ..export.c import KERNELS
 from ..export.encoding import KINDS
 from ..files import write_whole
 from ..quantize import quantize_script
@@ -73,6 +74,8 @@ Examples:
 @options.CONFIG
 @options.MODE
 @click.option("--version", help="Version of the form, for those that have several.")
+@click.option("--kernels", type=click.Choice(list(KERNELS)),
+              help="With --to c: loops of its own, or calls of CMSIS-NN.")  # fmt: skip
 @click.option("-o", "--output", type=options.FILE, required=True, help="The file.")
 @options.METHOD
 @options.DATA
@@ -80,7 +83,8 @@ Examples:
 @options.common
 def export(
     model: Path, form: str, engine: str | None, config: Path | None, mode: str | None,
-    version: str | None, output: Path, method: str, as_json: bool, no_progress: bool, **data: Any,
+    version: str | None, kernels: str | None, output: Path, method: str, as_json: bool,
+    no_progress: bool, **data: Any,
 ) -> None:  # fmt: skip
     """Write MODEL, or its scales, to a file that another engine reads.
 
@@ -97,6 +101,8 @@ def export(
     """
     if engine is None and (config is not None or mode is not None):
         raise click.UsageError("--config and --mode say how to quantize: give --engine too")
+    if kernels is not None and form != "c":
+        raise click.UsageError("--kernels is of programs in C: give --to c")
     target = None if engine is None else _engine_of(engine)
     _check_version(form, version)
     if target is not None:
@@ -124,7 +130,7 @@ def export(
         told = without_folders(str(rows)).partition("\nto load its file")[0] + "\n"
         result["operators"] = [asdict(row) for row in rows]
     if batches is not None and form in MODELS:
-        _export_model(loaded, output, form, version, method, batches)
+        _export_model(loaded, output, form, version, method, batches, kernels)
         reader = target.name if target is not None and form == "onnx" else MODELS[form]
         show(f"{told}{output}: the model, for {reader}", result, as_json)
         return
@@ -171,7 +177,7 @@ def _engine_of(name: str) -> Target:
 
 def _export_model(
     model: torch.jit.ScriptModule, output: Path, form: str, version: str | None, method: str,
-    batches: Iterable[Any],
+    batches: Iterable[Any], kernels: str | None,
 ) -> None:  # fmt: skip
     batch = next(iter(batches))
     names = [argument.name for argument in getattr(model, method).schema.arguments[1:]]
@@ -184,7 +190,8 @@ def _export_model(
         if form == "vectors":
             export_vectors(model, samples, output, method=method)
         else:
-            export_c(model, output, samples[0], samples[1:], method=method)
+            own = {} if kernels is None else {"kernels": kernels}
+            export_c(model, output, samples[0], samples[1:], method=method, **own)
         return
     shapes = tree_map(_open_samples, given)
     if form == "onnx":

@@ -10,14 +10,17 @@ from typing import Any
 
 import torch
 
-from ...errors import ArgumentError, JitPassesError
+from ...errors import ArgumentError, JitPassesError, not_among
 from ...files import write_whole, writing
 from ...graph.view import GraphView
-from .program import Program, plan_arena
+from .arena import plan_arena
+from .cmsis import with_cmsis
+from .program import Program
 from .reading import example_of, read_program
 from .text import Writer
 
 __all__ = ["export_c"]
+KERNELS = ("plain", "cmsis")  # of loops
 BEYOND = 2.0**17  # steps: no code of 16 bits is so far from 0
 
 
@@ -29,6 +32,7 @@ def export_c(
     *,
     name: str = "model",
     method: str = "forward",
+    kernels: str = "plain",
 ) -> None:
     """Write a model that is lowered for `fixed_point` as a program in C99, with test vectors.
 
@@ -46,23 +50,30 @@ def export_c(
             with the highest, and with random ones.
         name: of the function and the files.
         method: the method to export.
+        kernels: "plain", loops of the program's own; or "cmsis", calls of CMSIS-NN where it has the
+            arithmetic, for models with int8 activations and `half_up` or `double_round`. Such a
+            program needs CMSIS-NN's sources: `make CMSIS_NN=path test`.
 
     Raises:
+        JitPassesError: with "cmsis", no operator has CMSIS-NN's arithmetic.
         JitPassesError: the model is lowered for another target, or computes something in float; an
             operator has no form in C; the name is none in C; or a vector has other sizes.
         JitPassesError: a file cannot be written; this is an OSError too.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name):
         raise ArgumentError(f"name is a name in C, not {name!r}")
+    if kernels not in KERNELS:
+        raise ArgumentError(not_among("kernels", kernels, KERNELS))
     first = example_of(example_inputs, model, method)
     program, given, results = read_program(model, first, method)
-    arena = plan_arena(program)
+    written = with_cmsis(program) if kernels == "cmsis" else program
+    plan = plan_arena(written)
     examples = [[*given, *results]]
     edges = _edges(program, GraphView.of(model, method), first)
     for inputs in (*examples_of(vectors, first, model, method), *edges):
         _, own, found = read_program(model, inputs, method)
         examples.append([*own, *found])
-    files = Writer(program, name, arena).files(examples)
+    files = Writer(written, name, plan).files(examples)
     path = Path(folder)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)

@@ -221,40 +221,41 @@ def _exponentials(reader: Reader, shares: ValueView) -> tuple[torch.Tensor, bool
 
 
 def _layer_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
-    """Add layer norm, or a norm of groups of channels, whose count follows from sizes."""
+    """Add layer norm, or a norm of groups of channels, whose count follows from sizes.
+
+    Layer norm has one group, and each of its numbers is a channel.
+    """
     centred, gains = made(maker.inputs[0], "aten::mul").inputs
     root, offsets = made(maker.inputs[1], "aten::mul").inputs
     centred, lift = reader.sums.scaled(centred)
     steps, count = reader.sums.scaled(made(centred, "aten::sub").main_operand)
-    groups: list[int] = []  # batch, groups, channels of each, and places
+    groups = [1, count, 1]  # their number, the channels of each, and places
     if steps.producer is not None and steps.producer.kind == "aten::mul":
         steps = steps.producer.main_operand
-        groups = list(reader.value(steps).shape)
+        groups = list(reader.value(steps).shape[1:])
         for kind in ("aten::unflatten", "aten::flatten", "aten::unsqueeze"):
             steps = made(steps, kind).main_operand
+        if (longest := prod(groups[1:])) > LONGEST:
+            why = f"its groups have {longest} numbers, and 64 bits hold those of {LONGEST}"
+            raise FormError(why)
     codes = reader.sums.steps(steps)
     x, y = reader.buffer(node, codes.codes), reader.new(node)
     above = made(made(root, "aten::add").inputs[1], "aten::gt")
     spread, epsilon = made(above.inputs[1], "aten::add").inputs[:2]
     assert found.by is not None
     gain, offset = (
-        reader.constant(maker, name, "int32_t", _for_each(prod(groups[1:3]), reader.value(numbers)))
+        reader.constant(maker, name, "int32_t", _for_each(prod(groups[:2]), reader.value(numbers)))
         for name, numbers in (("gain", gains), ("offset", offsets))
     )
-    shared: dict[str, Argument] = {
-        "x": x, "zero": codes.zero,
-        "factor": reader.sums.scaled(spread)[1], "epsilon": int(reader.value(epsilon)),
-        "lift": lift, "gain": gain, "offset": offset,
-        "divisor": reader.sums.scaled(found.by)[1], "r": rescaling(found), "y": y,
-    }  # fmt: skip
-    if not groups:
-        rows = x.count // max(count, 1)
-        reader.call(node, "layer_norm", [x], y, rows=rows, count=count, **shared)
-        return
-    if (longest := prod(groups[2:])) > LONGEST:
-        raise FormError(f"its groups have {longest} numbers, and 64 bits hold those of {LONGEST}")
-    head = {"groups": groups[1], "channels": groups[2], "inner": groups[3]}
-    reader.call(node, "group_norm", [x], y, rows=prod(groups[:2]), **head, **shared)
+    numbers = dict(zip(("groups", "channels", "inner"), groups, strict=True))
+    reader.call(
+        node, "group_norm", [x], y,
+        rows=x.count // max(prod(groups[1:]), 1), **numbers,
+        x=x, zero=codes.zero,
+        factor=reader.sums.scaled(spread)[1], epsilon=int(reader.value(epsilon)),
+        lift=lift, gain=gain, offset=offset,
+        divisor=reader.sums.scaled(found.by)[1], r=rescaling(found), y=y,
+    )  # fmt: skip
 
 
 def _for_each(channels: int, numbers: torch.Tensor) -> torch.Tensor:

@@ -312,36 +312,6 @@ KERNELS: Mapping[str, Kernel] = {
 }
 """,
     ),
-    "layer_norm": Kernel(
-        {
-            **dict.fromkeys(("rows", "count"), "int32_t"),
-            "x": "const X *",
-            "zero": "int32_t",
-            **dict.fromkeys(("factor", "epsilon", "lift"), "int64_t"),
-            **dict.fromkeys(("gain", "offset"), "const int32_t *"),
-            "divisor": "int32_t",
-            "r": "const rescaling *",
-            "y": "Y *",
-        },
-        """\
-{
-    for (int32_t row = 0; row < rows; ++row, x += count) {
-        int64_t sum = 0, squares = 0;
-        for (int32_t k = 0; k < count; ++k) {
-            int64_t step = x[k] - zero;
-            sum += step;
-            squares += step * step;
-        }
-        int64_t root = root_of((count * squares - sum * sum) * factor + epsilon);
-        for (int32_t k = 0; k < count; ++k) {
-            int64_t centred = ((int64_t)count * (x[k] - zero) - sum) * lift;
-            int64_t scaled = centred * gain[k] + root * offset[k];
-            *y++ = (Y)saturate(round_quotient(scaled, root * divisor), r);
-        }
-    }
-}
-""",
-    ),
     "group_norm": Kernel(
         {
             **dict.fromkeys(("rows", "groups", "channels", "inner"), "int32_t"),

@@ -9,7 +9,7 @@ from math import prod
 
 import torch
 
-from .kernels import KERNELS
+from .functions import FUNCTIONS
 from .structs import StructType
 
 CTYPES = {
@@ -27,7 +27,7 @@ _WORDS = frozenset(
         *("enum", "extern", "float", "for", "goto", "if", "inline", "int", "long", "register"),
         *("restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch"),
         *("typedef", "union", "unsigned", "void", "volatile", "while"),
-        *("main", "arena", "n", "i", "count", "wrong"),  # of the text around them
+        *("main", "arena", "n", "i", "count", "wrong", "step"),  # of the text around them
     )
 )
 
@@ -126,7 +126,7 @@ class Call:
     """One operator.
 
     Attributes:
-        kernel: name of the function in `KERNELS`.
+        kernel: name of the function in `FUNCTIONS`.
         types: what stands for X, X2, W and Y in it.
         arguments: by the names of its function's parameters, in order.
         reads: the buffers that it reads.
@@ -144,7 +144,7 @@ class Call:
     source: str
 
     def __post_init__(self) -> None:
-        assert list(self.arguments) == list(KERNELS[self.kernel].parameters), self.kernel
+        assert list(self.arguments) == list(FUNCTIONS[self.kernel].parameters), self.kernel
 
     @property
     def constants(self) -> Iterator[Constant]:
@@ -172,6 +172,7 @@ class Program:
         rounding: of the target.
         accumulator_bits: of the target.
         codes: of each buffer, for the example that the program was read with.
+        scratch: bytes that functions of CMSIS-NN need beside the arena.
     """
 
     rounding: str
@@ -180,43 +181,9 @@ class Program:
     inputs: list[Buffer] = field(default_factory=list)
     outputs: list[Buffer] = field(default_factory=list)
     codes: dict[Buffer, torch.Tensor] = field(default_factory=dict)
+    scratch: int = 0
 
     @property
     def constants(self) -> list[Constant]:
         """All arrays of constants, in the order of their use."""
         return list(dict.fromkeys(c for call in self.calls for c in call.constants))
-
-
-def plan_arena(program: Program) -> int:
-    """Place the buffers between inputs and outputs in one arena, and return its size in bytes.
-
-    Buffers that are needed at the same time do not overlap. The largest is placed first, each at
-    the lowest place that is free for all of its time.
-    """
-    lives = _lives(program)
-    placed: list[Buffer] = []
-    for buffer in sorted(lives, key=lambda buffer: -buffer.size):
-        first, last = lives[buffer]
-        others = [b for b in placed if lives[b][0] <= last and first <= lives[b][1]]
-        offset = 0
-        for other in sorted(others, key=lambda other: other.offset):
-            if other.offset - offset >= buffer.size:
-                break
-            offset = max(offset, _aligned(other.offset + other.size))
-        buffer.offset = offset
-        placed.append(buffer)
-    return max((_aligned(buffer.offset + buffer.size) for buffer in placed), default=0)
-
-
-def _lives(program: Program) -> dict[Buffer, tuple[int, int]]:
-    """Return the numbers of the first and the last call that need each buffer of the arena."""
-    found: dict[Buffer, tuple[int, int]] = {}
-    for number, call in enumerate(program.calls):
-        for buffer in (call.writes, *call.reads):
-            if buffer.role == "arena":
-                found[buffer] = (found.get(buffer, (number, 0))[0], number)
-    return found
-
-
-def _aligned(size: int) -> int:
-    return (size + 1) // 2 * 2  # codes of 16 bits stand at even places

@@ -111,8 +111,11 @@ def _refuse_count(takes: int, given: int) -> NoReturn:
 def in_double(form: Form, operands: Sequence[Any]) -> Any:
     """Compute sums of products of whole numbers in double precision, 4 to 40 times faster.
 
-    Each partial sum fits the accumulator, 48 bits at most, and doubles are exact up to 2^53.
+    Each partial sum fits the accumulator, 48 bits at most, and doubles are exact up to 2^53. Sums
+    of floats stay what they are.
     """
+    if any(isinstance(x, torch.Tensor) and x.is_floating_point() for x in operands):
+        return form(*operands)
     tensors = [x.double() if isinstance(x, torch.Tensor) else x for x in operands]
     return form(*tensors).long()
 
@@ -149,6 +152,7 @@ class Reader:
 
     def _read(self, node: NodeView) -> None:
         """Compute a node for the example, and add a call if it gives codes."""
+        self._refuse_changes(node)
         if node.kind == "prim::RaiseException" or (node.kind == "prim::If" and not node.outputs):
             return
         if node.kind in ("prim::ListUnpack", "prim::TupleUnpack"):
@@ -175,6 +179,13 @@ class Reader:
                 self._codes(node)
             except FormError as error:
                 raise self.error(node, str(error)) from error
+
+    def _refuse_changes(self, node: NodeView) -> None:
+        """Refuse lists that the model changes: nodes are read when needed, and not in order."""
+        for value in (*node.inputs, *node.outputs):
+            if value.written and not value.is_tensor:
+                why = f"the model changes the list '{value.name}', and C has no form for that"
+                raise self.error(node, why)
 
     def _branch(self, node: NodeView) -> None:
         """Read the branch that is taken for these sizes."""

@@ -46,62 +46,53 @@ _ROUND_QUOTIENT: Mapping[str, str] = {
 }
 
 
-def arithmetic(rounding: str) -> str:
-    """Return the functions that round and saturate."""
-    return f"""\
-{_SHIFT}
+def arithmetic(rounding: str) -> dict[str, str]:
+    """Return the functions that round and saturate, each behind those that it calls."""
+    quotient = rounding_of_quotients(rounding)
+    return {
+        "shift_down": _SHIFT,
+        "round_shift": f"""\
 /* x / 2^n, rounded: {rounding}. */
 static int64_t round_shift(int64_t x, int32_t n)
 {{
 {_ROUND_SHIFT[rounding]}}}
-
-static int32_t saturate(int64_t x, const rescaling *r)
-{{
-    x += r->zero;
-    return (int32_t)(x < r->low ? r->low : x > r->high ? r->high : x);
-}}
-
-static int32_t rescale(int64_t sum, int32_t channel, const rescaling *r)
-{{
-    int32_t k = r->per_channel ? channel : 0;
-    return saturate(round_shift(sum * r->multipliers[k], r->shifts[k]), r);
-}}
-"""
-
-
-def division(rounding: str) -> str:
-    """Return the function that divides exactly, for averages."""
-    rounding = rounding_of_quotients(rounding)
-    return f"""\
-/* x / divisor, rounded: {rounding}. The divisor is above 0. */
+""",
+        "saturate": _SATURATE,
+        "rescale": _RESCALE,
+        "round_quotient": f"""\
+/* x / divisor, rounded: {quotient}. The divisor is above 0. */
 static int64_t round_quotient(int64_t x, int64_t divisor)
 {{
     int64_t quotient = x / divisor - (x % divisor < 0 ? 1 : 0);
     int64_t rest = x - quotient * divisor;
-{"    (void)rest;" if rounding == "truncate" else ""}
-{_ROUND_QUOTIENT[rounding]}}}
-""".replace("\n\n", "\n")
+{"    (void)rest;" if quotient == "truncate" else ""}
+{_ROUND_QUOTIENT[quotient]}}}
+""".replace("\n\n", "\n"),
+        "average": _AVERAGE,
+    }
 
 
-AVERAGE = """\
+_SATURATE = """\
+static int32_t saturate(int64_t x, const rescaling *r)
+{
+    x += r->zero;
+    return (int32_t)(x < r->low ? r->low : x > r->high ? r->high : x);
+}
+"""
+
+_RESCALE = """\
+static int32_t rescale(int64_t sum, int32_t channel, const rescaling *r)
+{
+    int32_t k = r->per_channel ? channel : 0;
+    return saturate(round_shift(sum * r->multipliers[k], r->shifts[k]), r);
+}
+"""
+
+_AVERAGE = """\
 /* An average as a code; a divisor of 0 says that the shift divides by the count. */
 static int32_t average(int64_t sum, int64_t divisor, const rescaling *r)
 {
     int64_t rescaled = round_shift(sum * r->multipliers[0], r->shifts[0]);
     return saturate(divisor ? round_quotient(rescaled, divisor) : rescaled, r);
-}
-"""
-
-ROOT = """\
-/* floor(sqrt(x)), digit by digit, for x below 2^62. */
-static int64_t root_of(int64_t x)
-{
-    int64_t root = 0;
-    for (int64_t bit = (int64_t)1 << 30; bit > 0; bit >>= 1) {
-        if ((root + bit) * (root + bit) <= x) {
-            root += bit;
-        }
-    }
-    return root;
 }
 """

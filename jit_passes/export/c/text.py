@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from ...errors import without_folders
-from .exponential import EXPONENTIAL
-from .kernels import KERNELS
+from .arena import Plan
+from .cmsis_kernels import CMSIS, INCLUDE, MACRO, MACROS, ONCE
+from .functions import FUNCTIONS
+from .helpers import called, helpers
 from .program import Argument, Buffer, Call, Constant, Program, Struct, identifier
-from .rounding import AVERAGE, ROOT, arithmetic, division
+from .repeats import Repeat
 from .structs import RESCALING, STRUCTS
 
 WIDTH = 100
-NORMS = ("layer_norm", "rms_norm", "group_norm")
-# Functions that kernels call, and which kernels do; one that divides comes first.
-HELPERS: Mapping[str, tuple[str, ...]] = {
-    AVERAGE: ("mean", "average_pool2d"),
-    ROOT: NORMS,
-    EXPONENTIAL: ("softmax", "masked_softmax"),
-}
-DIVIDING = ("mean", "average_pool2d", "softmax", "masked_softmax", *NORMS)
-_OWN = (
-    *("rescaling", "shift_down", "round_shift", "saturate", "rescale", "round_quotient"),
-    *(
-        "average",
-        "root_of",
-        "exponential",
-        "conv2d_shape",
-        "pool_shape",
-        "loops",
-        "place",
-        "count_of",
-    ),
-)
+_OWN = ("rescaling", "conv2d_shape", "pool_shape", "loops", "place", "count_of", "scratch")
 
 
 class Writer:
@@ -44,16 +26,19 @@ class Writer:
     Args:
         program: its buffers are placed.
         name: of the function and the files.
-        arena: bytes between operators.
+        plan: of the memory between operators.
     """
 
-    def __init__(self, program: Program, name: str, arena: int) -> None:
-        self.program, self.name, self.arena = program, name, arena
+    def __init__(self, program: Program, name: str, plan: Plan) -> None:
+        self.program, self.name, self.plan, self.arena = program, name, plan, plan.size
         self.upper = name.upper()
         taken = [call.function for call in program.calls] + [c.name for c in program.constants]
-        self.names = _named((*program.inputs, *program.outputs), (*taken, *_OWN))
+        self.names = _named(
+            (*program.inputs, *program.outputs), (*taken, *_OWN, *helpers(program.rounding))
+        )
         buffers = (b for call in program.calls for b in (call.writes, *call.reads))
         self.wide = any(buffer.dtype == torch.int16 for buffer in buffers)
+        self.cmsis = any(call.kernel in CMSIS for call in program.calls)
 
     @property
     def declared(self) -> str:
@@ -74,8 +59,16 @@ class Writer:
             f"{self.name}.c": self.source(),
             f"{self.name}_vectors.h": self.vectors(examples),
             "main.c": self.main(),
-            "Makefile": _MAKEFILE.replace("NAME", self.name),
+            "Makefile": self.makefile(),
         }
+
+    def makefile(self) -> str:
+        """Return rules that compile the program and run the vectors."""
+        text = _MAKEFILE
+        if self.cmsis:
+            once = self.program.rounding in ONCE
+            text = _MAKEFILE_OF_CMSIS.replace("MACRO", f" -D{MACRO}" if once else "")
+        return text.replace("NAME", self.name)
 
     def header(self) -> str:
         """Return the header: sizes, and the one function."""
@@ -83,6 +76,9 @@ class Writer:
         text = [f"#ifndef {guard}", f"#define {guard}", "", "#include <stdint.h>", ""]
         text.append("/* Memory between operators, one array of the source. */")
         text.append(f"#define {self.upper}_ARENA_BYTES {self.arena}")
+        if self.program.scratch:
+            text.append("/* Memory that functions of CMSIS-NN need beside it. */")
+            text.append(f"#define {self.upper}_SCRATCH_BYTES {self.program.scratch}")
         for buffer, name in self.names.items():
             shape = " x ".join(map(str, buffer.shape)) or "1"
             value = f"value = (code - {buffer.zero_point}) * {buffer.scale!r}"
@@ -94,14 +90,17 @@ class Writer:
     def source(self) -> str:
         """Return the source."""
         program = self.program
-        text = [f'#include "{self.name}.h"', "", RESCALING.text, arithmetic(program.rounding)]
+        text = [f'#include "{self.name}.h"', ""]
+        if self.cmsis:
+            text += [INCLUDE, MACROS[program.rounding]]
+        text.append(RESCALING.text)
         kernels = dict.fromkeys(call.kernel for call in program.calls)
-        structs = dict.fromkeys(s.name for name in kernels for s in KERNELS[name].structs)
+        structs = dict.fromkeys(s.name for name in kernels for s in FUNCTIONS[name].structs)
         structs.pop(RESCALING.name, None)  # which stands in front of its functions
-        if any(kernel in DIVIDING for kernel in kernels):
-            text.append(division(program.rounding))
-        text += [text for text, users in HELPERS.items() if not kernels.keys().isdisjoint(users)]
+        text += called(program.rounding, (FUNCTIONS[name].body for name in kernels))
         text += [STRUCTS[name].text for name in structs]
+        if program.scratch:
+            text.append(f"static int32_t scratch[{self.upper}_SCRATCH_BYTES / 4];\n")
         functions = {call.function: call for call in program.calls}
         text += [_function(call, program.accumulator_bits) for call in functions.values()]
         text += [_array(constant) for constant in program.constants]
@@ -109,22 +108,40 @@ class Writer:
             ctype, size = ("int16_t", " / 2") if self.wide else ("uint8_t", "")
             text.append(f"static {ctype} arena[{self.upper}_ARENA_BYTES{size}];\n")
         text += [f"void {self.name}_run({self.declared})", "{"]
-        for call in program.calls:
-            text += self._call(call)
+        done = 0
+        for repeat in self.plan.repeats:
+            for call in program.calls[done : repeat.first]:
+                text += self._call([call], "    ")
+            text += self._loop(repeat)
+            done = repeat.end
+        for call in program.calls[done:]:
+            text += self._call([call], "    ")
         return "\n".join((*text, "}", ""))
 
-    def _call(self, call: Call) -> Iterator[str]:
+    def _loop(self, repeat: Repeat) -> Iterator[str]:
+        yield f"    /* {repeat.count} rounds, with the names of the first one. */"
+        yield f"    for (int32_t step = 0; step < {repeat.count}; ++step) {{"
+        for column in repeat.columns(self.program.calls):
+            yield from self._call(column, " " * 8)
+        yield "    }"
+
+    def _call(self, column: Sequence[Call], indent: str) -> Iterator[str]:
+        """Yield the lines of a call, given it in all rounds of its loop."""
+        call, second = column[0], column[min(1, len(column) - 1)]
         source = without_folders(call.source)
         where = f" ({_quoted(source)})" if source else ""
-        yield f"    /* {_quoted(call.name)}{where} */"
-        joined = ", ".join(map(self._argument, call.arguments.values()))
-        yield from _wrapped(f"{call.function}({joined});", "    ", "        ")
+        yield f"{indent}/* {_quoted(call.name)}{where} */"
+        pairs = zip(call.arguments.values(), second.arguments.values(), strict=True)
+        joined = ", ".join(self._argument(*pair) for pair in pairs)
+        yield from _wrapped(f"{call.function}({joined});", indent, indent + "    ")
 
-    def _argument(self, argument: Argument) -> str:
+    def _argument(self, argument: Argument, later: Argument) -> str:
+        """Return the text of an argument, given it in the first round and in the second."""
         if argument is None:
             return "0"
         if isinstance(argument, int):
-            return str(argument)
+            assert isinstance(later, int)
+            return _grown(argument, later - argument)
         if isinstance(argument, tuple):
             return f"(const int32_t[]){_braces(argument)}"
         if isinstance(argument, Struct):
@@ -134,12 +151,23 @@ class Writer:
             return argument.name
         if argument.role != "arena":
             return self.names[argument]
-        place = f"arena + {argument.offset // (2 if self.wide else 1)}"
+        assert isinstance(later, Buffer)
+        place = f"arena + {self._place(argument, later)}"
         own = "int16_t" if self.wide else "uint8_t"
         return place if argument.ctype == own else f"({argument.ctype} *)({place})"
 
+    def _place(self, buffer: Buffer, later: Buffer) -> str:
+        """Return where a buffer is in the arena."""
+        unit = 2 if self.wide else 1
+        ring = self.plan.rings.get(buffer)
+        if buffer is later or ring is None or ring.slots in (1, len(ring.buffers)):
+            return _grown(buffer.offset // unit, (later.offset - buffer.offset) // unit)
+        at, then = (ring.buffers.index(b) for b in (buffer, later))
+        begin = (buffer.offset - at % ring.slots * ring.step) // unit
+        return f"{begin} + {ring.step // unit} * (({_grown(at, then - at)}) % {ring.slots})"
+
     def _field(self, value: Argument) -> str:
-        return _braces(value) if isinstance(value, tuple) else self._argument(value)
+        return _braces(value) if isinstance(value, tuple) else self._argument(value, value)
 
     def vectors(self, examples: Sequence[Sequence[torch.Tensor]]) -> str:
         """Return the test vectors: codes of inputs and of outputs, one array for each."""
@@ -199,6 +227,31 @@ clean:
 """
 
 
+_MAKEFILE_OF_CMSIS = """\
+# Where CMSIS-NN's sources are: make CMSIS_NN=/path/to/CMSIS-NN
+CMSIS_NN ?= CMSIS-NN
+CFLAGS = -std=c99 -O2 -Wall -Wextra -pedantic -Wconversion
+CPPFLAGS =MACRO -isystem $(CMSIS_NN)/Include
+SOURCES = $(filter-out %_f16.c %_f32.c %_flt.c,$(wildcard $(CMSIS_NN)/Source/*/*.c))
+
+test: NAME_test
+\t./NAME_test
+
+NAME_test: main.c NAME.c NAME.h NAME_vectors.h cmsis_nn.a
+\t$(CC) $(CFLAGS) $(CPPFLAGS) -o $@ main.c NAME.c cmsis_nn.a
+
+cmsis_nn.a:
+\trm -rf cmsis_nn && mkdir cmsis_nn
+\tcd cmsis_nn && $(CC) -O2 $(CPPFLAGS) -c $(abspath $(SOURCES))
+\t$(AR) rcs $@ cmsis_nn/*.o
+
+clean:
+\trm -rf NAME_test cmsis_nn.a cmsis_nn
+
+.PHONY: test clean
+"""
+
+
 def _named(buffers: Sequence[Buffer], taken: Iterable[str]) -> dict[Buffer, str]:
     """Return names of parameters, each another one."""
     found: dict[Buffer, str] = {}
@@ -219,13 +272,21 @@ def _function(call: Call, accumulator_bits: int) -> str:
     types |= call.types
     types.setdefault("X2", types.get("X", ""))
     pattern = re.compile(rf"\b({'|'.join(types)})\b")
-    kernel = KERNELS[call.kernel]
+    kernel = FUNCTIONS[call.kernel]
     head = "static void NAME("
     lines = _wrapped(
         f"{head}{', '.join(kernel.head)})", "", " " * len(f"static void {call.function}(")
     )
     text = "\n".join((*lines, kernel.body))
     return pattern.sub(lambda found: types[found.group()], text)
+
+
+def _grown(number: int, by: int) -> str:
+    """Return a number that grows from round to round, or shrinks."""
+    if by == 0:
+        return str(number)
+    times = "step" if abs(by) == 1 else f"{abs(by)} * step"
+    return f"{number} - {times}" if by < 0 else f"{number} + {times}" if number else times
 
 
 def _braces(values: Iterable[object]) -> str:

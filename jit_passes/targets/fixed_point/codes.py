@@ -27,7 +27,9 @@ MOVES = frozenset(
 PADS = ("aten::constant_pad_nd", "aten::pad")
 POOL = "aten::max_pool1d"
 UPSAMPLE = "aten::upsample_nearest2d"
-SUPPORTED_MOVES = (*sorted(MOVES), *PADS, POOL, UPSAMPLE)
+PART = "aten::__getitem__"  # of a list that a move gives
+PARTS = ("prim::ListUnpack", PART)
+SUPPORTED_MOVES = (*sorted(MOVES), *PADS, POOL, UPSAMPLE, PART)
 
 
 class RefusedError(Exception):
@@ -227,7 +229,7 @@ class CodeFinder:
         operands = [source.value, *move.inputs[1:]]
         parts = self.graph.insert(move.kind, operands, before=move).output
         for number, value in enumerate(unpack.outputs):
-            part = self.graph.insert("aten::__getitem__", [parts, number], before=unpack).output
+            part = self.graph.insert(PART, [parts, number], before=unpack).output
             self._moved[value.id] = replace(source, value=part)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from ...graph.editor import GraphEditor
 from ...graph.view import NodeView, ValueView
 from ..reference_nodes import parameters_of
@@ -68,7 +70,16 @@ def _behind(move: NodeView) -> Iterator[NodeView]:
 
 
 def _is_function(node: NodeView) -> bool:
-    return node.traits.elementwise == 1
+    """Say whether an operator computes each number from one of a tensor, as `x * 2` does."""
+    if node.traits.elementwise < 2:
+        return node.traits.elementwise == 1
+    tensors = [value for value in node.inputs if value.is_tensor and not _is_number(value)]
+    rest = (value for value in node.inputs if value not in tensors)
+    return len(tensors) == 1 and all(value.is_constant for value in rest)
+
+
+def _is_number(value: ValueView) -> bool:
+    return isinstance(value.constant, torch.Tensor) and value.constant.dim() == 0
 
 
 def _quantize(graph: GraphEditor, value: ValueView) -> None:

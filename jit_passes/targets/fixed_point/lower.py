@@ -21,7 +21,7 @@ from .accumulator import products_in_sum
 from .arithmetic import Arithmetic
 from .call import Call, Rules
 from .capability import capability_of
-from .codes import CLIPS, CodeFinder, Codes, RefusedError
+from .codes import CLIPS, PARTS, CodeFinder, Codes, RefusedError
 from .operators import FORMS, PRODUCTS, moved_to
 from .recurrent import refusal_of_layer
 
@@ -102,7 +102,7 @@ class _Lowering:
                 raise RefusedError(why)
             if form is not None:
                 codes = form(call)
-            elif node.kind in (DEQUANTIZE, "prim::ListUnpack") or node.moves_data:
+            elif node.kind in (DEQUANTIZE, *PARTS) or node.moves_data:
                 of_input = self.finder.before(value, quantize)
                 codes = moved_to(call, of_input or self.finder.of(value))
             else:
@@ -148,7 +148,9 @@ class _Lowering:
 
     def _dequantize_moved(self, value: ValueView) -> None:
         maker = value.producer
-        if maker is None or not value.is_tensor or not maker.moves_data:
+        if maker is None or not value.is_tensor:
+            return
+        if not maker.moves_data and maker.kind not in PARTS:
             return
         try:
             codes = self.finder.of(value)
@@ -195,7 +197,7 @@ class _Lowering:
 
 def _unmoved(node: NodeView) -> NodeView:
     """Return the operator whose numbers a node moves or clips; the node itself for others."""
-    while node.moves_data or node.kind == "prim::ListUnpack" or (node.kind in CLIPS and node.clip):
+    while node.moves_data or node.kind in PARTS or (node.kind in CLIPS and node.clip):
         if node.main_operand.producer is None:
             break
         node = node.main_operand.producer

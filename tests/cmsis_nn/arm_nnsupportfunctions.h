@@ -1,0 +1,1 @@
+/* All that programs call is in arm_nnfunctions.h. */

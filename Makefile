@@ -36,7 +36,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # One process for each core; some tests, of one xdist_group, stay together. A test that hangs ends its process, and
 # with --dist loadgroup a process that is started anew would hang.
-PYTEST = $(if $(PRELOAD),LD_PRELOAD="$(PRELOAD)") $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 \
+# A thread that waits leaves its core to others: OpenMP reads this when torch is imported, which pytest does as it reads
+# its settings, before any file of the tests.
+PYTEST = OMP_WAIT_POLICY=passive $(if $(PRELOAD),LD_PRELOAD="$(PRELOAD)") $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 \
   --dist loadgroup --max-worker-restart 0 --durations=30 --durations-min=1 $(TESTS)
 
 .PHONY: help demo build test test-fast soak fuzz asan test-torch lint lint-style lint-types lint-generated stub docs site \

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from jit_passes.command_line import main
+from tests.processes import Running, start_script
 
 # How messages tell a program in Python what to do. A model is made in Python, so that may be said.
 PYTHON = re.compile(
@@ -73,6 +74,30 @@ def run_fixture(capfd: pytest.CaptureFixture[str]) -> Run:
 def command(*arguments: object) -> list[str]:
     """The command line of a process of its own."""
     return [sys.executable, "-m", "jit_passes", *map(str, arguments)]
+
+
+COMMAND = """
+import signal
+
+# Background jobs of shells, and what they start, ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from jit_passes.command_line import run
+
+run()
+"""
+
+
+def start_command(folder: Path, *arguments: str | Path | int) -> Running:
+    """Start the command as its installed script does, in a process that begins with torch.
+
+    Args:
+        folder: it runs there, and the script is written there.
+        arguments: those of the command.
+    """
+    script = folder / "jit-passes"
+    script.write_text(COMMAND)
+    environment = {"PYTHONPATH": str(ROOT)}
+    return start_script(script, *map(str, arguments), cwd=folder, environment=environment)
 
 
 def run_process(*arguments: object, **options: Any) -> Outcome:

@@ -14,9 +14,12 @@ import pytest
 
 from tests.onnx_translations import translations_once as made_once
 
-# Several processes share the cores: a thread that waits must not keep one busy. Read by OpenMP when
-# torch is imported, which no test module has done yet, and by the processes that tests start.
+# Several processes share the cores: a thread that waits must not keep one busy. OpenMP reads this
+# when torch is imported, in each of xdist's processes and in those that tests start. In a run of
+# one process pytest has imported torch for its settings, so make sets it ahead.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# The speed of packages of AOTInductor is not tested, and most of their time goes into compiling.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 # Tests of kernels, which share their work among threads.
 THREADED = (
     "test_x86_", "test_quantize_ops", "test_fake_quantize", "test_lookup_table", "test_histogram",

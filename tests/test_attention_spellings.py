@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from tests.compare import sqnr
+from tests.seeds import seeds
 
 HEADS, FEATURES = 2, 8
 WIDTH = HEADS * FEATURES
@@ -122,7 +123,7 @@ def spelled(number: int) -> tuple[str, nn.Module]:
     return source, scope["Spelled"]().eval()
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", seeds(40))
 def test_any_length(number: int) -> None:
     """All targets compute what the float model does, whatever the number of tokens."""
     source, net = spelled(number)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from jit_passes import JitPassesError, PassError, RewriteRule, rewrite
+from tests.processes import run_code
 
 GOOD = "graph(%x):\n  %y = aten::relu(%x)\n  return (%y)"
 SAME = "graph(%x):\n  return (%x)"
@@ -410,11 +410,9 @@ print("DONE", ok)
 '''
 
 
-def test_random_mutations() -> None:
+def test_random_mutations(tmp_path: Path) -> None:
     """Of valid texts, in a process of its own: a crash would show as its exit status."""
-    found = subprocess.run(
-        [sys.executable, "-c", FUZZ, "0", "2000"], capture_output=True, text=True, timeout=300
-    )
+    found = run_code(FUZZ, "0", "2000", cwd=tmp_path)
     last = "\n".join(found.stdout.splitlines()[-2:])
     assert found.returncode == 0, f"{found.returncode}\n{last}\n{found.stderr[-2000:]}"
     assert last.split()[-2] == "DONE" and int(last.split()[-1]) > 100

@@ -26,6 +26,7 @@ from command_line import (  # noqa: F401  fixtures
     model_fixture,
     run_fixture,
     saved,
+    start_command,
 )
 from torch import Tensor, nn
 
@@ -550,21 +551,15 @@ def test_interrupt(sent: signal.Signals, code: int, model: Path, tmp_path: Path)
         "data.check_arguments = tell\n"
     )
     options = ("--random", "8x3x8x8", "--batches", 10**7, "--plugin", plugin, "-o", out)
-    process = subprocess.Popen(
-        command("quantize", model, *options),
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        # Background jobs of shells, and what they start, ignore SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    running = start_command(tmp_path, "quantize", model, *options)
     deadline = time.monotonic() + 60
-    while not begun.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not begun.exists() and running.process.is_alive() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert begun.exists()
-    process.send_signal(sent)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code and "Traceback" not in err
+    assert running.process.pid is not None
+    os.kill(running.process.pid, sent)
+    done = running.wait(timeout=60)
+    assert done.returncode == code and "Traceback" not in done.stderr
     assert out.read_text() == "old" and [p.name for p in out.parent.iterdir()] == ["int8.pt"]
 
 
@@ -576,19 +571,19 @@ def test_interrupted_and_resumed(run: Run, model: Path, data: Path, tmp_path: Pa
         "sensitivity", model, "--data", data, "--target", "reference", "--resume", scores,
         "--metric", f"{metric}:slow", "--json",
     )  # fmt: skip
-    process = subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    running = start_command(tmp_path, *arguments)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
+    while time.monotonic() < deadline and running.process.is_alive():
         if scores.exists() and len(scores.read_text().splitlines()) >= 3:
             break
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == Exit.INTERRUPTED and out == "" and "Traceback" not in err
-    assert f"{scores} has what was measured: the same command goes on from there" in err
+    assert running.process.pid is not None
+    os.kill(running.process.pid, signal.SIGINT)
+    stopped = running.wait(timeout=60)
+    assert stopped.returncode == Exit.INTERRUPTED and stopped.stdout == ""
+    assert "Traceback" not in stopped.stderr
+    said = f"{scores} has what was measured: the same command goes on from there"
+    assert said in stopped.stderr
     measured = len(scores.read_text().splitlines()) - 1
     done = run(*arguments)
     assert done.code == Exit.DONE, done.err

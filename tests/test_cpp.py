@@ -28,6 +28,7 @@ CALLS = int(os.environ.get("JIT_PASSES_CALLS", "2000"))
 TOOLS = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="compiles with g++")
+one_build = pytest.mark.xdist_group("cpp")  # each process would compile the programs anew
 needs_cmake = pytest.mark.skipif(
     torch.version.cuda is not None
     and not Path(cpp_extension.CUDA_HOME or "", "include", "cuda.h").is_file(),
@@ -87,6 +88,7 @@ def expected_of(model: torch.jit.ScriptModule) -> Tensor:
         return torch.cat([model(ramp(batch)).flatten() for batch in range(1, 5)])
 
 
+@one_build
 @needs_cmake
 def test_file_runs_in_a_cpp_program(programs: Path, tmp_path: Path) -> None:
     """A program that knows PyTorch alone computes the bits that Python computes."""
@@ -103,6 +105,7 @@ def test_file_runs_in_a_cpp_program(programs: Path, tmp_path: Path) -> None:
     assert torch.equal(found, expected_of(torch.jit.load(str(file))))
 
 
+@one_build
 @needs_cmake
 def test_plans_run_in_threads_of_a_cpp_program(programs: Path, tmp_path: Path) -> None:
     """Each thread and batch gives the bits of Python; memory does not grow with calls."""

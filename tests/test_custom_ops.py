@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_code, run_python
 from torch import Tensor, nn
 
 from jit_passes import JitPassesError, PassError, RewriteRule, register_pass, rewrite, run_pass
 from jit_passes.passes.registry import passes
+from tests.processes import run_code, run_python
 
 DEFINITION = '''
 import torch

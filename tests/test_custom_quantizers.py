@@ -29,7 +29,6 @@ from annotating import (
     to_bytes,
 )
 from annotating import net_nodes as net_nodes
-from processes import run_code
 from torch import Tensor, nn
 
 import jit_passes
@@ -48,6 +47,7 @@ from jit_passes.quantizer import (
     bias_qparams,
     resolve,
 )
+from tests.processes import run_code
 
 # ---------------------------------------------------------------------------- from end to end
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from jit_passes import _C, GraphView, JitPassesError, Pipeline
 from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 from tests.integer_oracle import Oracle
-from tests.processes import TESTS
+from tests.processes import TESTS, run_python
 
 pytestmark = pytest.mark.filterwarnings("ignore:nothing was quantized")
 
@@ -266,10 +264,7 @@ def test_loads_in_plain_pytorch(tmp_path: Path) -> None:
         "import torch; x, y = torch.load('example.pt'); model = torch.jit.load('model.pt'); "
         "print(torch.equal(model(x), y))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "True\n"
+    assert run_python("-c", program, cwd=tmp_path) == "True\n"
 
 
 def test_accumulator_too_narrow_for_any_data() -> None:

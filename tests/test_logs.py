@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_code
 
 import jit_passes
 from jit_passes.report.versions import versions
+from tests.processes import run_code
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from jit_passes.stages.module import Report, by_position
 from jit_passes.stages.normalize import normalize
 from jit_passes.stages.prepare import request
 from jit_passes.training.parameters import quantization_names
+from tests.processes import run_code
 
 X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(0))
 
@@ -355,9 +354,7 @@ def test_functions_by_name(tmp_path: Path) -> None:
     path = tmp_path / "prepared.pt"
     torch.jit.save(derived_by(at_the_top), str(path))
     code = "import jit_passes, torch; jit_passes.convert(torch.jit.load(r'{}'))"
-    run = subprocess.run(
-        [sys.executable, "-c", code.format(path)], capture_output=True, text=True, check=False
-    )
+    run = run_code(code.format(path), cwd=tmp_path)
     assert "at_the_top', and this process does not have it: mark it with" in run.stderr
     assert derivation(at_the_top) is at_the_top
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from processes import start_script
 from qat_nets import METHODS, Net, Plain, batch, batches, compiled, seeded, state_of
 
 from jit_passes.training.parameters import quantization_parameters
 from jit_passes.training.prepare import prepare_qat
+from tests.processes import start_script
 
 pytestmark = pytest.mark.xdist_group("ranks")  # all read one fixture, which starts processes
 

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from processes import run_code
 from third_party.coarse_steps import CoarseSteps, Twice
 from third_party.core_range import CoreRange
 from third_party.kiln import Kiln
@@ -36,6 +35,7 @@ from jit_passes.quantizer import (
 )
 from jit_passes.targets import Reference, Stock, Target, make_target, resolve_target
 from jit_passes.targets import targets as all_targets
+from tests.processes import run_code
 
 TESTS = Path(__file__).parent
 TRAINED = {"bits": None, "target": "mill"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 
 import jit_passes  # noqa: F401  registers the operators
 from jit_passes.observers import KLJ, MeanSquaredError, Observer, ObserverState, ThreeSigma
+from tests.processes import start_script
 from tests.qat_nets import makes_scales_positive
 
 own = torch.ops.jit_passes
@@ -769,8 +768,11 @@ def test_process_group(tmp_path: Path) -> None:
     Tolerance: sums of double in another order, rounded to float32.
     """
     code = DISTRIBUTED.format(tests=str(Path(__file__).parent), path=str(tmp_path))
-    ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank)]) for rank in range(2)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    script = tmp_path / "rank.py"
+    script.write_text(code)
+    ranks = [start_script(script, str(rank), cwd=tmp_path) for rank in range(2)]
+    done = [rank.wait(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr[-2000:] for rank in done]
     left, right = (torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2))
     alone = first_values(None, "no group of that name")
     for name, value in alone.items():

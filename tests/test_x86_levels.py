@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_code
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
 from jit_passes import _C
 from jit_passes.targets import X86, resolve_target
+from tests.processes import run_code
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import _C, JitPassesError, JitPassesWarning
 from jit_passes.targets import X86
+from tests.processes import run_code
 
 Function = Callable[[Tensor], Tensor]
 
@@ -316,10 +315,7 @@ def test_a_file_says_what_it_needs(tmp_path: Path) -> None:
     torch.jit.save(lowered, path)
     code = "import sys, torch; {} print(torch.jit.load(sys.argv[1])(torch.ones(1, 3, 8, 8)).sum())"
     for first in ("", "import jit_passes;"):
-        found = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code.format(first), str(path)],
-            capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent,
-        )  # fmt: skip
+        found = run_code(code.format(first), path, cwd=tmp_path)
         if first:
             assert found.stdout.strip() == str(lowered(torch.ones(1, 3, 8, 8)).sum()), found.stderr
         else:

@@ -22,7 +22,7 @@ from .front_end import find_front_end
 from .idle import idle_rules
 from .policy import Policy
 from .refusals import ALL_FLOAT, Refusals
-from .residuals import find_summed, has_float_sums
+from .residuals import STREAM, find_stream, find_summed, has_float_sums
 from .selection import Selection, clipped_output
 from .support import Role
 from .writer import AnnotationWriter, result_options
@@ -158,6 +158,7 @@ class BackendQuantizer(Quantizer):
         dynamic = frozenset(n.index for n in graph.nodes if resolved.mode(n) == "dynamic")
         unasked = {index: choice.why for index, choice in choices.items() if choice.mode is None}
         unasked |= self._without_mode(graph, resolved)
+        unasked |= self._stream(graph, resolved)
         refused = unasked | refused | self._refused_modes(graph, resolved)
         float_results = frozenset(
             node.index
@@ -283,6 +284,17 @@ class BackendQuantizer(Quantizer):
             and node.index not in resolved.layers
             and not can.has_mode(node, WEIGHT_ONLY)
         }
+
+    def _stream(self, graph: GraphView, resolved: ResolvedConfiguration) -> dict[int, str]:
+        """Return why residual sums stay in float that no rule says something of, by index."""
+        stream = find_stream(graph, self.policy.capability)
+
+        def is_told(node: NodeView) -> bool:
+            own = resolved.layers.get(node.index, resolved.everywhere)
+            said = own.output != resolved.everywhere.output or resolved.of_value(node.output)
+            return bool(said) or own.keep_float is not None
+
+        return {n.index: STREAM for n in graph.nodes if n.index in stream and not is_told(n)}
 
     def _refused_modes(self, graph: GraphView, resolved: ResolvedConfiguration) -> dict[int, str]:
         """Return why operators cannot have the mode that a rule gives them, by index.

@@ -1,12 +1,14 @@
-"""Linears whose results residual sums take in float, so that they are rounded for these alone."""
+"""Residual sums in float, and linears whose results are rounded for these alone."""
 
 from __future__ import annotations
 
-from ..graph.view import GraphView, NodeView
+from ..graph.view import GraphView, NodeView, ValueView
 from .capability import Capability
-from .selection import readers_of
+from .selection import origin_of, readers_of
 
+STREAM = "a residual sum that the next one reads: rounded each time, it would lose more each time"
 _LINEAR, _SUM, _PRODUCT, _NORM = "aten::linear", "aten::add", "aten::mul", "aten::layer_norm"
+_NORMS = (_NORM, "aten::rms_norm")
 
 
 def has_float_sums(can: Capability) -> bool:
@@ -33,6 +35,48 @@ def find_summed(graph: GraphView) -> set[int]:
             if beside and len(readers) == 1 and readers[0] and readers[0].index in residual:
                 found.add(node.index)
     return found
+
+
+def find_stream(graph: GraphView, can: Capability) -> set[int]:
+    """Return the indices of residual sums that are better in float, one behind another.
+
+        x1 = x0 + f(x0), x2 = x1 + g(x1), ...
+
+    On integers each of them would be rounded, and all these errors stay to the end. Branches read
+    codes of x1 none the less, as many as before. A sum that the backend adds to the products of a
+    layer, before it rounds these, is not among them: it would cost a pass over memory in float.
+    Nor are sums of networks without norms of rows, whose regions hold nothing else in float.
+    """
+    row = can.operators.get(_SUM)
+    if row is None or _SUM not in can.floats or not has_float_sums(can):
+        return set()
+    if not any(node.kind in _NORMS for node in graph.nodes):
+        return set()
+    sums = {
+        node.output.id: node
+        for node in graph.nodes
+        if node.kind == _SUM and node.output.is_tensor and not _is_fused(node, row.sums)
+    }
+    found: set[int] = set()
+    for node in sums.values():
+        for value in node.inputs[:2]:
+            before = sums.get(origin_of(value, sums).id)
+            if before is not None and before.block == node.block and len(_readers(before)) > 1:
+                found |= {before.index, node.index}
+    return found
+
+
+def _is_fused(node: NodeView, kinds: tuple[str, ...]) -> bool:
+    """Say whether a sum has a number or a constant, or is added to the products of a layer."""
+    return any(
+        _is_layer_for(node, value, kinds) or not value.is_tensor or value.is_constant
+        for value in node.inputs[:2]
+    )
+
+
+def _is_layer_for(node: NodeView, value: ValueView, kinds: tuple[str, ...]) -> bool:
+    maker = value.producer
+    return maker is not None and maker.kind in kinds and [u for u, _ in value.uses] == [node]
 
 
 def _is_residual(node: NodeView, residual: set[int]) -> bool:

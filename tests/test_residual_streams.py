@@ -110,3 +110,17 @@ def test_a_rule_takes_it_back() -> None:
 def test_where_not(kind: str, options: dict[str, Any], count: int) -> None:
     """Layers add before they round, a network has no norms, a target has no float in regions."""
     assert rounded(net(kind), **options) == count
+
+
+def test_patches_in_front() -> None:
+    """In the mode auto, a convolution of patches gives float32 to the sums."""
+    torch.manual_seed(0)
+    model = Net([Block(True) for _ in range(2)])
+    model.stem = nn.Conv2d(3, WIDTH, 2, stride=2)
+    scripted = torch.jit.script(model.eval())
+    quantized = jit_passes.quantize_script(scripted, DATA, target="x86", progress=False)
+    rows = {row.name: row for row in jit_passes.coverage(quantized)}
+    assert {name for name, row in rows.items() if row.mode == "dynamic"} == {"stem:conv2d"}
+    assert "residual sums in float32" in rows["stem:conv2d"].why
+    static = jit_passes.quantize_script(scripted, DATA, target="stock", progress=False)
+    assert all(row.mode == "static" for row in jit_passes.coverage(static))

@@ -66,6 +66,28 @@ def find_stream(graph: GraphView, can: Capability) -> set[int]:
     return found
 
 
+def find_first(graph: GraphView, can: Capability) -> set[int]:
+    """Return the indices of convolutions whose results residual sums in float begin with.
+
+    A norm of rows may stand in between.
+    """
+    stream = find_stream(graph, can)
+
+    def is_read(node: NodeView) -> bool:
+        readers = [reader for reader in _readers(node) if reader is not None]
+        return any(
+            reader.index in stream or (reader.kind in _NORMS and is_read(reader))
+            for reader in readers
+        )
+
+    weighted = [(node, node.traits.weighted) for node in graph.nodes if stream]
+    return {
+        node.index
+        for node, trait in weighted
+        if trait is not None and trait.spatial_dims and is_read(node)
+    }
+
+
 def _is_fused(node: NodeView, kinds: tuple[str, ...]) -> bool:
     """Say whether a sum has a number or a constant, or is added to the products of a layer."""
     return any(

@@ -166,6 +166,15 @@ def test_other_readers(reader: str) -> None:
     assert not products(jit_passes.quantize_script(model, data, **options))
 
 
+@pytest.mark.filterwarnings("ignore:.*trace the model in float32")
+def test_weights_of_other_types() -> None:
+    """A linear in bfloat16 stays in float, so nothing is gained by rounding its weight anew."""
+    torch.manual_seed(0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model = torch.jit.trace(Net().eval(), TEST, check_trace=False)
+    assert not products(made(model))
+
+
 def test_rules_change_no_products() -> None:
     """A layer that a rule makes dynamic is scaled as others, so variants of a model are one graph.
 

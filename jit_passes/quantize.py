@@ -79,7 +79,9 @@ def quantize_script(
         smooth: "auto" to smooth layer norms in front of linears where the largest channel is more
             than four times the median one, in the data, or without by gain and shift; a number, the
             strength, for all that are in front of linears; None for none. See
-            `jit_passes.smooth`. Not with a profile, nor in the mode "weight_only".
+            `jit_passes.smooth`. Where linears are static, large channels of what they give to
+            residual sums are divided ahead of rounding too, and multiplied in float behind it. Not
+            with a profile, nor in the mode "weight_only".
         equalize: whose ranges to scale the channels between layers by: "auto", "activations" or
             "weights", see `jit_passes.equalize`; None for not at all. Not with a profile.
         weight_rounding: "gptq", "adaround", "gptq_sequential" or "adaround_sequential", which need

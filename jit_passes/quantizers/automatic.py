@@ -11,6 +11,7 @@ from ..configuration.configuration import ResolvedConfiguration
 from ..configuration.options import AUTO, FLOAT, LayerOptions
 from ..graph.view import GraphView, NodeView, ValueView
 from .capability import Capability
+from .residuals import find_first
 from .support import Role
 
 NEEDS_DATA = "its input needs a range from data: give batches or a profile, or say mode: dynamic"
@@ -19,6 +20,7 @@ CALIBRATED = "ranges from the data"
 BESIDE_ATTENTION = "of a transformer, where a few channels may be large"
 BESIDE_RECURRENT = "beside a recurrent layer, which takes and gives float32"
 BESIDE_TABLE = "beside a table, whose rows are float32"
+IN_FRONT = "in front of residual sums in float32, which would keep the error of its result"
 SAY_SO = "; a rule with a mode quantizes it"
 RECURRENT = "a recurrent layer, whose states are quantized step by step"
 TABLE = "a table, of which rows are looked up"
@@ -59,6 +61,7 @@ def choose_modes(
     | linear of a transformer | dynamic | dynamic |
     | linear beside a recurrent layer | dynamic | dynamic |
     | linear beside an embedding | dynamic | dynamic |
+    | convolution of patches in front of residual sums in float | dynamic | weight_only |
     | other linears | static | dynamic, else weight_only |
     | convolution | static | weight_only |
 
@@ -118,7 +121,7 @@ def _reasons_for_dynamic(graph: GraphView, can: Capability) -> dict[int, str]:
         ([node for node in graph.nodes if is_attention(node)], BESIDE_ATTENTION),
     ):
         reasons |= dict.fromkeys(beside(graph, starts), why)
-    return reasons
+    return reasons | dict.fromkeys(find_first(graph, can), IN_FRONT)
 
 
 def _without_data(node: NodeView, can: Capability) -> Choice:

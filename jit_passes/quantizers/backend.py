@@ -22,6 +22,7 @@ from .front_end import find_front_end
 from .idle import idle_rules
 from .policy import Policy
 from .refusals import ALL_FLOAT, Refusals
+from .residuals import STREAM, find_stream, find_summed, has_float_sums
 from .selection import Selection, clipped_output
 from .support import Role
 from .writer import AnnotationWriter, result_options
@@ -157,6 +158,7 @@ class BackendQuantizer(Quantizer):
         dynamic = frozenset(n.index for n in graph.nodes if resolved.mode(n) == "dynamic")
         unasked = {index: choice.why for index, choice in choices.items() if choice.mode is None}
         unasked |= self._without_mode(graph, resolved)
+        unasked |= self._stream(graph, resolved)
         refused = unasked | refused | self._refused_modes(graph, resolved)
         float_results = frozenset(
             node.index
@@ -238,11 +240,24 @@ class BackendQuantizer(Quantizer):
 
     def is_static(self, graph: GraphView) -> bool:
         """Say whether any operator with weights is to have ranges from data."""
-        resolved = replace(self.configuration, allow_unmatched=True).resolve(graph)
+        return bool(self._static(graph, self.configuration))
+
+    def find_rounded(self, graph: GraphView) -> set[int]:
+        """Return the indices of linears whose results are rounded for residual sums in float.
+
+        Rules for single layers do not count: a layer that one makes dynamic is among them.
+        """
+        if not has_float_sums(self.policy.capability) or not (found := find_summed(graph)):
+            return set()
+        return found & self._static(graph, replace(self.configuration, rules=()))
+
+    def _static(self, graph: GraphView, configuration: Configuration) -> set[int]:
+        """Return the indices of operators with weights that are to have ranges from data."""
+        resolved = replace(configuration, allow_unmatched=True).resolve(graph)
         chosen = self._choose(graph, resolved, find_front_end(graph))
         floats = {index for index, choice in chosen.items() if choice.mode is None}
         weighted = (node for node in graph.nodes if self.policy.capability.is_weighted(node))
-        return any(resolved.mode(n) == "static" for n in weighted if n.index not in floats)
+        return {n.index for n in weighted if resolved.mode(n) == "static"} - floats
 
     def _choose(
         self, graph: GraphView, resolved: ResolvedConfiguration, front_end: Mapping[int, str]
@@ -269,6 +284,17 @@ class BackendQuantizer(Quantizer):
             and node.index not in resolved.layers
             and not can.has_mode(node, WEIGHT_ONLY)
         }
+
+    def _stream(self, graph: GraphView, resolved: ResolvedConfiguration) -> dict[int, str]:
+        """Return why residual sums stay in float that no rule says something of, by index."""
+        stream = find_stream(graph, self.policy.capability)
+
+        def is_told(node: NodeView) -> bool:
+            own = resolved.layers.get(node.index, resolved.everywhere)
+            said = own.output != resolved.everywhere.output or resolved.of_value(node.output)
+            return bool(said) or own.keep_float is not None
+
+        return {n.index: STREAM for n in graph.nodes if n.index in stream and not is_told(n)}
 
     def _refused_modes(self, graph: GraphView, resolved: ResolvedConfiguration) -> dict[int, str]:
         """Return why operators cannot have the mode that a rule gives them, by index.

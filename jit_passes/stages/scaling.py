@@ -4,12 +4,16 @@
 
 One walk over the graph finds which channels have to have one factor: a sum joins the channels of
 its operands, a concatenation has those of its parts one after another, and an operator that is not
-known leaves the channels that it reads as they are. `smooth` and `equalize` choose the factors.
+known leaves the channels that it reads as they are. A product can take factors back instead:
+
+    y = W x + b, z = y + r   ->   y' = (W / s) x + b / s, z = s y' + r
+
+`smooth` and `equalize` choose the factors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -72,12 +76,14 @@ class Layer:
             linear may read several pixels of each.
         outputs: the id of each channel that it makes.
         shared: of a layer norm, whether others read its result, for which it stays as it is.
+        restored: whether a product behind its result takes the factors back, for all readers.
     """
 
     node: NodeView
     inputs: Tensor | None
     outputs: Tensor
     shared: bool = False
+    restored: bool = False
 
     @property
     def weight(self) -> Tensor | None:
@@ -224,7 +230,10 @@ class Scaling:
 
 
 def find_scaling(
-    graph: GraphView, makes: Callable[[NodeView], bool], reads: Callable[[NodeView], bool]
+    graph: GraphView,
+    makes: Callable[[NodeView], bool],
+    reads: Callable[[NodeView], bool],
+    restored: Container[int] = (),
 ) -> Scaling:
     """Return the channels that can have factors.
 
@@ -234,8 +243,9 @@ def find_scaling(
         graph: in canonical form.
         makes: says which layers may make channels smaller.
         reads: says which layers may take that back.
+        restored: indices of layers behind whose results products are to take that back.
     """
-    walk = _Walk(Scaling(), makes, reads)
+    walk = _Walk(Scaling(), makes, reads, restored)
     for node in graph.nodes:
         walk.visit(node)
     walk.close(graph)
@@ -274,6 +284,7 @@ class _Walk:
     found: Scaling
     makes: Callable[[NodeView], bool]
     reads: Callable[[NodeView], bool]
+    restored: Container[int] = ()
 
     def visit(self, node: NodeView) -> None:
         """Note what an operator does to the channels of its operands."""
@@ -345,7 +356,10 @@ class _Walk:
         outputs = weight.shape[1] * groups if weighted.transposed else weight.shape[0]
         made = self.found.fresh(outputs)
         axis, rank = -1 - weighted.spatial_dims, weighted.spatial_dims + 2
-        self.found.layers.append(Layer(node, ids, made))
+        restored = node.index in self.restored
+        self.found.layers.append(Layer(node, ids, made, restored=restored))
+        if restored:
+            return  # readers see the result as it was
         if self.makes(node):
             known = rank if weighted.spatial_dims else None
             self.found.carried[node.output.id] = Carried(made, axis, known)
@@ -574,6 +588,8 @@ def _change(
     if layer.node.kind != NORM:
         for name, tensor in operands.items():
             graph.set_input(node, node.position(name), graph.constant(tensor, before=node))
+        if layer.restored and (outputs != 1).any():
+            _restore(graph, node, rounded(outputs, operands["weight"]))
         return
     values = list(node.inputs)
     for name, tensor in operands.items():
@@ -585,6 +601,16 @@ def _change(
             graph.set_input(user, operand, smoothed)
     if not layer.shared:
         graph.remove(node)
+
+
+def _restore(graph: GraphEditor, node: NodeView, factors: Tensor) -> None:
+    """Multiply a linear's result by factors, for all its readers, which are in its block."""
+    uses = list(node.output.uses)
+    first = min((user for user, _ in uses), key=lambda user: user.index)
+    operands = [node.output, graph.constant(factors, before=first)]
+    product = graph.insert("aten::mul", operands, before=first, like=node)
+    for user, operand in uses:
+        graph.set_input(user, operand, product.output)
 
 
 def balanced(before: Tensor, after: Tensor, strength: float) -> Tensor:

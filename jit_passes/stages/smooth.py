@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ OUTLYING = 4.0  # times the median channel: two of eight bits of the others are 
 NOTHING_TO_SMOOTH = (
     "no layer norm over the last axis is read by a linear with constant weights in float32"
 )
+_LEAST = 2.0**-12  # of the largest channel: what others are scaled down to at most
 _DEVIATIONS = 3.0  # that normalized numbers reach
 
 Arguments = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
@@ -95,16 +96,29 @@ def check_strength(strength: Any, said: str = "strength is a number from 0 to 1"
 class Smoother:
     """Smooths a module on its way to be annotated.
 
+    Besides, where a linear rounds its result Y for a residual sum in float32, and a channel is
+    more than four times the median of max|Y|, the linear makes Y / s, and a product in float32
+    stands in front of the sum:
+
+        s_j = max(1, max|Y_j| / median_i max|Y_i|),    Y = s ((W / s) X + b / s)
+
+    The canonical form would fold the product into the linear again, so this comes behind it, and no
+    float model shows it.
+
     Attributes:
         strength: of `smooth`; None for 0.5 and only those layer norms whose largest channel is more
-            than four times the median one.
+            than four times the median one. Results of linears are scaled if theirs is, whatever the
+            strength.
         data: batches; None to take from gain and shift of a layer norm how large its channels are,
             that is |shift| + 3 |gain|. An iterator becomes a list where it is needed.
         input_fn: see `smooth`.
         progress: see `smooth`.
-        names: the layer norms that were smoothed.
-        largest: the measured magnitudes, by index of a layer norm: data are read for the first
-            copy of a model, and all further copies become equal to it.
+        rounded: returns the indices of linears whose results are rounded for sums in float; None
+            for none.
+        names: the layer norms that were smoothed, and the linears whose results were scaled.
+        scaled: the largest factor that channels of a linear's result were divided by, by name.
+        largest: the measured magnitudes, by index of a layer norm or linear: data are read for the
+            first copy of a model, and all further copies become equal to it.
         origin: the float model, for messages about data.
     """
 
@@ -112,7 +126,9 @@ class Smoother:
     data: Iterable[Any] | None
     input_fn: InputFn | None = None
     progress: bool | None = None
+    rounded: Callable[[GraphView], set[int]] | None = None
     names: Sequence[str] = ()
+    scaled: Mapping[str, float] = field(default_factory=dict)
     largest: dict[int, torch.Tensor] | None = None
     origin: torch.jit.ScriptModule | None = None
 
@@ -124,38 +140,51 @@ class Smoother:
 
     @property
     def remarks(self) -> dict[str, str]:
-        """Remarks on operators with weights: none."""
-        return {}
+        """Remarks on the linears whose results were scaled."""
+        return {
+            name: f"large channels of its result were divided by up to {factor:.3g}, so that they "
+            "have one grid with the others; a product in float takes that back in front of the sum"
+            for name, factor in self.scaled.items()
+        }
 
     def __call__(self, module: Any, method: str) -> Any:
         """Return the module, in canonical form, or one that computes the same."""
         norms: list[Layer] = []
+        results: list[Layer] = []
         if NORM in _C.names_by_kind(module, method):
-            scaling = _scaling(module, method)
+            scaling = _scaling(module, method, None if self.data is None else self.rounded)
             norms = [norm for norm in _norms(scaling) if _can_be_quantized(scaling, norm)]
-        if not norms:
-            if self.strength is not None and self.largest is None:
-                why = f"{self.strength:g} changes nothing: {NOTHING_TO_SMOOTH}"
-                warn(f"smooth={why}", command=f"--smooth {why}")
+            results = _results(scaling)
+        if not norms and self.strength is not None and self.largest is None:
+            why = f"{self.strength:g} changes nothing: {NOTHING_TO_SMOOTH}"
+            warn(f"smooth={why}", command=f"--smooth {why}")
+        if not norms and not results:
             return module
         if self.largest is None:
-            self.largest = self._measure(module, method, norms)
+            self.largest = self._measure(module, method, norms, results)
         largest = self.largest
-        self.names = [norm.node.name for norm in norms if norm.node.index in largest]
+        changed = [layer.node for layer in (*norms, *results) if layer.node.index in largest]
+        self.names = [node.name for node in changed]
+        self.scaled = {
+            layer.node.name: float(_restored(largest[layer.node.index]).max())
+            for layer in results
+            if layer.node.index in largest
+        }
         strength = STRENGTH if self.strength is None else self.strength
         return _migrated(module, method, scaling, largest, strength) if largest else module
 
-    def _measure(self, module: Any, method: str, norms: Sequence[Layer]) -> dict[int, torch.Tensor]:
+    def _measure(
+        self, module: Any, method: str, norms: Sequence[Layer], results: Sequence[Layer]
+    ) -> dict[int, torch.Tensor]:
         if self.data is None:
             largest = {norm.node.index: _expected(norm) for norm in norms}
         else:
             if isinstance(self.data, Iterator):
                 self.data = list(self.data)
             arguments = batches(self.data, self.input_fn, progress_bar("smooth", self.progress))
-            largest = _measured(module, method, norms, arguments, self.origin)
-        if self.strength is not None:
-            return largest
-        return {index: most for index, most in largest.items() if _is_outlying(most)}
+            largest = _measured(module, method, [*norms, *results], arguments, self.origin)
+        asked = set() if self.strength is None else {norm.node.index for norm in norms}
+        return {i: most for i, most in largest.items() if i in asked or _is_outlying(most)}
 
 
 def _is_outlying(largest: torch.Tensor) -> bool:
@@ -165,16 +194,16 @@ def _is_outlying(largest: torch.Tensor) -> bool:
 def _measured(
     module: Any,
     method: str,
-    norms: Sequence[Layer],
+    layers: Sequence[Layer],
     data: Arguments,
     origin: torch.jit.ScriptModule | None,
 ) -> dict[int, torch.Tensor]:
-    """Return the largest magnitude in each channel of layer norms' results, by index.
+    """Return the largest magnitude in each channel of layers' results, by index.
 
-    Layer norms in branches that no data took are left out.
+    Layers in branches that no data took are left out.
     """
     watched = _C.deepcopy(_C.clone(module, method))
-    recorder = Recorder(watched, method, [norm.node.index for norm in norms], origin=origin)
+    recorder = Recorder(watched, method, [layer.node.index for layer in layers], origin=origin)
     largest: dict[int, torch.Tensor] = {}
     for arguments in data:
         _, values = recorder.run(arguments)
@@ -186,14 +215,34 @@ def _measured(
     return largest
 
 
-def _scaling(module: Any, method: str) -> Scaling:
-    """Return the channels of layer norms that linears read."""
+def _scaling(
+    module: Any, method: str, rounded: Callable[[GraphView], set[int]] | None = None
+) -> Scaling:
+    """Return the channels of layer norms that linears read, and of results that are rounded."""
     graph = GraphView.of(module, method)
-    return find_scaling(graph, makes=is_norm, reads=lambda node: node.kind == _LINEAR)
+    return find_scaling(
+        graph, makes=is_norm, reads=lambda node: node.kind == _LINEAR,
+        restored=() if rounded is None else rounded(graph),
+    )  # fmt: skip
 
 
 def _norms(scaling: Scaling) -> list[Layer]:
     return [layer for layer in scaling.layers if layer.node.kind == NORM]
+
+
+def _results(scaling: Scaling) -> list[Layer]:
+    """Return the linears whose results are rounded, as targets do with float32 alone."""
+    restored = [layer for layer in scaling.layers if layer.restored]
+    return [r for r in restored if r.weight is not None and r.weight.dtype == torch.float32]
+
+
+def _restored(largest: torch.Tensor) -> torch.Tensor:
+    """Return s_j = max(1, max|Y_j| / m), with m the median of max|Y_j| over the channels.
+
+    Where most channels are dead, m is a part of the largest one instead.
+    """
+    typical = torch.maximum(largest.median(), _LEAST * largest.max())
+    return (largest / typical).clamp_min(1)
 
 
 def _readers(scaling: Scaling, norm: Layer) -> list[Layer]:
@@ -218,8 +267,11 @@ def _expected(norm: Layer) -> torch.Tensor:
 def _migrated(
     module: Any, method: str, scaling: Scaling, largest: Mapping[int, torch.Tensor], strength: float
 ) -> Any:
-    """Return a module whose layer norms are smooth, if their largest magnitudes are given."""
+    """Return a module with smooth layer norms and results, if their magnitudes are given."""
     factors = scaling.ones()
+    for layer in _results(scaling):
+        if (before := largest.get(layer.node.index)) is not None:
+            factors[layer.outputs] = _restored(before)
     for norm in _norms(scaling):
         if (before := largest.get(norm.node.index)) is None:
             continue

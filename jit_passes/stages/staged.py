@@ -97,7 +97,11 @@ class Staged:
         ):
             return None
         strength = None if isinstance(smooth, str) else smooth
-        return Smoother(strength, self.data, self.input_fn, self.progress, origin=self.model)
+        backend = self.quantizer if isinstance(self.quantizer, BackendQuantizer) else None
+        rounded = None if backend is None else backend.find_rounded
+        return Smoother(
+            strength, self.data, self.input_fn, self.progress, rounded, origin=self.model
+        )
 
     def _check(self) -> None:
         said = self.options.given()

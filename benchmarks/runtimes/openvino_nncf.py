@@ -38,7 +38,7 @@ class OpenVinoRuntime:
         # The float parts are stored as they are run instead of rounded to half precision.
         openvino.save_model(quantized, str(path), compress_to_fp16=False)
         size = path.stat().st_size + path.with_suffix(".bin").stat().st_size
-        return Built(specialize=partial(_compile, path), seconds=seconds, file_bytes=size)
+        return Built(specialize=partial(compiled, path), seconds=seconds, file_bytes=size)
 
 
 def _quantize(model: Any, calibration: list[Tensor]) -> Any:
@@ -61,7 +61,7 @@ def _quantize(model: Any, calibration: list[Tensor]) -> Any:
         )
 
 
-def _compile(path: Path, example: Tensor) -> Predict:
+def compiled(path: Path, example: Tensor) -> Predict:
     """The model at ``path`` compiled for the shape of ``example`` and for low latency."""
     import openvino
 
@@ -69,8 +69,7 @@ def _compile(path: Path, example: Tensor) -> Predict:
     model = core.read_model(str(path))
     model.reshape(list(example.shape))
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": THREADS}
-    compiled = core.compile_model(model, "CPU", settings)
-    request = compiled.create_infer_request()
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
 
     def predict(x: Tensor) -> Tensor:
         # The output shares memory with the request and is overwritten by the next call.

@@ -10,10 +10,11 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from benchmarks.runtimes.base import Built, Predict, Workload
+from benchmarks.runtimes.base import Built, Predict, Workload, narrow_weights
 from benchmarks.runtimes.jit_passes import import_jit_passes, quantize_with_jit_passes
 
 _BATCH = "batch"
+_SEVEN_BITS = {"version": 1, "global": {"weight": {"bits": 7}}}
 
 
 class ExportedRuntime:
@@ -41,6 +42,7 @@ class ExportedRuntime:
             engine=None,
             target=self._engine,
             mode=self._mode,
+            config=_SEVEN_BITS if narrow_weights() else None,
         )
         seconds = perf_counter() - start
         sizes = ({0: torch.export.Dim(_BATCH, min=1, max=1024)},)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.runtimes.base import THREADS, Built, Predict, Workload
+from benchmarks.runtimes.base import THREADS, Built, Predict, Workload, narrow_weights
 
 _INPUT = "input"
 _OUTPUT = "output"
@@ -97,6 +97,7 @@ def _quantize(exported: Path, quantized: Path, calibration: list[Tensor] | None)
             str(preprocessed),
             str(quantized),
             per_channel=True,
+            reduce_range=narrow_weights(),
             weight_type=quantization.QuantType.QInt8,
         )
         return
@@ -106,6 +107,7 @@ def _quantize(exported: Path, quantized: Path, calibration: list[Tensor] | None)
         Reader(calibration),
         quant_format=quantization.QuantFormat.QDQ,
         per_channel=True,
+        reduce_range=narrow_weights(),
         activation_type=quantization.QuantType.QUInt8,
         weight_type=quantization.QuantType.QInt8,
         calibrate_method=quantization.CalibrationMethod.MinMax,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.runtimes.base import THREADS, Built, Predict, Workload
+from benchmarks.runtimes.base import THREADS, Built, Predict, Workload, narrow_weights
 
 
 class OpenVinoRuntime:
@@ -52,12 +52,14 @@ def _quantize(model: Any, calibration: list[Tensor]) -> Any:
 
     logging.getLogger("nncf").setLevel(logging.ERROR)
     samples = [batch.numpy() for batch in calibration]
+    narrow = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
     with redirect_stdout(io.StringIO()):  # progress bars
         return nncf.quantize(
             model,
             nncf.Dataset(samples),
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(samples),
+            advanced_parameters=narrow if narrow_weights() else None,
         )
 
 

@@ -1,4 +1,4 @@
-"""The target x86 beside its peers, each in a process of its own.
+"""The target x86, and files for other engines, beside their peers, each in a process of its own.
 
 Threads that wait for work spin for a while, and slow other runtimes of the same process down. Here
 each runtime loads its file in a process that does nothing while another one is timed. The first
@@ -7,6 +7,13 @@ call, which prepares for the sizes of its input, and the memory that it takes ar
 Usage, from the repository root::
 
     python -m benchmarks.peers --models resnet50 mobilenet_v2 --batch 1 8
+
+Files that jit_passes writes for ONNX Runtime and OpenVINO, beside those of the engine's own
+quantizer, have a section of their own::
+
+    python -m benchmarks.peers --engines --models resnet18 encoder_32 --batch 1
+
+There `--rounds 0` times nothing.
 """
 
 from __future__ import annotations
@@ -32,13 +39,15 @@ from benchmarks.latency import TIMED_SEED, available_runtimes, workload_of
 from benchmarks.measure import ratios, sample, spread, sqnr_db, warm_up
 from benchmarks.models import MODELS
 from benchmarks.models.whole import EVERY
-from benchmarks.runtimes import RUNTIMES, Built, first_line
+from benchmarks.runtimes import OWN_QUANTIZER, RUNTIMES, Built, first_line
 from benchmarks.runtimes.base import THREADS, Predict
 
 _SECTION = "peers"
 _MODULE = "benchmarks.peers"
 _OURS = "jit_passes_target_x86"
 _FLOAT = "torch_float"
+_PEERS = [_OURS, "jit_passes", "onnxruntime", "openvino", "quantize_jit_x86"]
+_ENGINES = [name for pair in OWN_QUANTIZER.items() for name in pair]
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -153,17 +162,15 @@ def build_all(model: str, names: Sequence[str], folder: Path) -> dict[str, tuple
     return made
 
 
-def measure(model: str, batches: Sequence[int], names: Sequence[str], rounds: int) -> list[str]:
-    """The tables of one model."""
-    tables = []
+def measure(
+    model: str, batches: Sequence[int], names: Sequence[str], rounds: int
+) -> Iterator[tuple[int, dict[str, Row]]]:
+    """Each batch size, and the rows of one model."""
     with tempfile.TemporaryDirectory() as folder:
         made = build_all(model, names, Path(folder))
         for batch in batches:
             report.progress(f"{EVERY[model].title}: timing batch {batch}")
-            rows = _time(made, EVERY[model].inputs(batch, TIMED_SEED), rounds)
-            tables.append(_table(f"{EVERY[model].title}, batch {batch}", rows))
-            print(tables[-1], end="\n\n", flush=True)
-    return tables
+            yield batch, _time(made, EVERY[model].inputs(batch, TIMED_SEED), rounds)
 
 
 def _time(made: dict[str, tuple[Any, float]], example: Tensor, rounds: int) -> dict[str, Row]:
@@ -174,6 +181,8 @@ def _time(made: dict[str, tuple[Any, float]], example: Tensor, rounds: int) -> d
             row.error = built
             continue
         row.file_bytes = built.file_bytes
+        if not rounds:
+            continue
         servers[name] = Server(built)
         try:
             row.first_seconds, row.resident = servers[name].prepare(example)
@@ -211,6 +220,33 @@ def _table(title: str, rows: dict[str, Row]) -> str:
             ]
         )
     return f"### {title}\n\n{report.table(header, lines)}\n\n{_verdict(rows)}"
+
+
+_BESIDE = ["model", "batch", "engine", "SQNR dB", "its own dB", "gain", "ms", "to its own", ""]
+
+
+def _beside(title: str, batch: int, rows: dict[str, Row]) -> list[list[str]]:
+    """For each engine the file of jit_passes beside that of the engine's own quantizer."""
+    lines = []
+    for name, peer in OWN_QUANTIZER.items():
+        if name not in rows or peer not in rows:
+            continue
+        ours, theirs = rows[name], rows[peer]
+        line = [title, str(batch), peer]
+        if ours.error or theirs.error:
+            failed = f"{name}: {ours.error}" if ours.error else f"{peer}: {theirs.error}"
+            lines.append([*line, failed] + [report.MISSING] * 5)
+            continue
+        line += [f"{ours.sqnr:.1f}", f"{theirs.sqnr:.1f}", f"{ours.sqnr - theirs.sqnr:+.1f}"]
+        if ours.samples:
+            time = spread(ours.samples, 0.25)
+            quotient = spread(ratios(ours.samples, theirs.samples), 0.1)
+            line += [f"{1e3 * time.median:.2f}", f"{quotient.median:.2f}"]
+            line.append(f"{quotient.low:.2f} to {quotient.high:.2f}")
+        else:
+            line += [report.MISSING] * 3
+        lines.append(line)
+    return lines
 
 
 def _verdict(rows: dict[str, Row]) -> str:
@@ -258,25 +294,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m {_MODULE}", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=EVERY, default=list(MODELS))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], metavar="N")
-    chosen = [_OURS, "jit_passes", "onnxruntime", "openvino", "quantize_jit_x86"]
-    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=chosen)
+    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES)
+    parser.add_argument("--engines", action="store_true", help="files for engines of others")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--busy", action="store_true", help="keep one core busy meanwhile")
     parser.add_argument("--output", type=Path, default=report.DEFAULT_OUTPUT)
     options = parser.parse_args(words)
+    if options.rounds < 1 and not options.engines:
+        parser.error("tables of times need --rounds of 1 or more")
     torch.set_num_threads(THREADS)
+    section, title = (
+        ("engines", "Files for engines beside those of their own quantizers")
+        if options.engines
+        else (_SECTION, "The target x86 beside its peers")
+    )
     body = [
-        f"## The target x86 beside its peers{', one core busy' if options.busy else ''}",
+        f"## {title}{', one core busy' if options.busy else ''}",
         f"{report.machine_facts()}\n- {options.rounds} rounds, each runtime in a process of its "
         "own, the others idle",
         report.command(_MODULE, words),
     ]
+    names = options.runtimes or (_ENGINES if options.engines else _PEERS)
+    tables: list[str] = []
+    lines: list[list[str]] = []
     with busy(options.busy):
         for model in options.models:
-            body += measure(model, options.batch, options.runtimes, options.rounds)
+            for batch, rows in measure(model, options.batch, names, options.rounds):
+                if options.engines:
+                    lines += _beside(EVERY[model].title, batch, rows)
+                    tables = [report.table(_BESIDE, lines)]
+                else:
+                    tables.append(_table(f"{EVERY[model].title}, batch {batch}", rows))
+                print(tables[-1], end="\n\n", flush=True)
             # Written after every model: an interrupted run keeps what it has measured.
-            section = f"{_SECTION}_busy" if options.busy else _SECTION
-            report.write_section(options.output, section, "\n\n".join(body))
+            place = f"{section}_busy" if options.busy else section
+            report.write_section(options.output, place, "\n\n".join([*body, *tables]))
 
 
 if __name__ == "__main__":

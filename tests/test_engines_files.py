@@ -23,13 +23,18 @@ pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.usefixtures("translations_once")
 
 
-def fused(model: Any, x: Tensor, folder: Path) -> tuple[Counter[str], Tensor]:
-    """Return the operators of ONNX Runtime's optimized graph, and its result."""
+def fused(model: Any, x: Tensor, folder: Path, *entries: str) -> tuple[Counter[str], Tensor]:
+    """Return the operators of ONNX Runtime's optimized graph, and its result.
+
+    Configuration entries of the session are set to 1.
+    """
     path, optimized = folder / "model.onnx", folder / "optimized.onnx"
     export_onnx(model, path, x)
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     options.optimized_model_filepath = str(optimized)
+    for entry in entries:
+        options.add_session_config_entry(entry, "1")
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     [result] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     return Counter(node.op_type for node in onnx.load(optimized).graph.node), torch.tensor(result)
@@ -62,6 +67,31 @@ def test_onnx_runtime_leaves_in_float_what_coverage_says(
     floats = sum(kinds[kind] for kind in FLOATS)
     assert (promised(model), kinds["QLinearConv"], floats) == (1, 1, 1)
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
+class Rounds(nn.Module):
+    """A convolution whose result has another grid than its input, the range of all rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = 0
+        while step < 3:
+            x = torch.relu(self.conv(x))
+            step += 1
+        return x
+
+
+def test_a_value_quantized_twice_in_a_row_keeps_both_roundings(tmp_path: Path) -> None:
+    """The optimization merges them by default, and leaves convolutions behind them in float."""
+    batches = data(2, 4, 8, 8)
+    model = quantized(Rounds(), batches, "onnxruntime")
+    entry = "session.disable_double_qdq_remover"
+    kinds, found = fused(model, batches[0], tmp_path, entry)
+    assert kinds["QLinearConv"] == 3 and not any(kinds[kind] for kind in FLOATS)
+    assert found.std() > 0 and apart(found, model, batches[0]) < 0.01
 
 
 class Gate(nn.Module):

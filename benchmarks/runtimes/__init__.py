@@ -9,14 +9,15 @@ from __future__ import annotations
 import torch
 
 from benchmarks.runtimes.base import Built, Runtime, Workload, first_line
+from benchmarks.runtimes.exported import ExportedRuntime
 from benchmarks.runtimes.jit_passes import JitPassesRuntime
-from benchmarks.runtimes.onnx_runtime import OnnxRuntime
-from benchmarks.runtimes.openvino_nncf import OpenVinoRuntime
+from benchmarks.runtimes.onnx_runtime import OnnxRuntime, session
+from benchmarks.runtimes.openvino_nncf import OpenVinoRuntime, compiled
 from benchmarks.runtimes.quantize_dynamic import QuantizeDynamicRuntime
 from benchmarks.runtimes.quantize_jit import QuantizeJitRuntime
 from benchmarks.runtimes.torch_float import TorchFloatRuntime
 
-__all__ = ["RUNTIMES", "Built", "Runtime", "Workload", "first_line"]
+__all__ = ["OWN_QUANTIZER", "RUNTIMES", "Built", "Runtime", "Workload", "first_line"]
 
 _TORCH_ENGINES = [
     engine
@@ -36,6 +37,16 @@ _ALL: list[Runtime] = [
     OnnxRuntime(),
     OnnxRuntime(dynamic=True),
     OpenVinoRuntime(),
+    ExportedRuntime("onnxruntime", session),
+    ExportedRuntime("onnxruntime", session, mode="dynamic"),
+    ExportedRuntime("openvino", compiled),
 ]
 
 RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in _ALL}
+
+OWN_QUANTIZER = {
+    "jit_passes_onnxruntime": "onnxruntime",
+    "jit_passes_onnxruntime_dynamic": "onnxruntime_dynamic",
+    "jit_passes_openvino": "openvino",
+}
+"""The engine's own quantizer, of files that jit_passes writes for that engine."""

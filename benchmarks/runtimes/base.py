@@ -14,6 +14,15 @@ from torch import Tensor, nn
 THREADS = 2
 """Threads each runtime may use; the machines this was written on have two cores."""
 
+
+def narrow_weights() -> bool:
+    """Whether files for ONNX Runtime and OpenVINO get weights of 7 bits.
+
+    Without VNNI these engines add pairs of products in int16, where weights of 8 bits overflow.
+    """
+    return not torch.cpu._is_vnni_supported()
+
+
 Predict = Callable[[Tensor], Tensor]
 
 

@@ -62,6 +62,7 @@ def quantize_with_jit_passes(
     engine: str | None,
     target: Any = "stock",
     mode: str | None = None,
+    config: Any = None,
 ) -> torch.jit.ScriptModule:
     """``scripted`` quantized for the target or that of this name, ``Stock`` with ``engine``.
 
@@ -72,7 +73,12 @@ def quantize_with_jit_passes(
         target = jit_passes.targets.Stock(engine=engine)
     with quantized_engine(engine):
         module: torch.jit.ScriptModule = jit_passes.quantize_script(
-            scripted, calibration, target=target, mode=mode or "static", progress=False
+            scripted,
+            calibration,
+            target=target,
+            mode=mode or "static",
+            config=config,
+            progress=False,
         )
     return module
 

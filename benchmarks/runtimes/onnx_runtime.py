@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.runtimes.base import THREADS, Built, Predict, Workload
+from benchmarks.runtimes.base import THREADS, Built, Predict, Workload, narrow_weights
 
 _INPUT = "input"
 _OUTPUT = "output"
@@ -40,7 +40,7 @@ class OnnxRuntime:
         _quantize(exported, quantized, None if self._dynamic else workload.calibration)
         seconds = perf_counter() - start
         return Built(
-            specialize=partial(_session, quantized),
+            specialize=partial(session, quantized),
             seconds=seconds,
             file_bytes=quantized.stat().st_size,
         )
@@ -97,6 +97,7 @@ def _quantize(exported: Path, quantized: Path, calibration: list[Tensor] | None)
             str(preprocessed),
             str(quantized),
             per_channel=True,
+            reduce_range=narrow_weights(),
             weight_type=quantization.QuantType.QInt8,
         )
         return
@@ -106,14 +107,15 @@ def _quantize(exported: Path, quantized: Path, calibration: list[Tensor] | None)
         Reader(calibration),
         quant_format=quantization.QuantFormat.QDQ,
         per_channel=True,
+        reduce_range=narrow_weights(),
         activation_type=quantization.QuantType.QUInt8,
         weight_type=quantization.QuantType.QInt8,
         calibrate_method=quantization.CalibrationMethod.MinMax,
     )
 
 
-def _session(path: Path, example: Tensor) -> Predict:
-    """A session of the model at ``path`` for the batch size of ``example``."""
+def session(path: Path, example: Tensor) -> Predict:
+    """The model at ``path`` as a callable for the batch size of ``example``."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -121,11 +123,12 @@ def _session(path: Path, example: Tensor) -> Predict:
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_free_dimension_override_by_name(_BATCH, example.shape[0])
-    session = onnxruntime.InferenceSession(
+    loaded = onnxruntime.InferenceSession(
         str(path), sess_options=options, providers=["CPUExecutionProvider"]
     )
+    name = loaded.get_inputs()[0].name
 
     def predict(x: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {_INPUT: x.numpy()})[0])
+        return torch.from_numpy(loaded.run(None, {name: x.numpy()})[0])
 
     return predict

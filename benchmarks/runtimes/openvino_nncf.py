@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.runtimes.base import THREADS, Built, Predict, Workload
+from benchmarks.runtimes.base import THREADS, Built, Predict, Workload, narrow_weights
 
 
 class OpenVinoRuntime:
@@ -38,7 +38,7 @@ class OpenVinoRuntime:
         # The float parts are stored as they are run instead of rounded to half precision.
         openvino.save_model(quantized, str(path), compress_to_fp16=False)
         size = path.stat().st_size + path.with_suffix(".bin").stat().st_size
-        return Built(specialize=partial(_compile, path), seconds=seconds, file_bytes=size)
+        return Built(specialize=partial(compiled, path), seconds=seconds, file_bytes=size)
 
 
 def _quantize(model: Any, calibration: list[Tensor]) -> Any:
@@ -52,16 +52,18 @@ def _quantize(model: Any, calibration: list[Tensor]) -> Any:
 
     logging.getLogger("nncf").setLevel(logging.ERROR)
     samples = [batch.numpy() for batch in calibration]
+    narrow = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
     with redirect_stdout(io.StringIO()):  # progress bars
         return nncf.quantize(
             model,
             nncf.Dataset(samples),
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(samples),
+            advanced_parameters=narrow if narrow_weights() else None,
         )
 
 
-def _compile(path: Path, example: Tensor) -> Predict:
+def compiled(path: Path, example: Tensor) -> Predict:
     """The model at ``path`` compiled for the shape of ``example`` and for low latency."""
     import openvino
 
@@ -69,8 +71,7 @@ def _compile(path: Path, example: Tensor) -> Predict:
     model = core.read_model(str(path))
     model.reshape(list(example.shape))
     settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": THREADS}
-    compiled = core.compile_model(model, "CPU", settings)
-    request = compiled.create_infer_request()
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
 
     def predict(x: Tensor) -> Tensor:
         # The output shares memory with the request and is overwritten by the next call.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,7 @@ def slots(requantization: str) -> tuple[torch.jit.ScriptModule, torch.jit.Script
         recipe = {"input": 8, "weight": 8, "correlation": 16, "bias": 12, "sum": 8}
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 3, 3, bias=False),
-        nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 10),
+        nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 10),
     )  # fmt: skip
     target = FixedPoint(requantization)
     trained = jit_passes.quantize_slots(torch.jit.script(model), target=target, **recipe)
@@ -469,6 +470,27 @@ def test_double_rounding_refuses_slots_before_data() -> None:
         pytest.raises(JitPassesError, match=message),
     ):
         jit_passes.quantize_slots(model, target=target, **slots)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (nn.ReLU(True), "'1:batch_norm' (the target has no integer form of it)"),
+        (nn.Sigmoid(), "'2:sigmoid' (its operand '1:batch_norm' is in float)"),
+    ],
+    ids=["clip", "function"],
+)
+def test_floats_in_front_of_functions_are_named(function: nn.Module, told: str) -> None:
+    """Batch norms stay in float in a model with slots."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), function, nn.Conv2d(4, 3, 3))
+    target = FixedPoint("shift")
+    trained = jit_passes.quantize_slots(torch.jit.script(net), recipe="graffitist", target=target)
+    trained.train()(data(1)[0])
+    reference = jit_passes.convert(trained.eval())
+    with pytest.warns(
+        jit_passes.JitPassesWarning, match=re.escape(f"1 operator computed in float: {told}")
+    ):
+        jit_passes.lower(reference)
 
 
 def test_shift_refuses_other_schemes() -> None:

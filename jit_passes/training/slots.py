@@ -25,6 +25,7 @@ SPLIT = Pipeline(
         "resolve_none_checks",
         "propagate_constants",
         "fold_constant_lists",
+        "replace_inplace",
         "canonicalize_convolution",
         PassCall("split_conv_bias", linears=True),
         "fold_constant_lists",

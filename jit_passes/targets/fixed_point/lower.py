@@ -106,7 +106,7 @@ class _Lowering:
                 of_input = self.finder.before(value, quantize)
                 codes = moved_to(call, of_input or self.finder.of(value))
             else:
-                raise RefusedError(refusal_of_layer(node) or NO_FORM)
+                raise RefusedError(refusal_of_layer(node) or _of_function(node) or NO_FORM)
         except (RefusedError, JitPassesError) as error:
             self._refuse(node, str(error))
             return
@@ -193,6 +193,14 @@ class _Lowering:
         if self._left:
             count = count_of(len(self._left), "operator")
             warn(f"{count} computed in float: {shortened(self._left, 3)}")
+
+
+def _of_function(node: NodeView) -> str | None:
+    """Say why a function has no table: it would have one if it read codes."""
+    value = node.main_operand
+    if node.traits.elementwise != 1 or value.producer is None or value.producer.kind == DEQUANTIZE:
+        return None
+    return f"its operand '{value.name}' is in float"
 
 
 def _unmoved(node: NodeView) -> NodeView:

@@ -51,8 +51,8 @@ def export_c(
         name: of the function and the files.
         method: the method to export.
         kernels: "plain", loops of the program's own; or "cmsis", calls of CMSIS-NN where it has the
-            arithmetic, for models with int8 activations and `half_up` or `double_round`. Such a
-            program needs CMSIS-NN's sources: `make CMSIS_NN=path test`.
+            arithmetic, for models with int8 activations and `half_up` or `double_round`. The
+            program then needs CMSIS-NN's sources: `make CMSIS_NN=path test`.
 
     Raises:
         JitPassesError: with "cmsis", no operator has CMSIS-NN's arithmetic.

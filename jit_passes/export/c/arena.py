@@ -40,7 +40,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class Plan:
-    """What memory a program needs; buffers have their offsets.
+    """The memory of a program; its buffers have their offsets.
 
     Attributes:
         size: of the arena, in bytes.

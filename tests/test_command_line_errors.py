@@ -565,8 +565,16 @@ def test_interrupt(sent: signal.Signals, code: int, model: Path, tmp_path: Path)
 
 def test_interrupted_and_resumed(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
     """Scores that were measured stay, the user is told where, and the same command goes on."""
-    scores, metric = tmp_path / "scores.jsonl", tmp_path / "metrics.py"
-    metric.write_text("import time\n\ndef slow(model):\n    time.sleep(0.5)\n    return 1.0\n")
+    scores, metric, go = (tmp_path / name for name in ("scores.jsonl", "metrics.py", "go"))
+    # The third score waits for the signal, however late that comes.
+    metric.write_text(
+        "import os, time\n"
+        "def slow(model):\n"
+        f"    scores, go = {str(scores)!r}, {str(go)!r}\n"
+        "    known = len(open(scores).readlines()) if os.path.exists(scores) else 0\n"
+        "    time.sleep(60 if known >= 3 and not os.path.exists(go) else 0)\n"
+        "    return 1.0\n"
+    )
     arguments = (
         "sensitivity", model, "--data", data, "--target", "reference", "--resume", scores,
         "--metric", f"{metric}:slow", "--json",
@@ -585,6 +593,7 @@ def test_interrupted_and_resumed(run: Run, model: Path, data: Path, tmp_path: Pa
     said = f"{scores} has what was measured: the same command goes on from there"
     assert said in stopped.stderr
     measured = len(scores.read_text().splitlines()) - 1
+    go.touch()
     done = run(*arguments)
     assert done.code == Exit.DONE, done.err
     assert len(scores.read_text().splitlines()) - 1 == measured + done.json["evaluations"]

@@ -1,6 +1,7 @@
 // Copies between orders of axes. Where channels lie side by side on one side and pixels on the other, a row of pixels is
 // transposed in tiles, so that both sides stay within a few lines of the cache. In registers, elements of four bytes go by
-// eights, and bytes by sixteens.
+// eights, and bytes by sixteens; the last tile of a side overlaps the one before. Rows that follow one another in memory
+// are one.
 #include "copy_across.h"
 
 #include <algorithm>
@@ -72,14 +73,14 @@ JIT_PASSES_AVX2_INLINE void transposeEights(const From& from, const To& to, int6
 }
 
 JIT_PASSES_AVX2 void transposeFloats(const From& from, const To& to, int64_t pixels, int64_t channels) {
-  const int64_t whole = channels / 8 * 8, eights = pixels / 8 * 8;
-  for (int64_t c = 0; c < whole; c += 8) {
-    for (int64_t x = 0; x < eights; x += 8) {
-      transposeEights(from, to, x, c);
-    }
-    copyTile<4>(from, to, eights, pixels - eights, c, 8);
+  if (pixels < 8 || channels < 8) {
+    return copyTiles<4>(from, to, pixels, 0, channels);
   }
-  copyTiles<4>(from, to, pixels, whole, channels);
+  for (int64_t c = 0; c < channels; c += 8) {
+    for (int64_t x = 0; x < pixels; x += 8) {
+      transposeEights(from, to, std::min(x, pixels - 8), std::min(c, channels - 8));
+    }
+  }
 }
 
 // Sixteen pixels of sixteen channels, likewise. After four rounds of pairs that interleave, rows are columns.
@@ -107,14 +108,14 @@ JIT_PASSES_AVX2_INLINE void transposeSixteens(const From& from, const To& to, in
 }
 
 JIT_PASSES_AVX2 void transposeBytes(const From& from, const To& to, int64_t pixels, int64_t channels) {
-  const int64_t whole = channels / kSide * kSide, sixteens = pixels / kSide * kSide;
-  for (int64_t c = 0; c < whole; c += kSide) {
-    for (int64_t x = 0; x < sixteens; x += kSide) {
-      transposeSixteens(from, to, x, c);
-    }
-    copyTile<1>(from, to, sixteens, pixels - sixteens, c, kSide);
+  if (pixels < kSide || channels < kSide) {
+    return copyTiles<1>(from, to, pixels, 0, channels);
   }
-  copyTiles<1>(from, to, pixels, whole, channels);
+  for (int64_t c = 0; c < channels; c += kSide) {
+    for (int64_t x = 0; x < pixels; x += kSide) {
+      transposeSixteens(from, to, std::min(x, pixels - kSide), std::min(c, channels - kSide));
+    }
+  }
 }
 
 #else
@@ -122,27 +123,37 @@ void transposeFloats(const From&, const To&, int64_t, int64_t) {}
 void transposeBytes(const From&, const To&, int64_t, int64_t) {}
 #endif
 
+// Rows that have the same distance from pixel to pixel across their ends.
+int64_t rowsTogether(const Image& image) {
+  const bool rows = image.row == image.width * image.pixel;
+  const bool planes = image.depth == 1 || image.plane == image.height * image.row;
+  return !rows ? 1 : planes ? image.depth * image.height : image.height;
+}
+
 } // namespace
 
 void CopyAcross::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
   const auto tiles = bytes == 1 ? copyTiles<1> : copyTiles<4>;
   const auto transpose = bytes == 1 ? transposeBytes : transposeFloats;
   const bool vectors = form >= Form::Avx2;
-  for (int64_t row = begin; row < end; ++row) {
+  const int64_t together = std::min(rowsTogether(in), rowsTogether(out));
+  for (int64_t row = begin, rows = 0; row < end; row += rows) {
+    rows = std::min(end - row, together - row % together);
+    const int64_t pixels = rows * out.width;
     const From from{in.rowAt(row), in.pixel, in_channel};
     const To to{out.rowAt(row), out.pixel, out_channel};
     if (in_channel == bytes && out_channel == bytes) {
       const int64_t pixel = out.channels * bytes;
       const bool dense = in.pixel == pixel && out.pixel == pixel;
-      for (int64_t x = 0; x < (dense ? 1 : out.width); ++x) {
-        std::memcpy(to.at(x, 0), from.at(x, 0), dense ? out.width * pixel : pixel);
+      for (int64_t x = 0; x < (dense ? 1 : pixels); ++x) {
+        std::memcpy(to.at(x, 0), from.at(x, 0), dense ? pixels * pixel : pixel);
       }
     } else if (vectors && in_channel == bytes && out.pixel == bytes) {
-      transpose(from, to, out.width, out.channels);
+      transpose(from, to, pixels, out.channels);
     } else if (vectors && in.pixel == bytes && out_channel == bytes) {
-      transpose(from.transposed(), to.transposed(), out.channels, out.width);
+      transpose(from.transposed(), to.transposed(), out.channels, pixels);
     } else {
-      tiles(from, to, out.width, 0, out.channels);
+      tiles(from, to, pixels, 0, out.channels);
     }
   }
 }

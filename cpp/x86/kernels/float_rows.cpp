@@ -1,4 +1,4 @@
-// Layer norm and softmax of float32, which give float32, codes, or both.
+// Layer norm and softmax of float32, which give float32, codes, or both; and log softmax.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -105,6 +105,22 @@ JIT_PASSES_VECTORIZED void softmaxFloats(
       y[j] = value * power * factor;
     }
     storeBlock(y, some, softmax.codes, floats ? floats + i : nullptr, codes ? codes + i : nullptr);
+  }
+}
+
+JIT_PASSES_VECTORIZED void logSoftmaxRow(const float* in, int64_t count, float* out) {
+  float parts[kSumParts];
+  std::fill_n(parts, kSumParts, -std::numeric_limits<float>::infinity());
+  addToParts(in, count, parts, [](float part, float x) { return x > part ? x : part; });
+  const float largest = *std::max_element(parts, parts + kSumParts);
+  std::fill_n(parts, kSumParts, 0.0F);
+  addToParts(in, count, parts, [&](float part, float x) {
+    const auto [value, power] = exponentialOf(x - largest);
+    return __builtin_fmaf(value, power, part);
+  });
+  const auto logarithm = static_cast<float>(std::log(static_cast<double>(sumOfParts(parts))));
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = in[i] - largest - logarithm;
   }
 }
 
@@ -334,6 +350,12 @@ void SoftmaxFloats::run(
   const auto run = form >= Form::Avx512 ? softmaxFloatsVnni : softmaxFloats;
   overRows<1>(in, floats, to, begin, end, [&](const Rows<1>& rows) {
     run(rows.in[0], in.channels, *this, rows.floats[0], rows.codes[0]);
+  });
+}
+
+void LogSoftmaxFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  overRows<1>(in, &out, nullptr, begin, end, [&](const Rows<1>& rows) {
+    logSoftmaxRow(rows.in[0], in.channels, rows.floats[0]);
   });
 }
 

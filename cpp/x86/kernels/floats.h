@@ -89,6 +89,13 @@ struct SoftmaxFloats {
   void run(const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const;
 };
 
+// Over the channels of each pixel: y = x - m - log(sum of exp(x - m)), m the largest x. The sum is that of SoftmaxFloats,
+// the logarithm in double. Items: rows.
+struct LogSoftmaxFloats {
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // y = fma(x, factor[c], bias[c]) for each channel. Items: rows.
 struct ScaleFloats {
   const float *factor, *bias;

@@ -324,77 +324,123 @@ void AveragePool::run(const Image& in, const Image& out, int64_t begin, int64_t 
 
 namespace {
 
-struct Shares {
-  float along, across, between; // the row, rows and planes
+constexpr int64_t kKept = 1024; // floats of a row of the input that are blended at a time
+
+// Along one row of the input, whose pixels are `pixel` elements apart: the floats between those that `taps` name.
+#define JIT_PASSES_ALONG(Name, Element)                                                            \
+  JIT_PASSES_VECTORIZED void Name(                                                                 \
+      const Element* row, int64_t pixel, const Blend::Taps* taps, int64_t count, int64_t channels, \
+      float* __restrict out) {                                                                     \
+    for (int64_t i = 0; i < count; ++i) {                                                          \
+      const Element *first = row + taps[i].first * pixel, *second = row + taps[i].second * pixel;  \
+      const float share = taps[i].share;                                                           \
+      for (int64_t c = 0; c < channels; ++c) {                                                     \
+        const float a = first[c];                                                                  \
+        out[i * channels + c] = __builtin_fmaf(second[c] - a, share, a);                           \
+      }                                                                                            \
+    }                                                                                              \
+  }
+// No template is compiled for each level of vector units, so these are functions.
+JIT_PASSES_ALONG(alongCodes, uint8_t)
+JIT_PASSES_ALONG(alongFloats, float)
+#undef JIT_PASSES_ALONG
+
+// What lies between rows of a plane, or of two, that alongCodes or alongFloats have made.
+struct Between {
+  const float *top, *bottom, *back_top, *back_bottom; // those of the second plane are null where there is one
+  float across, planes;
 };
 
-// Between the four pixels of a plane.
-template <size_t First, typename Pixels>
-[[gnu::always_inline]] inline float inPlane(const Pixels& at, int64_t channel, const Shares& shares) {
-  const float a = at[First][channel], b = at[First + 1][channel], d = at[First + 2][channel],
-              e = at[First + 3][channel];
-  const float top = __builtin_fmaf(b - a, shares.along, a), bottom = __builtin_fmaf(e - d, shares.along, d);
-  return __builtin_fmaf(bottom - top, shares.across, top);
-}
-
-template <size_t Planes, typename Pixels>
-[[gnu::always_inline]] inline float blended(const Pixels& at, int64_t channel, const Shares& shares) {
-  const float front = inPlane<0>(at, channel, shares);
-  if constexpr (Planes == 1) {
+[[gnu::always_inline]] inline float blended(const Between& rows, int64_t i) {
+  const float front = __builtin_fmaf(rows.bottom[i] - rows.top[i], rows.across, rows.top[i]);
+  if (rows.back_top == nullptr) {
     return front;
-  } else {
-    return __builtin_fmaf(inPlane<4>(at, channel, shares) - front, shares.between, front);
   }
+  const float back = __builtin_fmaf(rows.back_bottom[i] - rows.back_top[i], rows.across, rows.back_top[i]);
+  return __builtin_fmaf(back - front, rows.planes, front);
 }
 
 // Without the promise that what is written is none of what is read, a loop would take bytes one by one.
-template <size_t Planes>
-JIT_PASSES_VECTORIZED void blendPixel(
-    const uint8_t* const* pixels, const Shares& shares, int64_t channels, const Blend& blend,
-    uint8_t* __restrict out) {
+JIT_PASSES_VECTORIZED void blendCodes(
+    const Between& given, int64_t count, const Blend& blend, uint8_t* __restrict out) {
   const ToCode code(blend.range);
   const float ratio = blend.ratio, offset = blend.offset;
-  const Shares own = shares;
-  const uint8_t* __restrict at[4 * Planes];
-  std::copy_n(pixels, 4 * Planes, at);
-  for (int64_t c = 0; c < channels; ++c) {
-    out[c] = code(__builtin_fmaf(blended<Planes>(at, c, own), ratio, offset));
+  const Between rows = given;
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = code(__builtin_fmaf(blended(rows, i), ratio, offset));
   }
 }
 
-template <size_t Planes>
-JIT_PASSES_VECTORIZED void blendFloats(
-    const float* const* pixels, const Shares& shares, int64_t channels, float* out) {
-  const Shares own = shares;
-  const float* at[4 * Planes];
-  std::copy_n(pixels, 4 * Planes, at);
-  for (int64_t c = 0; c < channels; ++c) {
-    out[c] = blended<Planes>(at, c, own);
+JIT_PASSES_VECTORIZED void blendFloats(const Between& given, int64_t count, float* __restrict out) {
+  const Between rows = given;
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = blended(rows, i);
   }
 }
 
-// blend(pixels of a plane or two, whether two, shares, out) for all pixels of some rows.
-template <typename Element, typename Taken, typename Body>
+// Rows of the input as they are blended along their pixels. A row of the output reads two, or four of two planes, and
+// the next one often reads some of them again.
+struct KeptRows {
+  const uint8_t* from[4] = {};
+  float values[4][kKept];
+
+  // The kept rows of these of the input; make(row, values) makes one that is not there.
+  template <typename Make>
+  void find(const uint8_t* const* rows, int count, const Make& make, const float** found) {
+    const uint8_t* const* const end = rows + count;
+    for (int i = 0; i < count; ++i) {
+      int kept = static_cast<int>(std::find(from, from + 4, rows[i]) - from);
+      if (kept == 4) {
+        kept = 0;
+        while (std::find(rows, end, from[kept]) != end) {
+          ++kept; // a row that is still read
+        }
+        from[kept] = rows[i];
+        make(rows[i], values[kept]);
+      }
+      found[i] = values[kept];
+    }
+  }
+};
+
+// Rows of the output, some pixels and channels at a time: along(row, pixel, taps, count, channels, values) and
+// store(rows, count, out).
+template <typename Element, typename Taken, typename Along, typename Store>
 void overBlends(
-    const Taken& taps, const Image& in, const Image& out, int64_t begin, int64_t end, const Body& blend) {
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t n = row / out.height / out.depth;
-    const Blend::Taps& rows = taps.y[row % out.height];
-    const Blend::Taps& planes = taps.z[row / out.height % out.depth];
-    for (int64_t i = 0; i < out.width; ++i) {
-      const Blend::Taps& columns = taps.x[i];
-      const Element* pixels[8];
-      auto* next = pixels;
-      for (const int64_t z : {planes.first, planes.second}) {
-        for (const int64_t y : {rows.first, rows.second}) {
-          for (const int64_t x : {columns.first, columns.second}) {
-            *next++ = reinterpret_cast<const Element*>(in.at(n, z, y, x));
-          }
+    const Taken& taps, const Image& in, const Image& out, int64_t begin, int64_t end, const Along& along,
+    const Store& store) {
+  constexpr int64_t kBytes = sizeof(Element);
+  for (int64_t c = 0; c < out.channels; c += kKept) {
+    const int64_t channels = std::min(kKept, out.channels - c);
+    const int64_t most = kKept / channels;
+    for (int64_t x = 0; x < out.width; x += most) {
+      const int64_t pixels = std::min(most, out.width - x);
+      const bool dense = out.pixel == channels * kBytes;
+      KeptRows kept;
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t n = row / out.height / out.depth;
+        const Blend::Taps& y = taps.y[row % out.height];
+        const Blend::Taps& z = taps.z[row / out.height % out.depth];
+        const uint8_t* rows[4];
+        int count = 0;
+        for (const int64_t plane : {z.first, z.second}) {
+          rows[count++] = in.at(n, plane, y.first, 0) + c * kBytes;
+          rows[count++] = in.at(n, plane, y.second, 0) + c * kBytes;
+        }
+        const float* found[4] = {};
+        const auto make = [&](const uint8_t* from, float* values) {
+          along(
+              reinterpret_cast<const Element*>(from), in.pixel / kBytes, &taps.x[x], pixels, channels,
+              values);
+        };
+        kept.find(rows, z.first == z.second ? 2 : 4, make, found);
+        for (int64_t i = 0; i < (dense ? 1 : pixels); ++i) {
+          const auto at = [&](int k) { return found[k] ? found[k] + i * channels : nullptr; };
+          store(
+              Between{at(0), at(1), at(2), at(3), y.share, z.share}, dense ? pixels * channels : channels,
+              reinterpret_cast<Element*>(out.rowAt(row) + (x + i) * out.pixel + c * kBytes));
         }
       }
-      blend(
-          pixels, planes.first != planes.second, Shares{columns.share, rows.share, planes.share},
-          reinterpret_cast<Element*>(out.rowAt(row) + i * out.pixel));
     }
   }
 }
@@ -403,18 +449,12 @@ void overBlends(
 
 void Blend::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
   overBlends<uint8_t>(
-      *this, in, out, begin, end,
-      [&](const uint8_t* const* pixels, bool volume, const Shares& shares, uint8_t* to) {
-        (volume ? blendPixel<2> : blendPixel<1>)(pixels, shares, out.channels, *this, to);
-      });
+      *this, in, out, begin, end, alongCodes,
+      [&](const Between& rows, int64_t count, uint8_t* to) { blendCodes(rows, count, *this, to); });
 }
 
 void BlendFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  overBlends<float>(
-      *this, in, out, begin, end,
-      [&](const float* const* pixels, bool volume, const Shares& shares, float* to) {
-        (volume ? blendFloats<2> : blendFloats<1>)(pixels, shares, out.channels, to);
-      });
+  overBlends<float>(*this, in, out, begin, end, alongFloats, blendFloats);
 }
 
 } // namespace jit_passes::x86

@@ -17,8 +17,10 @@ inline int64_t sizeOf(const Image& image, size_t i) {
 Windows windowsOfPool(const StepContext& c);
 // That divide axes of one image into as many parts as the other has elements.
 Windows adaptiveWindows(const Image& x, const Image& y);
+// The axes, from the innermost on, along which every window is the element itself count as channels: kernels go over
+// channels in vectors. `bytes` of an element.
+void joinChannels(Windows& windows, int64_t bytes, Image& x, Image& y);
 // `divisor` stands in for the number of elements, if not 0.
-Part averageOver(
-    const StepContext& c, const Windows& windows, int64_t divisor, const Placed& x, const Placed& y);
+Part averageOver(const StepContext& c, Windows windows, int64_t divisor, Placed x, Placed y);
 
 } // namespace jit_passes::x86

@@ -83,9 +83,11 @@ Planned averagePool(const RegionReader& reader, Node* node) {
 }
 
 Part maxPoolKernel(const StepContext& c) {
-  const auto [z, y, x] = windowsOfPool(c);
+  Placed in = image(c.in()), out = image(c.out());
+  Windows windows = windowsOfPool(c);
+  joinChannels(windows, c.out().bytes(), in.image, out.image);
+  const auto& [z, y, x] = windows;
   const int64_t* dilation = &c.op.attributes[PoolAttributes::Dilation];
-  const Placed in = image(c.in()), out = image(c.out());
   if (c.out().grid->is_float) {
     return unary(MaxFloats{z, y, x, dilation[0], dilation[1], dilation[2]}, in, out);
   }
@@ -144,8 +146,29 @@ Windows adaptiveWindows(const Image& x, const Image& y) {
   return windows;
 }
 
-Part averageOver(
-    const StepContext& c, const Windows& windows, int64_t divisor, const Placed& x, const Placed& y) {
+void joinChannels(Windows& windows, int64_t bytes, Image& x, Image& y) {
+  int64_t Image::* const size[] = {&Image::depth, &Image::height, &Image::width};
+  int64_t Image::* const stride[] = {&Image::plane, &Image::row, &Image::pixel};
+  for (size_t i = 3; i-- > 0;) {
+    const bool alone = std::all_of(windows[i].begin(), windows[i].end(), [&](const Span& span) {
+      return span.begin == &span - windows[i].data() && span.end == span.begin + 1 && span.count == 1;
+    });
+    const auto dense = [&](const Image& image) {
+      return image.*size[i] == 1 || image.*stride[i] == image.channels * bytes;
+    };
+    if (!alone || x.*size[i] != y.*size[i] || !dense(x) || !dense(y)) {
+      return;
+    }
+    for (Image* image : {&x, &y}) {
+      image->channels *= image->*size[i];
+      image->*size[i] = 1;
+    }
+    windows[i].resize(1);
+  }
+}
+
+Part averageOver(const StepContext& c, Windows windows, int64_t divisor, Placed x, Placed y) {
+  joinChannels(windows, c.out().bytes(), x.image, y.image);
   const Grid &from = *c.in().grid, &to = c.grid();
   if (to.is_float) {
     return unary(AverageFloats{windows[0], windows[1], windows[2], divisor}, x, y);

@@ -5,6 +5,8 @@
 // tdpbusd adds the product of both to 16 x 16 sums: 16384 products in 16 cycles, where vpdpbusd takes 128.
 #pragma once
 
+#include <array>
+
 #include "tile.h"
 #include "vnni.h"
 
@@ -35,29 +37,54 @@ struct RunSteps {
 
 #ifdef JIT_PASSES_HAS_AMX
 
-// Shapes of tile registers of the thread that makes it, as long as it lives: registers 0 to 3 are sums, 4 and 5 the
-// pixels of both parts, 6 and 7 the weights of the first and the last 16 channels.
-class AmxSums {
+// The tile registers of the thread that makes it, as long as it lives.
+class TileRegisters {
  public:
-  using Shape = TwoSixteens;
+  struct Shape {
+    uint8_t rows = 0, bytes = 0; // of each row
+  };
 
-  AmxSums(int64_t pixels, int64_t quads) : steps_(quads) {
+  explicit TileRegisters(const std::array<Shape, 8>& registers) {
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t bytes[16] = {};
       uint8_t rows[16] = {};
     } shapes;
-    for (int i = 0; i < 8; ++i) {
-      const bool is_weight = i >= 6, is_pixel = i >= 4 && !is_weight;
-      shapes.rows[i] = static_cast<uint8_t>(is_weight ? steps_.depth : pixels);
-      shapes.bytes[i] = static_cast<uint16_t>(is_pixel ? 4 * steps_.depth : 64);
+    for (size_t i = 0; i < registers.size(); ++i) {
+      shapes.rows[i] = registers[i].rows, shapes.bytes[i] = registers[i].bytes;
     }
     asm volatile("ldtilecfg %0" ::"m"(shapes));
   }
-  AmxSums(const AmxSums&) = delete;
-  AmxSums& operator=(const AmxSums&) = delete;
+  TileRegisters(const TileRegisters&) = delete;
+  TileRegisters& operator=(const TileRegisters&) = delete;
   // The system would save what is left in these registers whenever the thread loses its processor.
-  ~AmxSums() { asm volatile("tilerelease"); }
+  ~TileRegisters() { asm volatile("tilerelease"); }
+
+  template <int kRegister>
+  static void clear() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(kRegister));
+  }
+  template <int kRegister>
+  static void load(const void* from, int64_t step) {
+    asm volatile("tileloadd (%0,%1), %%tmm%c2" ::"r"(from), "r"(step), "i"(kRegister) : "memory");
+  }
+  template <int kRegister>
+  static void store(int32_t* to, int64_t step) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1)" ::"r"(to), "r"(step), "i"(kRegister) : "memory");
+  }
+  template <int kSum, int kPixels, int kWeights>
+  static void add() {
+    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kPixels), "i"(kWeights));
+  }
+};
+
+// Registers 0 to 3 are sums, 4 and 5 the pixels of both parts, 6 and 7 the weights of the first and the last 16
+// channels.
+class AmxSums : TileRegisters {
+ public:
+  using Shape = TwoSixteens;
+
+  AmxSums(int64_t pixels, int64_t quads) : AmxSums(pixels, RunSteps(quads)) {}
 
   // Of `parts` parts and `columns` times 16 channels, as `multiplyTile` of convolution_tile.h leaves them.
   void operator()(
@@ -72,17 +99,14 @@ class AmxSums {
  private:
   static constexpr int64_t kSums = 2 * kBlockChannels * sizeof(int32_t); // bytes from pixel to pixel
 
-  template <int kRegister>
-  static void load(const void* from, int64_t step) {
-    asm volatile("tileloadd (%0,%1), %%tmm%c2" ::"r"(from), "r"(step), "i"(kRegister) : "memory");
-  }
-  template <int kRegister>
-  static void store(int32_t* to) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1)" ::"r"(to), "r"(kSums), "i"(kRegister) : "memory");
-  }
-  template <int kSum, int kPixels, int kWeights>
-  static void add() {
-    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kPixels), "i"(kWeights));
+  AmxSums(int64_t pixels, const RunSteps& steps)
+      : TileRegisters(shapes(pixels, steps.depth)), steps_(steps) {}
+
+  static std::array<TileRegisters::Shape, 8> shapes(int64_t pixels, int64_t depth) {
+    const TileRegisters::Shape sums{static_cast<uint8_t>(pixels), 64};
+    const TileRegisters::Shape part{sums.rows, static_cast<uint8_t>(4 * depth)};
+    const TileRegisters::Shape weights{static_cast<uint8_t>(depth), 64};
+    return {sums, sums, sums, sums, part, part, weights, weights};
   }
 
   template <int kParts, int kColumns>
@@ -127,15 +151,15 @@ class AmxSums {
       }
       first += tile.jumps[run], second += tile.jumps[run];
     }
-    store<0>(sums);
+    store<0>(sums, kSums);
     if constexpr (kTwoColumns) {
-      store<1>(sums + 16);
+      store<1>(sums + 16, kSums);
     }
     if constexpr (kTwoParts) {
-      store<2>(sums + 32);
+      store<2>(sums + 32, kSums);
     }
     if constexpr (kTwoParts && kTwoColumns) {
-      store<3>(sums + 48);
+      store<3>(sums + 48, kSums);
     }
   }
 

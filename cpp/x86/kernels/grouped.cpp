@@ -169,9 +169,10 @@ void packGrouped(
 void GroupedLinear::run(
     const uint8_t* codes, const RowGrid* grids, bool per_row, const Image& out, int64_t begin,
     int64_t end) const {
-  const GroupedTile<uint8_t> tile = form >= Form::Avx512 ? groupedCodesVnni
-                                    : form >= Form::Avx2 ? groupedCodesAvx2
-                                                         : codesTilePlain;
+  const GroupedTile<uint8_t> tile = form == Form::Amx      ? groupedCodesAmx
+                                    : form == Form::Avx512 ? groupedCodesVnni
+                                    : form >= Form::Avx2   ? groupedCodesAvx2
+                                                           : codesTilePlain;
   runBlocks(
       *this, tile, [&](int64_t row) { return codes + row * shape.inputs; },
       [&](int64_t row, const float* a, const float* header, float* y) {

@@ -7,7 +7,7 @@
 
 namespace jit_passes::x86 {
 
-constexpr int64_t kGroupedRows = 16; // of a tile, at most
+constexpr int64_t kGroupedRows = 32; // of a tile, at most
 constexpr int64_t kGroupedHeader = 2 * GroupedShape::kOutputs * int64_t(sizeof(float));
 
 template <typename T>
@@ -42,6 +42,8 @@ void inTiles(
 void groupedCodesAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
 void groupedFloatsAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
 void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
+// In AMX where there are rows enough, else as groupedCodesVnni.
+void groupedCodesAmx(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
 void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
 
 // The inputs of a step, of which the last of a row may have fewer than 32: the others are 0, and nothing behind the row

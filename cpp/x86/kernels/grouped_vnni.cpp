@@ -15,6 +15,16 @@ JIT_PASSES_VNNI_INLINE __m512i quadOf(const uint8_t* codes) {
   return _mm512_set1_epi32(quad);
 }
 
+// With one row, weights that come from memory are all of the time: the processor fetches ahead within a page of 4 KB,
+// and stops at its end. Nothing is read where there is no memory.
+template <int kRows>
+JIT_PASSES_VNNI_INLINE void fetchAhead(const uint8_t* weights) {
+  constexpr int64_t kAhead = 4096;
+  if constexpr (kRows == 1) {
+    _mm_prefetch(reinterpret_cast<const char*>(weights + kAhead), _MM_HINT_T0);
+  }
+}
+
 // Sums of products of a step, in two parts, which instructions add to in turn.
 template <int kRows, int kBits>
 JIT_PASSES_VNNI_INLINE void addCodes(
@@ -26,6 +36,7 @@ JIT_PASSES_VNNI_INLINE void addCodes(
 #pragma GCC unroll 4
     for (int octet = 0; octet < 4; ++octet) {
       const __m512i bytes = _mm512_loadu_si512(step + 64 * octet);
+      fetchAhead<kRows>(step + 64 * octet);
       const __m512i lower = _mm512_shuffle_epi8(codes, _mm512_and_si512(bytes, mask));
       const __m512i upper = _mm512_shuffle_epi8(codes, _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask));
 #pragma GCC unroll 4
@@ -39,6 +50,7 @@ JIT_PASSES_VNNI_INLINE void addCodes(
 #pragma GCC unroll 8
     for (int quad = 0; quad < 8; ++quad) {
       const __m512i codes = _mm512_loadu_si512(step + 64 * quad);
+      fetchAhead<kRows>(step + 64 * quad);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         sums[r][quad % 2] =
@@ -96,6 +108,10 @@ JIT_PASSES_VNNI void floatsTile512(
     for (int64_t own = 0; own < shape.group; own += 32, step += 64 * kBits) {
       x.at(rows, first + own, shape.group - own);
 #pragma GCC unroll 8
+      for (int line = 0; line < kBits; ++line) {
+        fetchAhead<kRows>(step + 64 * line);
+      }
+#pragma GCC unroll 8
       for (int input = 0; input < 8; ++input) {
 #pragma GCC unroll 4
         for (int octet = 0; octet < 4; ++octet) {
@@ -118,6 +134,97 @@ JIT_PASSES_VNNI void floatsTile512(
   }
   for (int r = 0; r < kRows; ++r) {
     _mm512_storeu_ps(a + 16 * r, all[r]);
+  }
+}
+
+constexpr int64_t kStepsAhead = 4; // whose weights are decoded at a time
+
+// The weights of a step in float32, [32 inputs][16 outputs].
+template <int kBits>
+JIT_PASSES_VNNI_INLINE void decodeStep512(const uint8_t* step, float* weights) {
+#pragma GCC unroll 4
+  for (int octet = 0; octet < 4; ++octet) {
+#pragma GCC unroll 8
+    for (int input = 0; input < 8; ++input, weights += 16) {
+      _mm512_store_ps(weights, weightsOf512<kBits>(step, octet, input));
+    }
+  }
+}
+
+// Adds the products of some steps to the parts of each row, [rows][4 octets][16 outputs], which begin with `first`.
+template <int kRows>
+JIT_PASSES_VNNI void addDecoded512(
+    const float* weights, int64_t steps, const float* const* x, bool first, float* parts) {
+  const float* row[kRows];
+  std::copy_n(x, kRows, row);
+  __m512 sums[kRows][4] = {};
+  if (!first) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int octet = 0; octet < 4; ++octet) {
+        sums[r][octet] = _mm512_load_ps(parts + 64 * r + 16 * octet);
+      }
+    }
+  }
+  for (; steps > 0; --steps, weights += 512) {
+#pragma GCC unroll 4
+    for (int octet = 0; octet < 4; ++octet) {
+#pragma GCC unroll 8
+      for (int input = 0; input < 8; ++input) {
+        const __m512 weight = _mm512_load_ps(weights + 128 * octet + 16 * input);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          sums[r][octet] = _mm512_fmadd_ps(weight, _mm512_set1_ps(row[r][8 * octet + input]), sums[r][octet]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      row[r] += 32;
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int octet = 0; octet < 4; ++octet) {
+      _mm512_store_ps(parts + 64 * r + 16 * octet, sums[r][octet]);
+    }
+  }
+}
+
+// Many rows take the weights of some steps in float32 one after the other.
+template <int kBits>
+JIT_PASSES_VNNI void decodedTile512(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+  alignas(64) float weights[kStepsAhead * 512], parts[kGroupedRows * 64];
+  StepOfFloats<kGroupedRows> x;
+  std::fill_n(a, rows.count * 16, 0.0F);
+  const uint8_t* at = block + kGroupedHeader;
+  for (int64_t first = 0; first < shape.inputs; first += shape.group, at += shape.groupBytes()) {
+    const uint8_t* step = at + 64;
+    for (int64_t own = 0, steps = 0; own < shape.group; own += 32 * steps) {
+      steps = std::clamp<int64_t>((shape.group - own) / 32, 1, kStepsAhead);
+      for (int64_t i = 0; i < steps; ++i, step += shape.stepBytes()) {
+        decodeStep512<kBits>(step, weights + 512 * i);
+      }
+      x.at(rows, first + own, shape.group - own);
+      int64_t r = 0;
+      for (; r + 4 <= rows.count; r += 4) {
+        addDecoded512<4>(weights, steps, x.row + r, own == 0, parts + 64 * r);
+      }
+      for (; r < rows.count; ++r) {
+        addDecoded512<1>(weights, steps, x.row + r, own == 0, parts + 64 * r);
+      }
+    }
+    const __m512 scales = _mm512_loadu_ps(at);
+    for (int64_t r = 0; r < rows.count; ++r) {
+      const float* part = parts + 64 * r;
+      const __m512 sum = _mm512_add_ps(
+          _mm512_add_ps(_mm512_load_ps(part), _mm512_load_ps(part + 16)),
+          _mm512_add_ps(_mm512_load_ps(part + 32), _mm512_load_ps(part + 48)));
+      _mm512_storeu_ps(a + 16 * r, _mm512_fmadd_ps(sum, scales, _mm512_loadu_ps(a + 16 * r)));
+    }
   }
 }
 
@@ -145,6 +252,11 @@ void groupedCodesVnni(
 
 void groupedFloatsVnni(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+  constexpr int64_t kFewToDecode = 8;
+  if (rows.count >= kFewToDecode) {
+    const auto decoded = shape.bits == 4 ? decodedTile512<4> : decodedTile512<8>;
+    return decoded(shape, block, rows, a);
+  }
   inTiles<float>(
       {floatsTile512Of<1>, floatsTile512Of<2>, floatsTile512Of<3>, floatsTile512Of<4>}, shape, block, rows,
       a);

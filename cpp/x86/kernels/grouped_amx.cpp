@@ -1,0 +1,134 @@
+// Linear layers with a scale for each group of inputs, by AMX: up to 32 rows in two tile registers, by 16 outputs.
+#include "amx.h"
+#include "grouped_tile.h"
+
+namespace jit_passes::x86 {
+
+#ifdef JIT_PASSES_HAS_AMX
+
+namespace {
+
+constexpr int64_t kAhead = 16; // steps whose weights are decoded at a time: tile registers wait for stores
+constexpr int64_t kDecoded = 16 * 32; // bytes of a step
+
+// A step of 4 bits as one of 8 bits: the fours of an octet one behind the other.
+JIT_PASSES_VNNI_INLINE void decodeStepToBytes(const uint8_t* step, uint8_t* to) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  const __m512i codes =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
+#pragma GCC unroll 4
+  for (int octet = 0; octet < 4; ++octet, to += 128) {
+    const __m512i bytes = _mm512_loadu_si512(step + 64 * octet);
+    const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
+    _mm512_store_si512(to, _mm512_shuffle_epi8(codes, _mm512_and_si512(bytes, mask)));
+    _mm512_store_si512(to + 64, _mm512_shuffle_epi8(codes, upper));
+  }
+}
+
+JIT_PASSES_VNNI_INLINE void addScaled(const int32_t* sums, const uint8_t* scales, __m512 (&all)[16]) {
+  const __m512 by = _mm512_loadu_ps(scales);
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; ++r) {
+    all[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + 16 * r)), by, all[r]);
+  }
+}
+
+// Where a group begins: its scales, and 64 bytes further on its steps.
+const uint8_t* scalesOf(const GroupedShape& shape, const uint8_t* block, int64_t group) {
+  return block + kGroupedHeader + group * shape.groupBytes();
+}
+
+// Sixteen rows at most, through the steps from `begin` to `end`. The sums of a group pass through memory; they are scaled
+// and added up while the products of the next group are computed.
+template <int kBits, int kHalf>
+JIT_PASSES_VNNI void halfAmx(
+    const GroupedShape& shape, const uint8_t* block, const uint8_t* decoded, const GroupedRows<uint8_t>& rows,
+    int64_t begin, int64_t end, float* a) {
+  const int64_t steps = shape.steps(), together = steps % 2 == 0 ? 2 : 1;
+  const int64_t apart = rows.row[1] - rows.row[0];
+  alignas(64) int32_t sums[2][16 * 16] = {};
+  __m512 all[16];
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; ++r) {
+    all[r] = _mm512_load_ps(a + 16 * r);
+  }
+  int64_t group = begin / steps, step = begin % steps;
+  bool waits = false;
+  for (int64_t at = begin; at < end; at += together) {
+    const uint8_t* weights =
+        kBits == 4 ? decoded + (at - begin) * kDecoded : scalesOf(shape, block, group) + 64 + step * kDecoded;
+    if (step == 0) {
+      TileRegisters::clear<kHalf>();
+    }
+    TileRegisters::load<6>(weights, 64);
+    TileRegisters::load<4 + kHalf>(rows.row[16 * kHalf] + 32 * at, apart);
+    TileRegisters::add<kHalf, 4 + kHalf, 6>();
+    step += together;
+    if (step == steps) {
+      TileRegisters::store<kHalf>(sums[group % 2], 64);
+      if (waits) {
+        addScaled(sums[(group - 1) % 2], scalesOf(shape, block, group - 1), all);
+      }
+      waits = true, step = 0, ++group;
+    }
+  }
+  if (waits) {
+    addScaled(sums[(group - 1) % 2], scalesOf(shape, block, group - 1), all);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; ++r) {
+    _mm512_store_ps(a + 16 * r, all[r]);
+  }
+}
+
+// Registers 0 and 1 are the sums of both halves of the rows, 4 and 5 the halves, and 6 weights, of one step or of two.
+template <int kBits>
+JIT_PASSES_VNNI void codesTileAmx(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  const int64_t steps = shape.steps(), all = shape.groups() * steps;
+  const auto quads = static_cast<uint8_t>(steps % 2 == 0 ? 16 : 8), bytes = static_cast<uint8_t>(4 * quads);
+  const auto half = [&](int64_t first) -> uint8_t { return std::clamp<int64_t>(rows.count - first, 0, 16); };
+  const auto shapeOf = [](uint8_t rows, uint8_t bytes) -> TileRegisters::Shape {
+    return {rows, rows ? bytes : uint8_t{0}};
+  };
+  const std::array<TileRegisters::Shape, 8> registers{
+      shapeOf(half(0), 64),     shapeOf(half(16), 64), {}, {}, shapeOf(half(0), bytes),
+      shapeOf(half(16), bytes), shapeOf(quads, 64),    {}};
+  const TileRegisters configured(registers);
+  alignas(64) uint8_t decoded[kAhead * kDecoded];
+  std::fill_n(a, kGroupedRows * 16, 0.0F);
+  for (int64_t begin = 0; begin < all; begin += kAhead) {
+    const int64_t end = std::min(begin + kAhead, all);
+    for (int64_t i = begin; kBits == 4 && i < end; ++i) {
+      const uint8_t* step = scalesOf(shape, block, i / steps) + 64 + i % steps * shape.stepBytes();
+      decodeStepToBytes(step, decoded + (i - begin) * kDecoded);
+    }
+    halfAmx<kBits, 0>(shape, block, decoded, rows, begin, end, a);
+    if (rows.count > 16) {
+      halfAmx<kBits, 1>(shape, block, decoded, rows, begin, end, a + 256);
+    }
+  }
+}
+
+} // namespace
+
+void groupedCodesAmx(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  constexpr int64_t kFewest = 8; // fewer keep a register waiting for its weights
+  if (rows.count < kFewest) {
+    return groupedCodesVnni(shape, block, rows, a);
+  }
+  const auto tile = shape.bits == 4 ? codesTileAmx<4> : codesTileAmx<8>;
+  tile(shape, block, rows, a);
+}
+
+#else
+
+void groupedCodesAmx(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  groupedCodesVnni(shape, block, rows, a);
+}
+
+#endif
+
+} // namespace jit_passes::x86

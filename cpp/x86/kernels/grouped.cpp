@@ -91,16 +91,16 @@ void floatsTilePlain(
 }
 
 JIT_PASSES_VECTORIZED void onGrid(
-    const float* a, const RowGrid& grid, const float* totals, const float* bias, float* y) {
+    const RowGrid& grid, const float* __restrict totals, const float* __restrict bias, float* __restrict a) {
   const auto zero_point = static_cast<float>(-grid.zero_point);
   for (int64_t c = 0; c < kOutputs; ++c) {
-    y[c] = __builtin_fmaf(__builtin_fmaf(zero_point, totals[c], a[c]), grid.scale, bias[c]);
+    a[c] = __builtin_fmaf(__builtin_fmaf(zero_point, totals[c], a[c]), grid.scale, bias[c]);
   }
 }
 
-JIT_PASSES_VECTORIZED void withBias(const float* a, const float* bias, float* y) {
+JIT_PASSES_VECTORIZED void withBias(const float* __restrict bias, float* __restrict a) {
   for (int64_t c = 0; c < kOutputs; ++c) {
-    y[c] = a[c] + bias[c];
+    a[c] += bias[c];
   }
 }
 
@@ -108,7 +108,7 @@ float* floatsAt(const Image& image, int64_t row) {
   return reinterpret_cast<float*>(image.rowAt(row / image.width) + row % image.width * image.pixel);
 }
 
-// `rowAt(row)`: where a row begins. `finish(row, a, header, y)`: the results of 16 sums.
+// `rowAt(row)`: where a row begins. `finish(row, a, header)`: 16 sums become results.
 template <typename T, typename RowAt, typename Finish>
 void runBlocks(
     const GroupedLinear& linear, GroupedTile<T> tile, const RowAt& rowAt, const Finish& finish,
@@ -125,9 +125,11 @@ void runBlocks(
       alignas(64) float a[kGroupedRows * kOutputs];
       tile(linear.shape, block, some, a);
       for (int64_t r = 0; r < some.count; ++r) {
-        float y[kOutputs];
-        finish(row + r, a + r * kOutputs, reinterpret_cast<const float*>(block), y);
-        linear.function.run(y, y, count);
+        finish(row + r, a + r * kOutputs, reinterpret_cast<const float*>(block));
+      }
+      linear.function.run(a, a, some.count * kOutputs);
+      for (int64_t r = 0; r < some.count; ++r) {
+        float* y = a + r * kOutputs;
         if (linear.residual) {
           const float* other = floatsAt(*linear.residual, row + r) + first;
           std::transform(y, y + count, other, y, std::plus());
@@ -175,8 +177,8 @@ void GroupedLinear::run(
                                                            : codesTilePlain;
   runBlocks(
       *this, tile, [&](int64_t row) { return codes + row * shape.inputs; },
-      [&](int64_t row, const float* a, const float* header, float* y) {
-        onGrid(a, grids[per_row ? row : 0], header, header + kOutputs, y);
+      [&](int64_t row, float* a, const float* header) {
+        onGrid(grids[per_row ? row : 0], header, header + kOutputs, a);
       },
       out, begin, end);
 }
@@ -187,8 +189,7 @@ void GroupedLinear::run(const Image& in, const Image& out, int64_t begin, int64_
                                                        : floatsTilePlain;
   runBlocks(
       *this, tile, [&](int64_t row) { return floatsAt(in, row); },
-      [&](int64_t, const float* a, const float* header, float* y) { withBias(a, header + kOutputs, y); }, out,
-      begin, end);
+      [&](int64_t, float* a, const float* header) { withBias(header + kOutputs, a); }, out, begin, end);
 }
 
 } // namespace jit_passes::x86

@@ -119,7 +119,7 @@ OPERATORS: dict[str, tuple[int, Function, bool, bool]] = {
     "flip": (2, lambda y: y.flip(3), INSIDE, INSIDE),
     "repeat": (2, lambda y: y.repeat(1, 1, 2, 1), INSIDE, INSIDE),
     "log softmax": (2, lambda y: F.log_softmax(y, 1), FLOAT, INSIDE),
-    "cumsum": (2, lambda y: y.cumsum(2), FLOAT, FLOAT),
+    "cumsum": (2, lambda y: y.cumsum(2), FLOAT, INSIDE),
 }
 
 

@@ -1,4 +1,4 @@
-"""Operators of plans that pick numbers, where and gather, and the logarithm of a softmax."""
+"""Operators of plans that pick numbers, where and gather, and functions along an axis."""
 
 from __future__ import annotations
 
@@ -140,6 +140,25 @@ def test_log_softmax(shape: tuple[int, ...], axis: int) -> None:
     x.view(-1)[0] = torch.nan
     (got,) = plan.run([x])
     assert torch.equal(got.isnan(), F.log_softmax(-x, axis).isnan())
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("shape", [(5,), (5, 7), (2, 30, 33), (2, 3, 5, 6), (0, 4)], ids=str)
+def test_cumsum(shape: tuple[int, ...], axis: int) -> None:
+    """The numbers of PyTorch's operator, whose sums are in double precision too."""
+    axis = min(axis, len(shape) - 1)
+    plan = plan_of(traced(Alone(lambda x: torch.neg(x).cumsum(axis)), torch.randn(shape)))
+    x = torch.randn(shape)
+    (got,) = plan.run([x])
+    assert torch.equal(got, (-x).cumsum(axis))
+    if x.numel():
+        x.view(-1)[x.numel() // 2] = torch.nan
+        (got,) = plan.run([x])
+        assert torch.equal(got.isnan(), x.cumsum(axis).isnan())
+
+
+def test_cumsum_between_layers() -> None:
+    in_one_plan(lambda y: y.cumsum(-1) / 4, torch.randn(9, 16))
 
 
 def test_log_softmax_between_layers() -> None:

@@ -145,6 +145,12 @@ struct ReduceFloats {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
+// y[c] = x[0] + ... + x[c] of the channels of each pixel, in double. Items: rows.
+struct CumulateFloats {
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // A function of a number, with numbers of its own:
 //
 //   Scale           x * first

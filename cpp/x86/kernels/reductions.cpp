@@ -1,4 +1,4 @@
-// Sums, means, lengths, largest and smallest numbers of float32, over any axes.
+// Sums, means, lengths, largest and smallest numbers of float32, over any axes; and sums as they grow along one.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -82,11 +82,17 @@ inline __attribute__((always_inline)) float together(Parts parts) {
 }
 
 // No template is compiled for each level of vector units, so these are functions.
-#define JIT_PASSES_REDUCTION(Reduction)                                             \
-  JIT_PASSES_VECTORIZED void takeRowInto##Reduction(const Row& row, Parts& parts) { \
-    takeRow<Reduction>(row, parts);                                                 \
-  }                                                                                 \
-  JIT_PASSES_VECTORIZED float together##Reduction(const Parts& parts) { return together<Reduction>(parts); }
+#define JIT_PASSES_REDUCTION(Reduction)                                                                      \
+  JIT_PASSES_VECTORIZED void takeRowInto##Reduction(const Row& row, Parts& parts) {                          \
+    takeRow<Reduction>(row, parts);                                                                          \
+  }                                                                                                          \
+  JIT_PASSES_VECTORIZED float together##Reduction(const Parts& parts) { return together<Reduction>(parts); } \
+  JIT_PASSES_VECTORIZED float row##Reduction(const Row& row) {                                               \
+    Parts parts;                                                                                             \
+    std::fill_n(parts.of, kSumParts, Reduction::start);                                                      \
+    takeRow<Reduction>(row, parts);                                                                          \
+    return together<Reduction>(parts);                                                                       \
+  }
 JIT_PASSES_REDUCTION(Sum)
 JIT_PASSES_REDUCTION(SumOfSquares)
 JIT_PASSES_REDUCTION(LargestNumber)
@@ -97,16 +103,18 @@ struct Functions {
   float start;
   void (*take)(const Row&, Parts&);
   float (*together)(const Parts&);
+  float (*row)(const Row&); // both for one row, which is often a short one
 };
 
 Functions functionsOf(ReduceFloats::Which which) {
   switch (which) {
-    case ReduceFloats::Length: return {SumOfSquares::start, takeRowIntoSumOfSquares, togetherSumOfSquares};
+    case ReduceFloats::Length:
+      return {SumOfSquares::start, takeRowIntoSumOfSquares, togetherSumOfSquares, rowSumOfSquares};
     case ReduceFloats::Largest:
-      return {LargestNumber::start, takeRowIntoLargestNumber, togetherLargestNumber};
+      return {LargestNumber::start, takeRowIntoLargestNumber, togetherLargestNumber, rowLargestNumber};
     case ReduceFloats::Smallest:
-      return {SmallestNumber::start, takeRowIntoSmallestNumber, togetherSmallestNumber};
-    default: return {Sum::start, takeRowIntoSum, togetherSum};
+      return {SmallestNumber::start, takeRowIntoSmallestNumber, togetherSmallestNumber, rowSmallestNumber};
+    default: return {Sum::start, takeRowIntoSum, togetherSum, rowSum};
   }
 }
 
@@ -130,17 +138,39 @@ void ReduceFloats::run(const Image& in, const Image& out, int64_t begin, int64_t
     const int64_t y = row % out.height, z = row / out.height % out.depth, n = row / out.height / out.depth;
     const int64_t channels = whole ? in.channels : std::min(kSumParts, out.channels - first);
     for (int64_t x = 0; x < out.width; ++x) {
+      auto* to = reinterpret_cast<float*>(out.at(n, z, y, x)) + first;
+      if (whole && images * planes * rows == 1) {
+        *to = result(functions.row({in.at(n, z, y, x), pixels, in.pixel, channels}));
+        continue;
+      }
       Parts parts;
       std::fill_n(parts.of, kSumParts, functions.start);
       for (int64_t i = 0; i < images * planes * rows; ++i) {
         const uint8_t* from = in.at(n + i / rows / planes, z + i / rows % planes, y + i % rows, x);
         functions.take({from + first * int64_t(sizeof(float)), pixels, in.pixel, channels}, parts);
       }
-      auto* to = reinterpret_cast<float*>(out.at(n, z, y, x)) + first;
       if (whole) {
         *to = result(functions.together(parts));
       } else {
         std::transform(parts.of, parts.of + channels, to, result);
+      }
+    }
+  }
+}
+
+void CumulateFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
+  constexpr int64_t kTogether = 8; // sums that wait for one another are those of one pixel
+  for (int64_t row = begin; row < end; ++row) {
+    for (int64_t x = 0; x < out.width; x += kTogether) {
+      const int64_t pixels = std::min(kTogether, out.width - x);
+      const uint8_t* from = in.rowAt(row) + x * in.pixel;
+      uint8_t* to = out.rowAt(row) + x * out.pixel;
+      double sums[kTogether] = {};
+      for (int64_t c = 0; c < out.channels; ++c) {
+        for (int64_t i = 0; i < pixels; ++i) {
+          sums[i] += reinterpret_cast<const float*>(from + i * in.pixel)[c];
+          reinterpret_cast<float*>(to + i * out.pixel)[c] = static_cast<float>(sums[i]);
+        }
       }
     }
   }

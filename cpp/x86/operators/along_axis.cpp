@@ -1,0 +1,51 @@
+// Functions of all numbers along one axis that give as many.
+#include "sizes.h"
+#include "x86/building/from_graph.h"
+#include "x86/lowering/general.h"
+#include "x86/program/checks.h"
+#include "x86/running/step_context.h"
+
+namespace jit_passes::x86 {
+namespace {
+
+Planned alongAxis(const RegionReader& reader, Node* node, const char* kind) {
+  const bool casts =
+      reader.has(node, "dtype") && reader.operand(node, "dtype").toInt() != int64_t(at::kFloat);
+  refuseUnless(!casts, "it changes the dtype");
+  return {{Kind(kind), "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {inputOf(node, "self")}};
+}
+
+Planned logSoftmax(const RegionReader& reader, Node* node) { return alongAxis(reader, node, "log_softmax"); }
+Planned cumsum(const RegionReader& reader, Node* node) { return alongAxis(reader, node, "cumsum"); }
+
+Sizes sizesAlongAxis(const Operands& operands) {
+  checkAxis(operands.op, operands.op.attributes[0], operands.first().size(), operands.first());
+  return operands.first();
+}
+
+template <typename Kernel>
+Part alongAxisKernel(const StepContext& c) {
+  return c.unary(Kernel{});
+}
+
+// Attributes: axis.
+template <typename Kernel>
+Declaration alongAxisOperator(const char* name, From from) {
+  return {
+      .name = name,
+      .attributes = {1, 1},
+      .types = Types::Real,
+      .from = {from},
+      .check = checkAllAxes,
+      .infer = sizesAlongAxis,
+      .channels = axisOfAttribute,
+      .lower = lowerChannels,
+      .kernel = alongAxisKernel<Kernel>};
+}
+
+const RegisterOperator log_softmax_operator{
+    alongAxisOperator<LogSoftmaxFloats>("log_softmax", {"log_softmax", logSoftmax})};
+const RegisterOperator cumsum_operator{alongAxisOperator<CumulateFloats>("cumsum", {"cumsum", cumsum})};
+
+} // namespace
+} // namespace jit_passes::x86

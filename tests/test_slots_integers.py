@@ -349,3 +349,16 @@ def test_from_a_file(tmp_path: Path) -> None:
     found = jit_passes.lower(jit_passes.convert(loaded))(x)
     assert torch.equal(found, jit_passes.lower(jit_passes.convert(qat))(x))
     assert torch.equal(found, qat(x))
+
+
+@pytest.mark.parametrize("name", ["resnet", "mobilenet", "unet"])
+def test_engines_agree(name: str) -> None:
+    """With powers of two, on all values that they show; `exactness` says so ahead."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    reference = jit_passes.convert(trained(scripted(name)))
+    engines = ["fixed_point", "onnxruntime", "onnxruntime_optimized"]
+    found = jit_passes.conformance(reference, [data(11)], engines)
+    assert found.equal and not found.missing, found
+    told = jit_passes.exactness(reference, data(1))
+    assert told.exact and told.values > 10

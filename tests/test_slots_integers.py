@@ -159,6 +159,24 @@ def scripted(name: str) -> Model:
     return torch.jit.script(net)
 
 
+@pytest.mark.parametrize("name", ["resnet", "mobilenet"])
+def test_traced(name: str) -> None:
+    """A trace in eval mode has the codes of the scripted model; dropout is off in it."""
+    torch.manual_seed(0)
+    net = settled(NETS[name]()).eval()
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # scripts drop in training mode
+    models = torch.jit.trace(net, data(0)), torch.jit.script(net)
+    found = []
+    for model in models:
+        qat = quantize_slots(model, recipe="graffitist", target=SHIFT).train()
+        with torch.no_grad():
+            qat(data(0))
+        found.append(jit_passes.lower(jit_passes.convert(qat.eval()))(data(1)))
+    assert torch.equal(*found) and len(found[0].unique()) > 4
+
+
 def trained(model: Model, target: FixedPoint = SHIFT, **options: Any) -> Model:
     """A model of a few steps, in eval mode."""
     qat = quantize_slots(model, target=target, **(options or {"recipe": "graffitist"})).train()

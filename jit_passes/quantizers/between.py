@@ -12,7 +12,7 @@ from ..specification.slots import ADD_BIAS, CORRELATION, is_split, place_at, qua
 from ..specification.specification import AnySpec, SharedQuantizationSpec, ValueOrNode
 from .policy import Policy
 from .refusals import Refusals
-from .selection import Selection, Use, readers_of
+from .selection import Selection, Use, passes_on, readers_of
 from .support import OperatorSupport, Role
 from .writer import AnnotationWriter
 
@@ -36,7 +36,9 @@ def annotate_between(
         graph: the graph, in which layers are split.
         annotations: of the slots; others are added.
         policy: what the target can do, and how activations and weights are quantized.
-        refused: why nodes stay in float, by index.
+        refused: why nodes stay in float, by index; nobody is told of these.
+
+    Operators that read integers and stay in float are told: `Annotations.refused` has them.
     """
     can = replace(policy.capability, operators={**policy.capability.operators, **_SPLIT})
     policy, resolved = replace(policy, capability=can), Configuration().resolve(graph)
@@ -53,6 +55,27 @@ def annotate_between(
             break
         stay |= found
     _annotate(writer, set(_read_by_one(writer)))
+    annotations.refused |= _left_in_float(writer)
+
+
+def _left_in_float(writer: AnnotationWriter) -> dict[str, str]:
+    """Return why operators that could read integers stay in float, by name.
+
+    Operators that `refused` names, and layers, have their own reasons.
+    """
+    selection, can = writer.selection, writer.policy.capability
+    found = {}
+    for node in writer.nodes.values():
+        known = node.index in selection.selected or node.index in selection.refused
+        if known or not node.kind.startswith("aten::") or is_split(node) or passes_on(node):
+            continue
+        operands = [value for _, _, value in node.operands if value.is_tensor]
+        reads = any(selection.origin(value).id in selection.quantized for value in operands)
+        gives = any(value.is_tensor for value in node.outputs)
+        if reads and gives and not node.traits.asks_for_shape:
+            why = selection.reasons.get(node.name) or can.refusal(node)
+            found[node.name] = why or "the target has no integer form of it"
+    return found
 
 
 def _is_quantized(node: NodeView) -> bool:

@@ -163,7 +163,8 @@ class SlotQuantizer(Quantizer):
         refused = {}
         for node in graph.nodes:
             left = node.kind == CORRELATION and node not in annotations
-            if left or (can.is_weighted(node) and not self._covers(node)):
+            known = node.kind in can.operators and not can.is_weighted(node)
+            if left or not (known or self._covers(node)):
                 refused[node.index] = annotations.reasons.get(node.name, NOT_CHOSEN)
         policy = replace(self.target.quantizer().policy, capability=can, activation=activation)
         annotate_between(graph, annotations, policy, refused)

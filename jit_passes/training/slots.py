@@ -113,7 +113,8 @@ def quantize_slots(
         JitPassesError: a number of bits outside of 2 to 16.
 
     Warns:
-        JitPassesWarning: the target cannot do some of them: these stay in float.
+        JitPassesWarning: the target cannot do some of them: these stay in float. For integers
+            alone, other operators are told too.
 
     Source: the slots of Graffitist (Jain et al. 2019); the gradient of Bengio et al. 2013,
     "Estimating or propagating gradients through stochastic neurons".
@@ -138,12 +139,13 @@ def split(model: torch.jit.ScriptModule, method: str) -> Any:
 def split_for_integers(model: torch.jit.ScriptModule, method: str, where: Sequence[str]) -> Any:
     """Return a C++ module as `split` does, in the canonical form of a model that trains.
 
-    Operators between layers then have the forms that targets know, and batch norms behind the
-    layers that `where` names are a part of these.
+    Operators between layers then have the forms that targets know, batch norms behind the layers
+    that `where` names are a part of these, and dropout that a trace has switched off is gone.
     """
     module = normalize_training(model, method)
     absent = absent_of(GraphView.of(module, method, parameters=True))
-    steps = (partial(fold_standing_norms, where=where, absent=absent), *SPLIT_LAYERS)
+    norms = partial(fold_standing_norms, where=where, absent=absent)
+    steps = (norms, "remove_dropout", *SPLIT_LAYERS)
     return Pipeline("split_for_integers", steps).run(module, method).module
 
 

@@ -94,7 +94,7 @@ class MobileNet(nn.Module):
 
 
 class UNet(nn.Module):
-    """A level: pool, nearest neighbours, and a concatenation with what was in front of the pool."""
+    """A level: pool, nearest neighbours, and a concatenation with the operand of the pool."""
 
     def __init__(self) -> None:
         super().__init__()

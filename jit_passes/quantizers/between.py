@@ -29,8 +29,8 @@ def annotate_between(
     """Annotate all that the target can compute between layers whose slots are annotated.
 
     A result that the input of one layer alone reads is quantized there. Others have places of their
-    own: a residual sum, which the next layer and the next sum read. Layers that are not split, such
-    as those that attention is spelled out in, are quantized as `prepare_qat` does.
+    own: a residual sum, which the next layer and the next sum read. Layers that are not split,
+    since a form of the target spells them out, are quantized as `prepare_qat` does.
 
     Args:
         graph: the graph, in which layers are split.

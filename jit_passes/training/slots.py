@@ -76,8 +76,8 @@ def quantize_slots(
     its input to its last code. All other operators that the target has, such as residual sums,
     concatenations and means, have results on grids like that of the slot "input": where one layer
     alone reads a result, in that layer's own input slot. A batch norm behind a layer is a part of
-    it, with statistics that stand still: w gamma / sqrt(var + eps) is what the slot "weight" is
-    about, and (b - mean) gamma / sqrt(var + eps) + beta the slot "bias". A bias without a slot is
+    it, with statistics that stand still: the slot "weight" is about w gamma / sqrt(var + eps), and
+    "bias" about (b - mean) gamma / sqrt(var + eps) + beta. A bias without a slot is
     in steps of the sum of products.
 
     With the method "moving_average", activations have the moving average of each batch's range in

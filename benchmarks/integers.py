@@ -1,12 +1,14 @@
 """Whether the program in C, integers in TorchScript and the reference model are one, by model.
 
-The target is `fixed_point` with powers of two, calibrated. C is compiled by gcc for this processor:
+The target is `fixed_point` with powers of two, calibrated, or with `--slots` trained for four
+batches by `quantize_slots` in five slots. C is compiled by gcc for this processor:
 `-O2 -fsanitize=undefined,address`, any finding is an error, for its results, and `-Os` for its
 size. Weights are random, with BatchNorm statistics from data. Usage, from
 the repository root::
 
     python -m benchmarks.integers
     python -m benchmarks.integers --models keywords --requantization multiplier
+    python -m benchmarks.integers --models resnet18 --slots
 
 Columns: codes of all values at which TorchScript's integers are another than the reference model's;
 codes of results at which C's are another than TorchScript's, for five test vectors; seconds of a
@@ -27,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +98,25 @@ CASES = {
 }
 
 
-def row(case: Case, target: FixedPoint) -> list[str]:
+def calibrated(model: torch.jit.ScriptModule, case: Case, target: FixedPoint) -> Any:
+    """Return the reference model that four batches calibrate."""
+    prepared = jit_passes.prepare(model, target=target)
+    jit_passes.calibrate(prepared, [case.batch(8, i) for i in range(4)])
+    return jit_passes.convert(prepared)
+
+
+def in_slots(model: torch.jit.ScriptModule, case: Case, target: FixedPoint) -> Any:
+    """Return the reference model of five slots that has trained for four batches."""
+    qat = jit_passes.quantize_slots(model, recipe="graffitist", target=target).train()
+    optimizer = torch.optim.SGD(qat.parameters(), 1e-4)
+    for number in range(4):
+        optimizer.zero_grad()
+        qat(case.batch(8, number)).square().mean().backward()
+        optimizer.step()
+    return jit_passes.convert(qat.eval())
+
+
+def row(case: Case, target: FixedPoint, slots: bool) -> list[str]:
     """Return a line of the table."""
     torch.manual_seed(0)
     net = realistic(case.make(), [case.batch(8, 100 + i) for i in range(4)])
@@ -103,9 +124,8 @@ def row(case: Case, target: FixedPoint) -> list[str]:
     model = torch.jit.trace(net, sample)
     with warnings.catch_warnings():
         warnings.simplefilter("error", jit_passes.JitPassesWarning)  # nothing stays in float
-        prepared = jit_passes.prepare(model, target=replace(target, steps=case.steps))
-        jit_passes.calibrate(prepared, [case.batch(8, i) for i in range(4)])
-        reference = jit_passes.convert(prepared)
+        make = in_slots if slots else calibrated
+        reference = make(model, case, replace(target, steps=case.steps))
         lowered = jit_passes.lower(reference)
     found = jit_passes.conformance(reference, [sample], ["fixed_point"])
     apart = sum(value.different for value in found.rows)
@@ -200,11 +220,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--requantization", choices=("shift", "multiplier"), default="shift")
+    parser.add_argument("--slots", action="store_true", help="five slots, with powers of two")
     given = parser.parse_args()
+    if given.slots and given.requantization != "shift":
+        parser.error("--slots trains powers of two: leave --requantization out")
     target = FixedPoint(given.requantization)
     rows = []
     for name in given.models:
-        rows.append(row(CASES[name], target))
+        rows.append(row(CASES[name], target, given.slots))
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     print(report.table(_HEADER, rows))
     print(report.machine_facts())

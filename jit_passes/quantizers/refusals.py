@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,11 +42,16 @@ class Refusals:
     writer: AnnotationWriter
     blamed: set[str] = field(default_factory=set)
 
-    def find(self) -> dict[int, str]:
-        """Return, by index of the operator, the wishes that the backend cannot fulfil."""
+    def find(self, asks: Callable[[NodeView], bool] = lambda _: True) -> dict[int, str]:
+        """Return, by index of the operator, the wishes that the backend cannot fulfil.
+
+        Args:
+            asks: which of the selected operators are asked about.
+        """
         found = {}
         for index in self.writer.selection.selected:
-            if wish := self.refused_wish(self.writer.nodes[index]):
+            node = self.writer.nodes[index]
+            if asks(node) and (wish := self.refused_wish(node)):
                 found[index] = self.reason(wish)
         for index, node in self.writer.nodes.items():
             if index in self.writer.selection.refused:

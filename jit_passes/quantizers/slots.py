@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -15,8 +16,14 @@ from ..specification.annotation import Annotations, QuantizationAnnotation
 from ..specification.slots import CORRELATION, SLOTS, Correlation, place_at, quantized_behind, where
 from ..specification.specification import AnySpec, QuantizationSpec, ValueOrNode
 from .base import Quantizer
+from .between import annotate_between
+from .capability import Capability
+from .standalone import OwnSpec
+from .writer import bias_of
 
 Specs = dict[str, AnySpec | None]
+_BIAS = 2  # operand of convolutions and linears
+NOT_CHOSEN = "its module was not chosen"
 # A slot, as far as its options say nothing else.
 SLOT = QuantizationSpec.of_bits(
     8, qscheme="per_tensor_symmetric", observer=MovingAverageMinMax(averaging_constant=0.01)
@@ -77,7 +84,9 @@ class SlotQuantizer(Quantizer):
     A target that takes operands in float next to integers takes any slots. For others, those that
     run on integers or in float, a layer is annotated if input, weight and sum are quantized
     as the target can, and nothing between products and sum but where it rounds there
-    (`Capability.correlations`).
+    (`Capability.correlations`). Of a target that computes with integers alone, all other operators
+    that it has are annotated too, with activations as the slot "input" says, and a bias that no
+    slot is given for is in steps of the sum of products.
 
     Args:
         slots: for each slot to quantize, how: "input", "weight", "correlation" (the sum of
@@ -114,34 +123,77 @@ class SlotQuantizer(Quantizer):
         correlations = [node for node in graph.nodes if node.kind == CORRELATION]
         others = (node.name for node in graph.nodes if node.kind != CORRELATION)
         annotations = Annotations(dict.fromkeys(others, "only convolutions and linears have slots"))
-        chosen = [node for node in correlations if cover_of(self.where)(node.module)]
+        chosen = [node for node in correlations if self._covers(node)]
         if not chosen:
             raise JitPassesError(self._nothing_matches([node.module for node in correlations]))
         for node in correlations:
             if node not in chosen:
                 if _is_quantized(node):
                     annotations[node] = QuantizationAnnotation()
-                annotations.reasons[node.name] = "its module was not chosen"
+                annotations.reasons[node.name] = NOT_CHOSEN
                 continue
             op = Correlation.of(node)
             specs = self._specs(op)
             if why := self._refusal(op, specs):
                 annotations.refused[node.name] = annotations.reasons[node.name] = why
             else:
-                _annotate(op, specs, annotations)
+                _annotate(op, specs, annotations, self._integers)
+        if self._integers is not None:
+            self._annotate_between(graph, annotations, self._integers)
         return annotations
+
+    @property
+    def _integers(self) -> Capability | None:
+        """Capability of a target that computes with integers alone; None for other targets."""
+        integers = not self._takes_any() and self.target.capability.integers_only
+        return self.target.capability if integers else None
+
+    def _annotate_between(
+        self, graph: GraphView, annotations: Annotations, can: Capability
+    ) -> None:
+        """Annotate the other operators, with activations as the slot "input" says.
+
+        A scale or a range that the option gives is that of the layers' inputs alone.
+        """
+        options = self.slots.get("input", TensorOptions())
+        options = replace(options, scale=None, zero_point=None, range=None, channelwise=None)
+        activation = options.apply(can.activations.nearest(SLOT))
+        if not annotations or not isinstance(activation, QuantizationSpec):
+            return
+        refused = {}
+        for node in graph.nodes:
+            left = node.kind == CORRELATION and node not in annotations
+            known = node.kind in can.operators and not can.is_weighted(node)
+            if left or not (known or self._covers(node)):
+                refused[node.index] = annotations.reasons.get(node.name, NOT_CHOSEN)
+        policy = replace(self.target.quantizer().policy, capability=can, activation=activation)
+        annotate_between(graph, annotations, policy, refused)
+
+    def _covers(self, node: NodeView) -> bool:
+        return cover_of(self.where)(node.module)
 
     def _specs(self, op: Correlation) -> Specs:
         """Return the specification of each slot, None for float."""
         channels = -(op.spatial_dims + 1)
-        operands = {"input": (0, channels), "weight": (1, int(op.transposed)), "bias": (2, 0)}
+        operands = {"input": (0, channels), "weight": (1, int(op.transposed)), "bias": (_BIAS, 0)}
         found: Specs = {}
         for slot, options in self.slots.items():
             operand, axis = operands.get(slot, (None, channels))
-            any_spec = self._takes_any()
-            can = None if any_spec else self.target.capability.specs(op.merged, operand)
-            found[slot] = options.apply(can.nearest(SLOT) if can else SLOT, axis, where(op.node))
+            found[slot] = options.apply(self._default(op, operand), axis, where(op.node))
         return found
+
+    def _default(self, op: Correlation, operand: int | None) -> QuantizationSpec:
+        """Return the specification of a slot whose options are all left open."""
+        if self._takes_any():
+            return SLOT
+        backend: Capability = self.target.capability
+        can = backend.specs(op.merged, operand)
+        if can is None:
+            return SLOT
+        scheme = backend.activations.nearest(SLOT).qscheme
+        if operand == _BIAS and scheme in can.qschemes:
+            return can.nearest(replace(SLOT, qscheme=scheme))
+        return can.nearest(SLOT)
 
     def _takes_any(self) -> bool:
         return self.target is None or self.target.capability.mixed
@@ -169,7 +221,17 @@ class SlotQuantizer(Quantizer):
         return f"no convolution or linear is in a module that matches {wanted}: {near}"
 
 
-def _annotate(op: Correlation, specs: Specs, annotations: Annotations) -> None:
+def _annotate(
+    op: Correlation, specs: Specs, annotations: Annotations, integers: Capability | None
+) -> None:
+    """Annotate a layer.
+
+    Args:
+        op: the layer.
+        specs: of its slots.
+        annotations: others are added to these.
+        integers: capability of a target that takes no bias in float; None for other targets.
+    """
     node, added = op.node, op.add_bias
     product = _checked(specs, "correlation", node)
     total = _checked(specs, "sum", added or node)
@@ -184,7 +246,12 @@ def _annotate(op: Correlation, specs: Specs, annotations: Annotations) -> None:
         output_qspec_again=None if added else total,
     )
     if added:
-        operands = {added.operand("bias"): _checked(specs, "bias", added, 1)}
+        bias = _checked(specs, "bias", added, 1)
+        weight = operands[node.inputs[1]]
+        if bias is None and integers is not None and isinstance(weight, OwnSpec):
+            edges = (node.inputs[0], node), (node.inputs[1], node)
+            bias = bias_of(edges, weight, integers)
+        operands = {added.operand("bias"): bias}
         annotations[added] = QuantizationAnnotation(operands, total, allow_implicit_sharing=False)
 
 

@@ -20,6 +20,7 @@ from ..specification.specification import (
     SharedQuantizationSpec,
     ValueOrNode,
 )
+from .capability import Capability
 from .policy import Policy
 from .selection import Selection
 from .signs import can_be_negative
@@ -284,18 +285,8 @@ class AnnotationWriter:
             and not self.is_dynamic(node)
             and (self.is_produced(inputs) or self.operand(node, inputs))
         ):
-            per_channel = isinstance(weight, QuantizationSpec) and weight.ch_axis is not None
-            accumulators = self.policy.capability.accumulators or INT32
-            dtype, (low, high) = next(iter(accumulators.grids.items()))
-            return DerivedQuantizationSpec(
-                (self.source(node, inputs), (node.operand("weight"), node)),
-                bias_qparams,
-                dtype,
-                low,
-                high,
-                "per_channel_symmetric" if per_channel else "per_tensor_symmetric",
-                0 if per_channel else None,
-            )
+            edges = self.source(node, inputs), (node.operand("weight"), node)
+            return bias_of(edges, weight, self.policy.capability)
         return None
 
     def source(self, node: NodeView, value: ValueView) -> EdgeOrNode:
@@ -303,6 +294,30 @@ class AnnotationWriter:
         if self.is_produced(value) and self.operand(node, value) is None:
             return self.selection.origin(value)
         return value, node
+
+
+def bias_of(
+    edges: tuple[EdgeOrNode, EdgeOrNode], weight: OwnSpec, capability: Capability
+) -> DerivedQuantizationSpec:
+    """Return how a bias is quantized in steps of the sum of products.
+
+    Args:
+        edges: the quantized input and the quantized weight.
+        weight: how the weight is quantized.
+        capability: of the backend, whose accumulators the sums are in.
+    """
+    per_channel = isinstance(weight, QuantizationSpec) and weight.ch_axis is not None
+    accumulators = capability.accumulators or INT32
+    dtype, (low, high) = next(iter(accumulators.grids.items()))
+    return DerivedQuantizationSpec(
+        edges,
+        bias_qparams,
+        dtype,
+        low,
+        high,
+        "per_channel_symmetric" if per_channel else "per_tensor_symmetric",
+        0 if per_channel else None,
+    )
 
 
 def speaker(resolved: ResolvedConfiguration, node: NodeView, result: ValueView) -> NodeView:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,15 +12,24 @@ import torch
 from ..configuration.options import TensorOptions
 from ..errors import JitPassesError, not_among
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
+from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline, own
 from ..passes.steps import PassCall
 from ..passes.subject import check_script
 from ..quantizers.slots import RECIPES, SlotQuantizer
 from ..specification.slots import CORRELATION, SLOTS
 from ..stages.annotate import Mode, annotate
+from ..stages.normalize import normalize_training
 from ..targets import Target, resolve_target
 from .prepare import train_at
+from .standing_norms import absent_of, fold_standing_norms
 
+SPLIT_LAYERS = (
+    "canonicalize_convolution",
+    PassCall("split_conv_bias", linears=True),
+    "fold_constant_lists",
+    "remove_dead_code",
+)
 SPLIT = Pipeline(
     "split_slots",
     (
@@ -26,10 +37,7 @@ SPLIT = Pipeline(
         "propagate_constants",
         "fold_constant_lists",
         "replace_inplace",
-        "canonicalize_convolution",
-        PassCall("split_conv_bias", linears=True),
-        "fold_constant_lists",
-        "remove_dead_code",
+        *SPLIT_LAYERS,
     ),
 )
 
@@ -64,6 +72,14 @@ def quantize_slots(
     The result is a model like that of `prepare_qat`, for `convert`, `lower`, `coverage`, `parity`
     and the rest. Convolutions and linears are split, and batch norms stay behind them, in float.
 
+    For a target that computes with integers alone, `FixedPoint`, the model is on integers from
+    its input to its last code. All other operators that the target has, such as residual sums,
+    concatenations and means, have results on grids like that of the slot "input": where one layer
+    alone reads a result, in that layer's own input slot. A batch norm behind a layer is a part of
+    it, with statistics that stand still: the slot "weight" is about w gamma / sqrt(var + eps), and
+    "bias" about (b - mean) gamma / sqrt(var + eps) + beta. A bias without a slot is
+    in steps of the sum of products.
+
     With the method "moving_average", activations have the moving average of each batch's range in
     training mode, and what it has come to in eval mode; weights and biases the range of their own
     values. Ranges are buffers `<slot>_range` (low, high), float32 of shape [2] or [2, channels], of
@@ -81,11 +97,13 @@ def quantize_slots(
         bias: its bias.
         sum: its result.
         where: a pattern, or several, of the paths of modules whose convolutions and linears are
-            meant; `*` stands for any characters, dots included.
+            meant; `*` stands for any characters, dots included. For integers alone, name all of
+            them in one call.
         fake_quantizer: the method of training, see `prepare_qat`.
         target: the backend that the model is for. "stock" and "x86" take layers whose input, weight
             and sum are quantized as they can, and whose correlation is not; lowered, these are
-            single operators again. Others stay in float.
+            single operators again. "fixed_point" takes layers whose input, weight and sum are
+            quantized, and rounds the correlation too where it has a slot. Others stay in float.
         method: the method to quantize; the others stay in float.
 
     Raises:
@@ -95,7 +113,8 @@ def quantize_slots(
         JitPassesError: a number of bits outside of 2 to 16.
 
     Warns:
-        JitPassesWarning: the target cannot do some of them: these stay in float.
+        JitPassesWarning: the target cannot do some of them: these stay in float. For integers
+            alone, other operators are told too.
 
     Source: the slots of Graffitist (Jain et al. 2019); the gradient of Bengio et al. 2013,
     "Estimating or propagating gradients through stochastic neurons".
@@ -103,7 +122,10 @@ def quantize_slots(
     given = dict(zip(SLOTS, (input, weight, correlation, bias, sum), strict=True))
     trainer, backend = fake_quantizer_of(fake_quantizer), resolve_target(target)
     quantizer = SlotQuantizer(_choose_slots(recipe, given), where, backend)
-    annotated = annotate(model, method, SPLITTING, quantizer, backend, strict=False)
+    mode = SPLITTING
+    if backend.capability.integers_only:
+        mode = replace(SPLITTING, normalize=partial(split_for_integers, where=quantizer.where))
+    annotated = annotate(model, method, mode, quantizer, backend, strict=False)
     return train_at(annotated, model, trainer)
 
 
@@ -112,6 +134,19 @@ def split(model: torch.jit.ScriptModule, method: str) -> Any:
     subject = own(model, method)
     SPLIT.run_on(subject)
     return subject.module
+
+
+def split_for_integers(model: torch.jit.ScriptModule, method: str, where: Sequence[str]) -> Any:
+    """Return a C++ module as `split` does, in the canonical form of a model that trains.
+
+    Operators between layers then have the forms that targets know, batch norms behind the layers
+    that `where` names are a part of these, and dropout that a trace has switched off is gone.
+    """
+    module = normalize_training(model, method)
+    absent = absent_of(GraphView.of(module, method, parameters=True))
+    norms = partial(fold_standing_norms, where=where, absent=absent)
+    steps = (norms, "remove_dropout", *SPLIT_LAYERS)
+    return Pipeline("split_for_integers", steps).run(module, method).module
 
 
 SPLITTING = Mode(check_script, split, parameters=True, again=CORRELATION)

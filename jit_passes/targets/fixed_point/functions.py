@@ -11,6 +11,7 @@ from ...graph.view import NodeView, ValueView
 from ..reference_nodes import parameters_of
 from ..units import DEQUANTIZE, QUANTIZE
 from .codes import SUPPORTED_MOVES
+from .operators import FORMS
 
 
 def quantize_moved(graph: GraphEditor) -> None:
@@ -35,19 +36,20 @@ def quantize_moved(graph: GraphEditor) -> None:
 
 
 def quantize_ahead_of_moves(graph: GraphEditor) -> None:
-    """Quantize the result of a function ahead of moves, with the grid that it gets behind them.
+    """Quantize the result of an operator ahead of moves, with the grid that it gets behind them.
 
-        %m = aten::max_pool2d(aten::sigmoid(%x), ...)
+        %m = aten::flatten(aten::mean(%x, ...), ...)
         %q = jit_passes::quantize(%m, scale, zero, ...)
-    ->  %c = jit_passes::quantize(aten::sigmoid(%x), scale, zero, ...)
-        %m = aten::max_pool2d(jit_passes::dequantize(%c, scale, zero), ...)
+    ->  %c = jit_passes::quantize(aten::mean(%x, ...), scale, zero, ...)
+        %m = aten::flatten(jit_passes::dequantize(%c, scale, zero), ...)
         %q = jit_passes::quantize(%m, scale, zero, ...)
 
-    The codes stay equal: quantize never decreases, so the largest number has the largest code, and
-    the numbers behind the move are on its grid.
+    The operator is a function of one tensor, or one that is computed on integers. The codes stay
+    equal, behind max pooling too: quantize never decreases, so the largest number has the largest
+    code, and the numbers behind the move are on its grid.
     """
     for node in graph.nodes:
-        if not _is_function(node) or node.output.written:
+        if not (_is_function(node) or node.kind in FORMS) or node.output.written:
             continue
         moves = [use for use in node.output.uses if use[0].kind in SUPPORTED_MOVES and not use[1]]
         readers = [reader for move, _ in moves for reader in _behind(move)]

@@ -55,6 +55,8 @@ from GPTQ         weights start at the codes of sequential GPTQ, ranges of weigh
                   ``output_error`` and of activations by squared error
 from GPTQ,        both
 frozen
+from GPTQ,        weights have the smallest code too: -2 to 1 with 2 bits, where the other rows
+all codes         have -1 to 1
 ================  ===============================================================================
 
 Its second column is the accuracy once more after statistics of batch norms are estimated anew.
@@ -120,6 +122,7 @@ REMEDIES = {
     "lsq-frozen": "frozen",
     "lsq-started": "from GPTQ",
     "lsq-started-frozen": "from GPTQ, frozen",
+    "lsq-started-all": "from GPTQ, all codes",
 }
 UNEVEN_METHODS = ("ptq", "ptq_power_of_two", "tqt")
 """Those that do without SGD."""
@@ -366,7 +369,8 @@ def _configuration(job: Job, **weight: Any) -> dict[str, Any]:
 
 def _started(model: Any, data: Digits, job: Job) -> torch.jit.ScriptModule:
     """The model that trains from the codes of sequential GPTQ."""
-    config = _configuration(job, calibration="output_error")
+    codes = {"narrow_range": False} if job.method.endswith("-all") else {}
+    config = _configuration(job, calibration="output_error", **codes)
     images = list(data.train_x[:_CALIBRATION_IMAGES].split(64))
     prepared = jit_passes.prepare(model.eval(), target="reference", mode="static", config=config)
     prepared = jit_passes.calibrate(prepared, images, progress=False)

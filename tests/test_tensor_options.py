@@ -46,6 +46,7 @@ from jit_passes.quantizer import (
         ({"scheme": "symetric"}, "did you mean 'symmetric'"),
         ({"scheme": "per_tensor_affine"}, "scheme is one of"),
         ({"channelwise": 1}, "channelwise is True or False, not 1"),
+        ({"narrow_range": 0}, "narrow_range is True or False, not 0"),
         ({"group_size": 0}, "group_size is a whole number from 1"),
         ({"group_size": "32"}, "whole number"),
         ({"group_size": 32, "channelwise": False}, "group_size cuts channels"),
@@ -176,6 +177,16 @@ SPEC = QuantizationSpec
         (WEIGHT, {"bits": 2}, replace(WEIGHT, quant_min=-1, quant_max=1)),
         (
             WEIGHT,
+            {"bits": 2, "narrow_range": False},
+            replace(WEIGHT, quant_min=-2, quant_max=1),
+        ),
+        (WEIGHT, {"narrow_range": False}, replace(WEIGHT, quant_min=-128)),
+        (WEIGHT, {"narrow_range": True}, WEIGHT),
+        (SPEC("int8", -64, 63), {"narrow_range": True}, SPEC("int8", -63, 63)),
+        (SPEC("int8", -63, 62), {"narrow_range": False}, SPEC("int8", -63, 62)),
+        (ACTIVATION, {"bits": 4, "narrow_range": False}, SPEC(quant_max=15)),
+        (
+            WEIGHT,
             {"bits": 16},
             replace(WEIGHT, dtype="int16", quant_min=-(2**15) + 1, quant_max=2**15 - 1),
         ),
@@ -235,6 +246,7 @@ def test_apply_of_what_is_known_beforehand() -> None:
             "one of the codes 0 to 255, not 300; .*uint8",
         ),
         (WEIGHT, {"scale": 1.0, "zero_point": -128}, "one of the codes -127 to 127"),
+        (ACTIVATION, {"narrow_range": True}, "a.yaml:3:1: .*these codes are unsigned"),
         (SPEC(rounding="floor"), {"scale": 1.0}, "cannot round as floor"),
         (
             SPEC("int8", 3, 5),

@@ -84,6 +84,22 @@ def test_weights_start_at_the_codes(how: str | None, channelwise: bool) -> None:
     assert changed == (how is not None)
 
 
+@pytest.mark.parametrize(("narrow_range", "smallest"), [(None, -3), (True, -3), (False, -4)])
+def test_the_smallest_code_is_of_use_unless_the_range_is_narrow(
+    narrow_range: bool | None, smallest: int
+) -> None:
+    """In training too, from GPTQ, and in the converted model."""
+    options = {} if narrow_range is None else {"narrow_range": narrow_range}
+    qat, calibrated = both(net_of(), config=configuration(**options))
+    jit_passes.start_from(qat, calibrated)
+    jit_passes.freeze_statistics(qat)
+    qat.train()(DATA[0])  # scales of activations begin
+    for model in (calibrated, qat):
+        codes = [codes for codes, _ in weights_of(jit_passes.convert(model))]
+        ends = [int(end) for one in codes for end in one.aminmax()]
+        assert (min(ends), max(ends)) == (smallest, 3)
+
+
 def test_weights_start_in_the_middle() -> None:
     """Of their codes, so the dampening loss begins at 0."""
     qat, calibrated = both(net_of())

@@ -64,6 +64,8 @@ class TensorOptions:
         zero_point: the code that means 0, for a fixed scale; then 0 unless given.
         range: (low, high) known beforehand, in place of a calibration.
         signed: whether codes are signed, in place of a dtype.
+        narrow_range: whether the smallest of the signed codes is left out: [-7, 7] with 4 bits,
+            else [-8, 7].
         rounding: "half_even", "half_away", "half_up", "floor", "ceil" or "toward_zero".
         where: where options were written, by name, for messages.
 
@@ -82,6 +84,7 @@ class TensorOptions:
     zero_point: int | None = None
     range: tuple[float, float] | None = None
     signed: bool | None = None
+    narrow_range: bool | None = None
     rounding: str | None = None
     where: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -96,7 +99,7 @@ class TensorOptions:
             word = getattr(self, name)
             if word is not None and word not in words:
                 raise OptionError(name, not_among(name, word, words))
-        for name in ("channelwise", "tokenwise", "signed"):
+        for name in ("channelwise", "tokenwise", "signed", "narrow_range"):
             if not isinstance(getattr(self, name), bool | None):
                 raise OptionError(name, f"{name} is True or False, not {getattr(self, name)!r}")
         if not isinstance(self.calibration, Observer | None):
@@ -195,9 +198,10 @@ class TensorOptions:
     ) -> QuantizationSpec | FixedQParamsQuantizationSpec | None:
         """Return the specification with these options; None for a tensor that stays float.
 
-        [quant_min, quant_max] stay as they are unless bits or sign change: then they are all codes
-        of so many bits, without the smallest if the specification's own codes are [-q, q]. A dtype
-        of another size has all its bits, unless bits says otherwise.
+        [quant_min, quant_max] stay as they are unless bits, sign or narrow_range change: then they
+        are all codes of so many bits, without the smallest if narrow_range says so, or by default
+        if the specification's own codes are [-q, q]. A dtype of another size has all its bits,
+        unless bits says otherwise.
 
         Args:
             spec: the backend's default.
@@ -299,9 +303,14 @@ class TensorOptions:
         if bits is None:
             same_size = self.dtype is None or _width(self.dtype) == _width(spec.dtype)
             bits = had if same_size else _width(self.dtype or spec.dtype)
-        if signed == was_signed and bits == had:
-            return self.dtype or spec.dtype, spec.quant_min, spec.quant_max
+        if self.narrow_range and not signed:
+            why = "narrow_range leaves out the smallest signed code, and these codes are unsigned"
+            raise OptionError("narrow_range", why)
         narrow = signed and spec.quant_min == -spec.quant_max
+        same = signed == was_signed and bits == had
+        if same and self.narrow_range in (None, narrow):
+            return self.dtype or spec.dtype, spec.quant_min, spec.quant_max
+        narrow = narrow if self.narrow_range is None else self.narrow_range
         low = -(2 ** (bits - 1)) if signed else 0
         dtype = self.dtype or QuantizationSpec.of_bits(bits, signed).dtype
         return dtype, low + narrow, low + 2**bits - 1

@@ -16,7 +16,7 @@ from .. import _C
 from ..errors import first_line, warn
 from ..graph.traits import kinds
 from ..graph.view import NodeView
-from ..passes.pipeline import CLEAN_UP, Pipeline
+from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ..passes.steps import PassCall, Step
 from ..quantizers.capability import Capability, is_constant_behind
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
@@ -247,7 +247,7 @@ class X86(Target):
 
     def lowering(self) -> Pipeline:
         steps: tuple[Step, ...] = (
-            "fold_constant_lists",
+            FOLD_NUMBERS,
             "merge_conv_bias",
             "copy_written",
             "replicate_dequantize",

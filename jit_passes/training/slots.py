@@ -10,7 +10,7 @@ import torch
 from ..configuration.options import TensorOptions
 from ..errors import JitPassesError, not_among
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
-from ..passes.pipeline import Pipeline, own
+from ..passes.pipeline import FOLD_NUMBERS, Pipeline, own
 from ..passes.steps import PassCall
 from ..passes.subject import check_script
 from ..quantizers.slots import RECIPES, SlotQuantizer
@@ -22,13 +22,11 @@ from .prepare import train_at
 SPLIT = Pipeline(
     "split_slots",
     (
-        "resolve_none_checks",
         "propagate_constants",
-        "fold_constant_lists",
         "replace_inplace",
         "canonicalize_convolution",
         PassCall("split_conv_bias", linears=True),
-        "fold_constant_lists",
+        FOLD_NUMBERS,
         "remove_dead_code",
     ),
 )

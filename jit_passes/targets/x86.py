@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 
 from .. import _C
-from ..errors import first_line, warn
 from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
@@ -239,11 +238,7 @@ class X86(Target):
         return _capability(self.integer_layer_norm)
 
     def compile(self, region: torch.jit.ScriptModule) -> Any:
-        try:
-            return _C.build_plan(region._c)
-        except RuntimeError as error:
-            warn(f"a region of the target 'x86' stays as it is: {first_line(error)}")
-            return None
+        return _C.build_plan(region._c)
 
     def lowering(self) -> Pipeline:
         steps: tuple[Step, ...] = (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import _C
-from jit_passes.passes.pipeline import Pipeline
+from jit_passes.passes.pipeline import FOLD_NUMBERS, Pipeline
 from jit_passes.passes.steps import PassCall
 
 Q = torch.ops.jit_passes
@@ -68,11 +68,10 @@ CANONICAL = Pipeline(
     "canonical",
     (
         "freeze",
-        "fold_constant_lists",
+        FOLD_NUMBERS,
         "canonicalize_convolution",
-        "canonicalize_clamp",
+        "canonicalize_synonyms",
         PassCall("simplify", tensors=False),
-        "canonicalize_view",
         "canonicalize_reshape",
         "remove_dead_code",
     ),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
+from jit_passes import _C
 from tests.quantizing import seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's, of its quantized tensors
@@ -80,3 +81,31 @@ def test_a_dtype_that_nothing_tells() -> None:
     x = torch.randn(3, 8, dtype=torch.float64)
     with torch.no_grad():
         assert torch.equal(normalized(x), script(x)) and normalized(x).dtype == torch.float64
+
+
+class Mixed(nn.Module):
+    """Operators on whole numbers, truths and floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        scaled = n * self.scale
+        floats = torch.sigmoid(n).flatten()
+        truths = (scaled > 0).flip(0)
+        _, part = scaled.t().chunk(2)
+        return n.abs(), n.flatten() + floats, truths.t(), n.to(torch.float32).neg(), part.abs()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_operators_that_compute_with_floats(dtype: torch.dtype) -> None:
+    """The results tell, where the model takes whole numbers."""
+    module = torch.jit.freeze(torch.jit.script(Mixed().eval()))
+    told = _C.float_operators(module._c, "forward")
+    graph = jit_passes.GraphView.of(module)
+    makers = [value.producer for value in graph.outputs[0].producer.inputs]
+    results = module(torch.ones(2, 4, dtype=dtype))
+    found = [told[maker.index] for maker in makers]
+    assert found == [result.is_floating_point() for result in results]
+    assert found == [False, True, False, True, True]

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import jit_passes
 from jit_passes import _C, GraphView, JitPassesError, Pipeline
+from jit_passes.passes.pipeline import FOLD_NUMBERS
 from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 from tests.integer_oracle import Oracle
@@ -120,7 +121,7 @@ def test_equals_the_oracle(requantization: str, rounding: str) -> None:
 def tabled(reference: torch.jit.ScriptModule) -> Any:
     """Return a reference model with tables in place of functions, whose floats are its own."""
     own = _C.clone(reference._c, "forward")
-    return Pipeline("tables", ("fold_constant_lists", "fold_lookup_tables")).run(own).module
+    return Pipeline("tables", (FOLD_NUMBERS, "fold_lookup_tables")).run(own).module
 
 
 NARROW = {"input": {"bits": 4}, "weight": {"bits": 4}}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import _C, GraphView, JitPassesError, JitPassesWarning, Pipeline
 from jit_passes.export.c.reading import read_program
+from jit_passes.passes.pipeline import FOLD_NUMBERS
 from jit_passes.stages.normalize import normalize
 from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.functions import quantize_moved
@@ -78,7 +79,7 @@ def models(module: nn.Module, target: FixedPoint, script: bool = False, **option
 
 def tabled(reference: Any) -> Any:
     """Return a reference model with tables in place of functions, of parts of a tensor too."""
-    steps = ("fold_constant_lists", quantize_moved, "fold_lookup_tables")
+    steps = (FOLD_NUMBERS, quantize_moved, "fold_lookup_tables")
     return Pipeline("tables", steps).run(_C.clone(reference._c, "forward")).module
 
 

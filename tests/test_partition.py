@@ -519,7 +519,7 @@ class EndsLate(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         first, second = self.first(x), self.second(y)
-        return self.last(first + F.relu(torch.cumsum(second, 1)))
+        return self.last(first + F.relu(torch.cummax(second, 1)[0]))
 
 
 def test_a_region_that_is_called_behind_a_later_one() -> None:

@@ -163,7 +163,7 @@ class CallsMasked(nn.Module):
         return self.inner(x, x, 3) + self.inner(x, y) + self.inner(x)
 
 
-def test_resolve_none_checks() -> None:
+def test_checks_for_none() -> None:
     """Only the check of the unknown one stays."""
     float_model = script(CallsMasked())
     result = normalize(float_model._c)
@@ -172,7 +172,7 @@ def test_resolve_none_checks() -> None:
     assert found.count("prim::unchecked_cast") == 1 and "aten::__is__" not in found
     for y in (None, 2 * X):
         assert torch.equal(wrap(result.module)(X, y), float_model(X, y))
-    assert not _C.run_pass("resolve_none_checks", result.module, "forward", {})[1]
+    assert not _C.run_pass("propagate_constants", result.module, "forward", {})[1]
 
 
 class Twice(nn.Module):

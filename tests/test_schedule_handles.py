@@ -130,14 +130,14 @@ def test_kinds_of_passes() -> None:
 
     model = nn.Sequential(nn.ReLU6(), nn.ReLU())
     with (
-        scheduled("canonicalize_clamp") as by_name,
+        scheduled("canonicalize_synonyms") as by_name,
         scheduled(Pipeline("clean", ("remove_dead_code", "pool_constants"))) as pipeline,
         scheduled(RewriteRule("to_sigmoid", pattern, replacement)) as rule,
         scheduled(repeat, options={"kind": "aten::exp"}) as function,
     ):
         scripted = torch.jit.script(model)
     assert [h.name for h in (by_name, pipeline, rule, function)] == [
-        "canonicalize_clamp",
+        "canonicalize_synonyms",
         "clean",
         "to_sigmoid",
         "repeat",

@@ -211,7 +211,7 @@ class Returns(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
-        return self.two(self.one(y) + torch.cumsum(y, 1))
+        return self.two(self.one(y) + torch.cummax(y, 1)[0])
 
 
 class Apart(nn.Module):
@@ -222,7 +222,7 @@ class Apart(nn.Module):
         self.first, self.linear, self.last = nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.cumsum(self.linear(torch.cumsum(self.first(x), 0)), 0))
+        return self.last(torch.cummax(self.linear(torch.cummax(self.first(x), 0)[0]), 0)[0])
 
 
 class Averages(nn.Module):

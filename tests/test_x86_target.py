@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes import _C, JitPassesError, JitPassesWarning
+from jit_passes import _C, JitPassesError, PassError
 from jit_passes.targets import X86
 from tests.processes import run_code
 
@@ -278,7 +278,7 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.stem(x))
         x = torch.relu(self.a(x) + x)
-        x = self.b(x.cumsum(3) * 0.1)
+        x = self.b(x.cummax(3)[0] * 0.1)
         return self.head(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
 
 
@@ -393,18 +393,21 @@ def test_weights_of_one_sign(sign: int) -> None:
 
 
 def test_a_region_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays as it is, and the user is told."""
+    """It stays as it is where the target gives none. A plan that cannot be built is an error."""
     x = images()
     reference, _ = stages(Around(torch.relu), x)
+    with monkeypatch.context() as patch:
+        patch.setattr(X86, "compile", lambda target, region: None)
+        lowered = jit_passes.lower(reference)
+    assert torch.equal(lowered(x), reference(x))
+    assert all("not compiled its region" in row.reason for row in jit_passes.coverage(lowered))
 
     def fail(region: object) -> None:
         raise RuntimeError("aten::conv2d of first cannot be part of a plan: its weight is odd")
 
     monkeypatch.setattr(_C, "build_plan", fail)
-    with pytest.warns(JitPassesWarning, match="stays as it is: aten::conv2d .* its weight is odd"):
-        lowered = jit_passes.lower(reference)
-    assert torch.equal(lowered(x), reference(x))
-    assert all("not compiled its region" in row.reason for row in jit_passes.coverage(lowered))
+    with pytest.raises(PassError, match=r"'compile_regions' .* aten::conv2d .* is odd"):
+        jit_passes.lower(reference)
 
 
 def test_bad_input() -> None:

@@ -237,7 +237,7 @@ def test_formula(scale: float | None, shapes: tuple[tuple[int, ...], ...], causa
     net = Attention()
     result = jit_passes.run_pass(
         "expand_attention",
-        jit_passes.run_pass("canonicalize_view", torch.jit.trace(net, (q, k, v))),
+        jit_passes.run_pass("canonicalize_synonyms", torch.jit.trace(net, (q, k, v))),
     )
     assert "scaled_dot_product_attention" not in str(result.graph)
     torch.testing.assert_close(result(q, k, v), net(q, k, v), rtol=0, atol=1e-13)

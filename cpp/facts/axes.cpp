@@ -3,6 +3,7 @@
 #include "einsum.h"
 #include "graph/operators.h"
 #include "shape_facts.h"
+#include "sizes_of_results.h"
 
 namespace jit_passes {
 namespace {
@@ -81,7 +82,7 @@ Found ofUnflatten(const Node* node, const AxisFacts& facts) {
 }
 
 // Of chunk, split and unbind.
-Found ofPart(const Node* unpacked) {
+Found ofPart(const Node* unpacked, const AxisFacts&) {
   const Node* list = unpacked->input()->node();
   const bool cuts = list->kind() != prim::ListConstruct && movesData(list) && isTensor(mainOperand(list));
   return cuts ? asMany(mainOperand(list), list->kind() == aten::unbind ? -1 : 0) : std::nullopt;
@@ -100,8 +101,13 @@ AxisRange holding(const Node* node, std::initializer_list<const char*> operands)
   return range;
 }
 
+AxisRange holdsDim(const Node* node) { return holding(node, {"dim"}); }
+
+AxisRange exactly(std::optional<int64_t> axes) { return axes ? AxisRange{*axes, *axes} : AxisRange(); }
+
 // The axes that unpacking all sizes tells, or all but the last ones: `a, b = x.shape[:-1]`.
-std::optional<int64_t> axesUnpacked(const Node* size, const Block* block) {
+AxisRange unpacked(const Node* size) {
+  const Block* block = size->input(0)->node()->owningBlock();
   const auto unpackedInto = [&](const Value* list) -> std::optional<int64_t> {
     for (const Use& use : list->uses()) {
       if (use.user->kind() == prim::ListUnpack && use.user->owningBlock() == block) {
@@ -111,7 +117,7 @@ std::optional<int64_t> axesUnpacked(const Node* size, const Block* block) {
     return std::nullopt;
   };
   if (const auto all = unpackedInto(size->output())) {
-    return all;
+    return exactly(all);
   }
   for (const Use& use : size->output()->uses()) {
     const Node* part = use.user;
@@ -121,88 +127,118 @@ std::optional<int64_t> axesUnpacked(const Node* size, const Block* block) {
     const auto end = wholeNumber(inputOf(part, "end"));
     const auto front = end && *end < 0 ? unpackedInto(part->output()) : std::nullopt;
     if (front) {
-      return *front - *end;
+      return exactly(*front - *end);
     }
   }
-  return std::nullopt;
+  return {};
 }
 
-AxisRange exactly(std::optional<int64_t> axes) { return axes ? AxisRange{*axes, *axes} : AxisRange(); }
+AxisRange holdsReduced(const Node* node) {
+  AxisRange range;
+  for (const int64_t axis : constantInts(node, "dim").value_or(std::vector<int64_t>())) {
+    range.least = std::max(range.least, holding(axis));
+  }
+  return range;
+}
+
+std::optional<int64_t> countOf(const Node* node, const char* operand) {
+  const auto numbers = constantInts(node, operand);
+  return numbers ? std::optional<int64_t>(numbers->size()) : std::nullopt;
+}
+
+template <int64_t more>
+Found ofOperand(const Node* node, const AxisFacts&) {
+  return asMany(mainOperand(node), more);
+}
+
+template <int64_t axes>
+Found always(const Node*, const AxisFacts&) {
+  return number(axes);
+}
+
+Found ofSizes(const Node* node, const AxisFacts& facts) { return number(facts.length(sizesTaken(node))); }
+
+// The axes and sizes of a result, and the axes that the operator demands of its first operand; null where it tells
+// nothing.
+struct Row {
+  Found (*axes)(const Node* node, const AxisFacts& facts) = nullptr;
+  SizeFunction* size = nullptr;
+  AxisRange (*demand)(const Node* node) = nullptr;
+};
+
+const std::unordered_map<c10::Symbol, Row>& rowsByKind() {
+  static const std::unordered_map<c10::Symbol, Row> rows{
+      {aten::transpose,
+       {ofOperand<0>, sizeOfTransposed, [](auto* n) { return holding(n, {"dim0", "dim1"}); }}},
+      {aten::permute,
+       {[](auto* n, auto& f) { return countOf(n, "dims") ? number(countOf(n, "dims")) : ofOperand<0>(n, f); },
+        sizeOfPermuted, [](auto* n) { return exactly(countOf(n, "dims")); }}},
+      {aten::slice, {ofOperand<0>, sizeOfSlice, holdsDim}},
+      {aten::select, {ofOperand<-1>, sizeOfSelected, holdsDim}},
+      {aten::unsqueeze, {ofOperand<1>, sizeOfUnsqueezed}},
+      {squeeze_kind,
+       {[](auto* n, auto& f) { return f.squeezes(n) ? ofOperand<-1>(n, f) : std::nullopt; }, sizeOfSqueezed}},
+      {aten::glu, {ofOperand<0>, nullptr, holdsDim}},
+      {pad_kind, {ofOperand<0>}},
+      {aten::softmax, {ofOperand<0>, sizeOfOperand, holdsDim}},
+      {log_softmax_kind, {ofOperand<0>, sizeOfOperand, holdsDim}},
+      {aten::layer_norm,
+       {ofOperand<0>, sizeOfOperand,
+        [](auto* n) { return AxisRange{.least = countOf(n, "normalized_shape").value_or(0)}; }}},
+      {aten::size,
+       {nullptr, nullptr, [](auto* n) { return n->inputs().size() == 2 ? holdsDim(n) : unpacked(n); }}},
+      {aten::embedding, {[](auto* n, auto&) { return asMany(inputOf(n, "indices"), 1); }, sizeOfEmbedded}},
+      {prim::NumToTensor, {always<0>}},
+      {aten::reshape, {ofSizes, sizeOfReshaped}},
+      {aten::expand, {ofSizes, sizeOfReshaped}},
+      {aten::matmul, {ofProduct, sizeOfProduct}},
+      {aten::cat, {ofConcatenation, sizeOfConcatenated}},
+      {prim::ListUnpack, {ofPart, sizeOfPart}},
+      {aten::flatten,
+       {ofFlatten, sizeOfReshaped, [](auto* n) { return holding(n, {"start_dim", "end_dim"}); }}},
+      {aten::unflatten, {ofUnflatten, sizeOfReshaped, holdsDim}},
+  };
+  return rows;
+}
+
+// Of several kinds each, by what these have in common: the first that fits.
+const std::pair<bool (*)(const Node*), Row> kFamilies[] = {
+    {[](auto* n) { return imagesOf(n).least > 0; },
+     {[](auto* n, auto&) { return Found(ResultAxes{As::Most, {mainOperand(n)}, 0, imagesOf(n)}); },
+      sizeOfLayer, imagesOf}},
+    {[](auto* n) { return weightedOperator(n).has_value(); },
+     {ofLinear, sizeOfLayer, [](auto*) { return AxisRange{.least = 1}; }}},
+    {keepsShape, {ofOperand<0>, sizeOfOperand}},
+    {isAttention, {[](auto* n, auto&) { return asMost(n->inputs().slice(0, 3)); }, sizeOfProduct}},
+    {takesShape, {[](auto* n, auto&) { return asMany(inputOf(n, "other")); }}},
+    {[](auto* n) { return reducedAxes(n).has_value(); },
+     {[](auto* n, auto&) { return asMany(mainOperand(n), -*reducedAxes(n)); }, nullptr, holdsReduced}},
+    {isCount, {always<1>, sizeOfCount}},
+    {[](auto* n) { return sizesMade(n) != nullptr; }, {ofSizes, sizeOfMade}},
+    {isRecurrentLayer, {always<3>, sizeOfSteps}}, // the states, too
+    {[](auto* n) { return einsumLabels(n).has_value(); },
+     {[](auto* n, auto&) { return number(einsumLabels(n)->result.size()); }, sizeOfEinsum}},
+    {broadcasts, {[](auto* n, auto&) { return asMost(n->inputs().slice(0, 2)); }, sizeOfBroadcast}},
+};
+
+const Row* rowOf(const Node* node) {
+  if (const auto known = rowsByKind().find(node->kind()); known != rowsByKind().end()) {
+    return &known->second;
+  }
+  const auto* found = std::ranges::find_if(kFamilies, [&](const auto& family) { return family.first(node); });
+  return found == std::end(kFamilies) ? nullptr : &found->second;
+}
 
 } // namespace
 
 std::optional<ResultAxes> axesOfResult(const Value* result, const AxisFacts& facts) {
-  const Node* node = result->node();
-  const auto kind = node->kind();
-  if (const AxisRange images = imagesOf(node); images.least > 0) {
-    return ResultAxes{As::Most, {mainOperand(node)}, 0, images};
-  }
-  if (weightedOperator(node)) {
-    return ofLinear(node, facts);
-  }
-  if (keepsShape(node) || kind == aten::transpose || kind == aten::slice || kind == aten::glu ||
-      kind == pad_kind) {
-    return asMany(mainOperand(node));
-  }
-  if (isAttention(node)) {
-    return asMost(node->inputs().slice(0, 3));
-  }
-  if (kind == aten::permute) {
-    const auto order = constantInts(node, "dims");
-    return order ? number(order->size()) : asMany(inputOf(node, "self"));
-  }
-  if (kind == aten::embedding) {
-    return asMany(inputOf(node, "indices"), 1);
-  }
-  if (takesShape(node)) {
-    return asMany(inputOf(node, "other"));
-  }
-  if (const auto fewer = reducedAxes(node)) {
-    return asMany(mainOperand(node), -*fewer);
-  }
-  if (isCount(node)) {
-    return number(1);
-  }
-  if (kind == prim::NumToTensor) {
-    return number(0);
-  }
-  if (const Value* sizes = sizesMade(node)) {
-    return number(facts.length(sizes));
-  }
-  if (isRecurrentLayer(node)) {
-    return number(3); // the states, too
-  }
-  if (const auto labels = einsumLabels(node)) {
-    return number(labels->result.size());
-  }
-  if (kind == aten::reshape || kind == aten::expand) {
-    return number(facts.length(inputOf(node, kind == aten::reshape ? "shape" : "size")));
-  }
-  if (kind == aten::unsqueeze) {
-    return asMany(inputOf(node, "self"), 1);
-  }
-  if (kind == squeeze_kind) {
-    return facts.squeezes(node) ? asMany(inputOf(node, "self"), -1) : std::nullopt;
-  }
-  if (kind == aten::select) {
-    return asMany(inputOf(node, "self"), -1);
-  }
-  if (kind == aten::matmul) {
-    return ofProduct(node, facts);
-  }
-  if (broadcasts(node)) {
-    return asMost(node->inputs().slice(0, 2));
-  }
-  if (kind == aten::cat) {
-    return ofConcatenation(node, facts);
-  }
-  if (kind == prim::ListUnpack) {
-    return ofPart(node);
-  }
-  if (kind == aten::flatten) {
-    return ofFlatten(node, facts);
-  }
-  return kind == aten::unflatten ? ofUnflatten(node, facts) : std::nullopt;
+  const Row* row = rowOf(result->node());
+  return row && row->axes ? row->axes(result->node(), facts) : std::nullopt;
+}
+
+std::optional<Extent> sizeOfResult(const Value* result, int64_t axis, const Shapes& shapes) {
+  const Row* row = rowOf(result->node());
+  return row && row->size ? row->size(result, axis, shapes) : std::nullopt;
 }
 
 AxisRange rangeOf(const ResultAxes& row, const AxisFacts& facts) {
@@ -228,51 +264,13 @@ AxisRange rangeOf(const ResultAxes& row, const AxisFacts& facts) {
 
 AxisRange axesOfOperand(const Use& use) {
   const Node* node = use.user;
-  const auto kind = node->kind();
-  const bool listed = kind == prim::ListConstruct && node->output()->uses().size() == 1;
+  const bool listed = node->kind() == prim::ListConstruct && node->output()->uses().size() == 1;
   if (const auto labels = listed ? einsumLabels(node->output()->uses()[0].user) : std::nullopt) {
     const bool here = node->output()->uses()[0].user->owningBlock() == node->owningBlock();
     return here ? exactly((use.offset == 0 ? labels->a : labels->b).size()) : AxisRange();
   }
-  if (use.offset != 0) {
-    return {};
-  }
-  if (const AxisRange images = imagesOf(node); images.least > 0) {
-    return images;
-  }
-  if (const auto weighted = weightedOperator(node)) {
-    return {.least = 1};
-  }
-  if (kind == aten::size) {
-    return node->inputs().size() == 2
-               ? holding(node, {"dim"})
-               : exactly(axesUnpacked(node, use.user->input(0)->node()->owningBlock()));
-  }
-  if (kind == aten::permute) {
-    const auto order = constantInts(node, "dims");
-    return exactly(order ? std::optional<int64_t>(order->size()) : std::nullopt);
-  }
-  if (kind == aten::transpose) {
-    return holding(node, {"dim0", "dim1"});
-  }
-  if (kind == aten::flatten) {
-    return holding(node, {"start_dim", "end_dim"});
-  }
-  if (kind == aten::select || kind == aten::slice || kind == aten::unflatten || kind == aten::glu ||
-      kind == aten::softmax || kind == log_softmax_kind) {
-    return isTensor(node->input(0)) ? holding(node, {"dim"}) : AxisRange();
-  }
-  if (kind == aten::layer_norm) {
-    const auto normalized = constantInts(node, "normalized_shape");
-    return {.least = normalized ? static_cast<int64_t>(normalized->size()) : 0};
-  }
-  AxisRange range;
-  if (reducedAxes(node)) {
-    for (const int64_t axis : constantInts(node, "dim").value_or(std::vector<int64_t>())) {
-      range.least = std::max(range.least, holding(axis));
-    }
-  }
-  return range;
+  const Row* row = use.offset == 0 ? rowOf(node) : nullptr;
+  return row && row->demand ? row->demand(node) : AxisRange();
 }
 
 } // namespace jit_passes

@@ -1,11 +1,13 @@
-// How many axes tensors have, by the operators that make and read them: one row for each operator.
+// How many axes tensors have, and of which sizes, by the operators that make and read them: one row for each operator.
 #pragma once
 
 #include <c10/util/SmallVector.h>
 
-#include "graph/graph.h"
+#include "extent.h"
 
 namespace jit_passes {
+
+class Shapes;
 
 constexpr int64_t kMostAxes = 64; // of a tensor of PyTorch's
 
@@ -45,6 +47,9 @@ class AxisFacts {
 
 // Nothing where the operator has no row, or where the answer needs more than the facts tell.
 std::optional<ResultAxes> axesOfResult(const Value* result, const AxisFacts& facts);
+
+// The size of an axis of a result, counted from the first; nothing likewise.
+std::optional<Extent> sizeOfResult(const Value* result, int64_t axis, const Shapes& shapes);
 
 // The axes that the row comes to.
 AxisRange rangeOf(const ResultAxes& row, const AxisFacts& facts);

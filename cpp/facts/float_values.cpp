@@ -87,10 +87,7 @@ void FloatValues::addRead(const Value* value) {
 
 // Whether the results are on the device of a weight. Operands of an operator are on one device, but for numbers.
 bool FloatValues::isPlaced(const Node* node) const {
-  if (weightedOperator(node)) {
-    return has(inputOf(node, "weight"));
-  }
-  if (node->kind() == aten::embedding) {
+  if (weightedOperator(node) || node->kind() == aten::embedding) {
     return has(inputOf(node, "weight"));
   }
   const bool lists = node->kind() == prim::ListUnpack || node->kind() == prim::ListConstruct;
@@ -153,6 +150,31 @@ bool FloatValues::isBesideAxes(const Value* number, const Value* tensor) const {
     shapes_.emplace(context_);
   }
   return shapes_->leastRank(tensor) > 0;
+}
+
+// One that broadcasts does if one operand is floating, any other if all are. Numbers as tensors tell nothing.
+std::map<int64_t, bool> floatOperators(const torch::jit::Module& module, const std::string& method) {
+  const Options no_options;
+  const PassContext context(module, method, no_options);
+  FloatValues floats(context);
+  std::unordered_set<const Value*> floating;
+  std::map<int64_t, bool> found;
+  for (const Node* node : nodesInOrder(*context.graph())) {
+    const auto isFloating = [&](const Value* value) {
+      const auto constant = constantTensor(value);
+      return floating.count(value) > 0 || ((!constant || constant->dim() > 0) && floats.has(value));
+    };
+    const auto of = std::ranges::count_if(node->inputs(), isTensor);
+    const auto floats_of = std::ranges::count_if(node->inputs(), isFloating);
+    found.emplace(found.size(), floats_of > 0 && (floats_of == of || isElementwise(node)));
+    const bool computes = isElementwise(node) && keepsDtype(node);
+    const bool keeps = node->kind() == prim::ListUnpack || movesData(node) || computes;
+    if (givesFloats(node) || weightedOperator(node) || isToFloat(node) || (keeps && floats_of > 0)) {
+      floating.insert(node->outputs().begin(), node->outputs().end());
+    }
+    floats.add(node);
+  }
+  return found;
 }
 
 } // namespace jit_passes

@@ -36,4 +36,7 @@ class FloatValues {
   mutable std::unordered_set<std::string> devices_;
 };
 
+// By number in program order: whether an operator computes with floats for certain, of any dtype.
+std::map<int64_t, bool> floatOperators(const torch::jit::Module& module, const std::string& method);
+
 } // namespace jit_passes

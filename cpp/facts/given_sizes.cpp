@@ -4,7 +4,7 @@
 //   %z = aten::reshape(%x, [%n, 4])              its axis 0 has %n elements, or what 4 leaves of %x: %n may be -1
 //   %w = aten::reshape(%x, [%n, -1, 4])          its axis 0 has %n elements, as one axis is open and no other is
 #include "shape_facts.h"
-#include "shapes.h"
+#include "sizes_of_results.h"
 
 namespace jit_passes {
 namespace {
@@ -38,6 +38,9 @@ bool isNumeric(const Value* value) {
 } // namespace
 
 std::optional<Shapes::Split> Shapes::split(const Node* node) const {
+  if (node->kind() != aten::flatten && node->kind() != aten::unflatten) {
+    return std::nullopt;
+  }
   const auto one = constantOf(node->input(1)), two = constantOf(node->input(2));
   const auto parts = node->kind() == aten::unflatten ? ofList(inputOf(node, "sizes")) : std::nullopt;
   if (!one || !one->isInt() || (!parts && (!two || !two->isInt()))) {
@@ -128,25 +131,29 @@ std::optional<std::vector<Extent>> Shapes::sizesGiven(const Value* tensor) const
   return sizes;
 }
 
-// The size that follows from what the list says of an axis.
-std::optional<Extent> Shapes::ofGiven(const Value* tensor, int64_t axis) const {
+// What a list says of the axis; else what flatten and unflatten join and split.
+Size sizeOfReshaped(const Value* tensor, int64_t axis, const Shapes& shapes) {
   const Node* node = tensor->node();
-  const auto sizes = sizesGiven(tensor);
-  const bool splits = sizes && node->kind() == aten::unflatten;
-  const int64_t index = splits ? axis - split(node)->axis : axis;
-  if (!sizes || index < 0 || index >= int64_t(sizes->size())) {
-    return std::nullopt;
+  const auto sizes = shapes.sizesGiven(tensor);
+  const bool splits = node->kind() == aten::unflatten;
+  const auto change = shapes.split(node);
+  const int64_t index = splits && change ? axis - change->axis : axis;
+  if (sizes && index >= 0 && index < int64_t(sizes->size())) {
+    if (!(*sizes)[index].isOpen()) {
+      return (*sizes)[index];
+    }
+    if (splits) {
+      return shapes.ofOpen(node, *sizes);
+    }
+    const auto own = node->kind() == aten::expand ? shapes.rank(inputOf(node, "self")) : std::nullopt;
+    const int64_t more = int64_t(sizes->size()) - own.value_or(0);
+    return own && axis >= more ? Size(shapes.ofAxis(inputOf(node, "self"), axis - more)) : std::nullopt;
   }
-  if (!(*sizes)[index].isOpen()) {
-    return (*sizes)[index];
+  if (change && (axis < change->axis || axis >= change->axis + change->second)) {
+    const int64_t moved = axis < change->axis ? 0 : change->first - change->second;
+    return shapes.ofAxis(inputOf(node, "self"), axis + moved);
   }
-  const Extent itself = Extent::ofAxis(tensor, axis);
-  if (splits) {
-    return ofOpen(node, *sizes).value_or(itself);
-  }
-  const auto own = node->kind() == aten::expand ? rank(inputOf(node, "self")) : std::nullopt;
-  const int64_t more = int64_t(sizes->size()) - own.value_or(0);
-  return own && axis >= more ? ofAxis(inputOf(node, "self"), axis - more) : itself;
+  return change ? shapes.ofRest(Extent::ofAxis(tensor, axis), 1) : std::nullopt;
 }
 
 // The open size of an axis that is split, its size divided by the others; nothing where a size is not known.

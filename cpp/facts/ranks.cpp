@@ -4,17 +4,6 @@
 #include "shapes.h"
 
 namespace jit_passes {
-namespace {
-
-// The list of sizes that the node takes; null where it takes none.
-const Value* sizesTaken(const Node* node) {
-  if (node->kind() == aten::reshape || node->kind() == aten::expand) {
-    return inputOf(node, node->kind() == aten::reshape ? "shape" : "size");
-  }
-  return node->kind() == aten::unflatten ? inputOf(node, "sizes") : sizesMade(node);
-}
-
-} // namespace
 
 Ranks::Ranks(Graph& graph, const KnownValues& known, const Shapes& shapes)
     : known_(known), shapes_(shapes), nodes_(nodesInOrder(graph)) {}

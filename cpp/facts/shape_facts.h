@@ -22,6 +22,9 @@ bool takesShape(const Node* node);
 // The list of sizes in which it makes a tensor of one number, or of none; null for others.
 const Value* sizesMade(const Node* node);
 
+// The list of sizes that the node takes, to make a tensor or to give it other axes; null for others.
+const Value* sizesTaken(const Node* node);
+
 // arange(end, ...), or arange(0, end, ...)
 bool isCount(const Node* node);
 

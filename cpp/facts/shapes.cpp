@@ -4,19 +4,6 @@
 #include "shape_facts.h"
 
 namespace jit_passes {
-namespace {
-
-const auto to_kind = symbol("aten::to");
-
-// The sizes of two operands that broadcast: an axis of both has one size, or one of them 1.
-Extent broadcast(const Extent& a, const Extent& b, const Extent& otherwise) {
-  const auto is_one = [](const Extent& extent) { return extent.number() == 1; };
-  const auto is_more = [](const Extent& extent) { return extent.number().value_or(0) > 1; };
-  return a == b || is_one(a) || is_more(b) ? b : is_one(b) || is_more(a) ? a : otherwise;
-}
-
-} // namespace
-
 bool isAttention(const Node* node) {
   static const auto kind = symbol("aten::scaled_dot_product_attention");
   return node->kind() == kind;
@@ -66,17 +53,20 @@ const Value* sizesMade(const Node* node) {
   return kinds.count(node->kind()) > 0 ? inputOf(node, "size") : nullptr;
 }
 
+const Value* sizesTaken(const Node* node) {
+  static const std::unordered_map<c10::Symbol, const char*> lists{
+      {aten::reshape, "shape"}, {aten::expand, "size"}, {aten::unflatten, "sizes"}};
+  const auto found = lists.find(node->kind());
+  return found == lists.end() ? sizesMade(node) : inputOf(node, found->second);
+}
+
 bool isCount(const Node* node) {
   return node->kind() == aten::arange &&
          (node->inputs().size() == 5 || (node->inputs().size() == 6 && constantNumber(node, "start") == 0.0));
 }
 
-bool isUnbound(const Node* node) {
-  return node->kind() == prim::ListUnpack && node->input()->node()->kind() == aten::unbind;
-}
-
 bool isToFloat(const Node* node) {
-  const auto* schema = node->kind() == to_kind ? node->maybeSchema() : nullptr;
+  const auto* schema = node->kind() == aten::to ? node->maybeSchema() : nullptr;
   return schema != nullptr && schema->overload_name() == "dtype" &&
          constantNumber(node, "dtype") == static_cast<double>(at::kFloat);
 }
@@ -135,7 +125,9 @@ Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
   if (!added) {
     return known->second;
   }
-  Extent found = findExtent(tensor, axis);
+  const auto held = constant(tensor);
+  Extent found = held && axis < held->dim() ? Extent::ofNumber(held->size(axis))
+                                            : sizeOfResult(tensor, axis, *this).value_or(itself);
   if (!found.isNumber() && rank(tensor) == axis + 1) {
     if (const auto features = featuresRead(tensor)) {
       found = Extent::ofNumber(*features);
@@ -148,96 +140,6 @@ Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
   return extents_.insert_or_assign(std::pair(tensor, axis), found).first->second;
 }
 
-Extent Shapes::findExtent(const Value* tensor, int64_t axis) const {
-  const Node* node = tensor->node();
-  const Extent itself = Extent::ofAxis(tensor, axis);
-  const Value* from = node->inputs().empty() ? nullptr : mainOperand(node);
-  if (const auto constant = known_.tensor(tensor); constant && axis < constant->dim()) {
-    return Extent::ofNumber(constant->size(axis));
-  }
-  if (keepsShape(node)) {
-    return ofAxis(from, axis);
-  }
-  if (const auto labels = einsumLabels(node); labels && axis < int64_t(labels->result.size())) {
-    return ofLabel(tensor, axis, *labels);
-  }
-  if (isCount(node)) {
-    const Extent end = ofNumber(node->input(node->inputs().size() - 5));
-    const Value* integer = end.integer();
-    const bool known = integer != nullptr ? integer->type()->kind() == c10::TypeKind::IntType
-                                          : end.number().value_or(0) >= 0;
-    return known ? end : itself;
-  }
-  if (const Value* made = sizesMade(node)) {
-    const auto sizes = ofList(made);
-    return sizes && axis < int64_t(sizes->size()) ? (*sizes)[axis] : itself;
-  }
-  if (isRecurrentLayer(node) && tensor == node->output(0) && axis < 2) {
-    return ofAxis(from, axis);
-  }
-  if (const auto given = ofGiven(tensor, axis)) {
-    return *given;
-  }
-  if (node->kind() == aten::flatten || node->kind() == aten::unflatten) {
-    const auto change = split(node);
-    if (change && axis < change->axis) {
-      return ofAxis(from, axis);
-    }
-    if (change && axis >= change->axis + change->second) {
-      return ofAxis(from, axis - change->second + change->first);
-    }
-    return ofRest(itself, 1).value_or(itself);
-  } else if (const auto moved = ofMoved(tensor, axis)) {
-    return *moved;
-  } else if (const auto own = rank(tensor)) {
-    const auto weighted = weightedOperator(node);
-    const auto weight = weighted ? known_.tensor(inputOf(node, "weight")) : std::nullopt;
-    const bool is_vector = weight && weight->dim() == 1; // of a linear layer, and the result has no channels
-    const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node),
-                  channels = *own - 1 - spatial;
-    if ((weighted || spatial) && (axis < channels || ((!weighted || is_vector) && axis == channels))) {
-      return ofAxis(from, axis);
-    }
-    if (weight && axis == channels && !weighted->transposed) {
-      return Extent::ofNumber(weight->size(0));
-    }
-    if (node->kind() == aten::embedding) {
-      const auto rows = known_.tensor(from);
-      const Value* indices = inputOf(node, "indices");
-      return axis < *own - 1 ? ofAxis(indices, axis) : rows ? Extent::ofNumber(rows->size(1)) : itself;
-    }
-    if (node->kind() == aten::matmul || isAttention(node) || broadcasts(node)) {
-      return ofProduct(tensor, axis, *own);
-    }
-  } else {
-    return ofFrontAxis(tensor, axis);
-  }
-  return itself;
-}
-
-// Of a tensor whose rank is not known: of an axis that is not among the last ones.
-Extent Shapes::ofFrontAxis(const Value* tensor, int64_t axis) const {
-  const Node* node = tensor->node();
-  const auto weighted = weightedOperator(node);
-  const bool layer = weighted && weighted->spatial_dims == 0 && weightRank(node) == 2;
-  const int64_t least = leastRank(tensor);
-  if (axis < least - 1 && (layer || node->kind() == aten::embedding)) {
-    return ofAxis(node->input(layer ? 0 : 1), axis);
-  }
-  if (!broadcasts(node)) {
-    return Extent::ofAxis(tensor, axis);
-  }
-  for (const size_t operand : {0, 1}) {
-    const Value *whole = node->input(operand), *other = node->input(1 - operand);
-    const auto own = rank(other); // of numbers for the last axes
-    if ((own && axis < least - *own) || isReducedOf(other, whole)) {
-      return ofAxis(whole, axis);
-    }
-  }
-  return Extent::ofAxis(tensor, axis);
-}
-
-// Whether it is made of the other tensor element by element, and by going over axes that stay, of size 1.
 bool Shapes::isReducedOf(const Value* tensor, const Value* whole) const {
   while (source(tensor) != source(whole)) {
     tensor = source(tensor);
@@ -247,43 +149,6 @@ bool Shapes::isReducedOf(const Value* tensor, const Value* whole) const {
     tensor = mainOperand(tensor->node());
   }
   return true;
-}
-
-// Of an axis of an einsum, which broadcasts.
-Extent Shapes::ofLabel(const Value* tensor, int64_t axis, const EinsumLabels& labels) const {
-  const auto operands = inputOf(tensor->node(), "tensors")->node()->inputs();
-  const auto sizeIn = [&](size_t operand) {
-    const size_t own = (operand == 0 ? labels.a : labels.b).find(labels.result[axis]);
-    return own == std::string::npos ? Extent::ofNumber(1) : ofAxis(operands[operand], int64_t(own));
-  };
-  return broadcast(sizeIn(0), sizeIn(1), Extent::ofAxis(tensor, axis));
-}
-
-// Of matrix products, attention, and what broadcasts.
-Extent Shapes::ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_result) const {
-  const Node* node = tensor->node();
-  const int64_t behind = axis - rank_of_result; // below 0
-  const bool is_matrix = node->kind() == aten::matmul || isAttention(node);
-  const Value *left = node->input(0), *right = node->input(isAttention(node) ? 2 : 1);
-  if (is_matrix && behind >= -2) { // a vector has one axis, and the result one less
-    const bool matrices = isAttention(node) || std::min(rank(left).value_or(1), rank(right).value_or(1)) >= 2;
-    return matrices ? ofAxis(behind == -2 ? left : right, behind) : Extent::ofAxis(tensor, axis);
-  }
-  const Value* grouped = isAttention(node) ? operandOf(node, "enable_gqa") : nullptr;
-  if (grouped != nullptr && behind == -3 &&
-      constantNumber(grouped) != 0.0) { // heads of the query share those of keys
-    return ofAxis(left, behind);
-  }
-  std::optional<Extent> size;
-  for (const Value* operand : node->inputs().slice(0, isAttention(node) ? 3 : 2)) {
-    const auto own = rank(operand);
-    if (!own) {
-      return Extent::ofAxis(tensor, axis);
-    }
-    const Extent next = *own + behind < 0 ? Extent::ofNumber(1) : ofAxis(operand, behind);
-    size = size ? broadcast(*size, next, Extent::ofAxis(tensor, axis)) : next;
-  }
-  return *size;
 }
 
 // The features of a value, if a linear layer reads them whenever it is there.

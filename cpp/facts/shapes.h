@@ -3,8 +3,6 @@
 // Convolutions and pools are taken to have a batch axis, unless a pass asks for what is certain.
 #pragma once
 
-#include "einsum.h"
-#include "extent.h"
 #include "known_values.h"
 #include "ranks.h"
 
@@ -12,9 +10,6 @@ namespace jit_passes {
 
 // Whether it gives its operand in float32, and changes nothing else.
 bool isToFloat(const Node* node);
-
-// Whether it gives the elements along an axis, each as a tensor.
-bool isUnbound(const Node* node);
 
 // Taken once, before any edit.
 class Shapes {
@@ -52,14 +47,18 @@ class Shapes {
   std::optional<int64_t> featuresRead(const Value* tensor) const;
   // The axis of size 1 that squeeze takes away, if that is what the node does.
   std::optional<int64_t> squeezed(const Node* node) const;
+  // Whether it is made of the other tensor element by element, and by going over axes that stay, of size 1.
+  bool isReducedOf(const Value* tensor, const Value* whole) const;
   // Axes of a linear layer's weight: one, and the layer gives a number for each row.
   std::optional<int64_t> weightRank(const Node* linear) const;
   // Behind what keeps the shape. A value that is written to may have had another one.
   const Value* source(const Value* tensor) const;
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
+  std::optional<at::Tensor> constant(const Value* tensor) const { return known_.tensor(tensor); }
 
  private:
   friend class Ranks;
+  friend std::optional<Extent> sizeOfReshaped(const Value* result, int64_t axis, const Shapes& shapes);
 
   // The first axis that flatten or unflatten works on, and how many become how many: of the operand, of the result.
   struct Split {
@@ -80,20 +79,10 @@ class Shapes {
   std::optional<std::pair<const Value*, int64_t>> countedIn(const Node* reshape) const;
   // `opaque` where nothing is known of the tensor.
   Extent ofAxis(const Value* tensor, int64_t axis, Extent opaque) const;
-  Extent findExtent(const Value* tensor, int64_t axis) const;
-  Extent ofFrontAxis(const Value* tensor, int64_t axis) const;
-  bool isReducedOf(const Value* tensor, const Value* whole) const;
   Extent findNumber(const Value* value) const;
   bool findNotNegative(const Value* number) const;
-  std::optional<Extent> ofGiven(const Value* tensor, int64_t axis) const;
   std::optional<Extent> ofOpen(const Node* unflatten, const std::vector<Extent>& sizes) const;
   std::optional<Extent> ofRest(const Extent& whole, int64_t others) const;
-  std::optional<Extent> ofMoved(const Value* tensor, int64_t axis) const;
-  Extent ofLabel(const Value* tensor, int64_t axis, const EinsumLabels& labels) const;
-  std::optional<Extent> ofPart(const Node* unpacked, int64_t axis, std::optional<int64_t> rank) const;
-  std::optional<Extent> ofConcatenated(const Node* cat, int64_t axis, std::optional<int64_t> along) const;
-  std::optional<Extent> ofSlice(const Node* slice, int64_t axis, std::optional<int64_t> rank) const;
-  Extent ofProduct(const Value* tensor, int64_t axis, int64_t rank_of_result) const;
   std::optional<int64_t> ofArithmetic(const Node* node) const;
   Extent ofElement(const Value* list, int64_t index, const Extent& otherwise) const;
 

@@ -149,8 +149,8 @@ void addDtypes(Table& table) {
       [](OperatorTraits& t) { t.keeps_dtype = true; });
   table.each(
       "embedding embedding_bag layer_norm rms_norm group_norm batch_norm softmax gelu silu sigmoid tanh sqrt "
-      "rsqrt "
-      "reciprocal scaled_dot_product_attention lstm gru",
+      "rsqrt reciprocal scaled_dot_product_attention lstm gru jit_passes::dequantize "
+      "jit_passes::dequantize_per_channel jit_passes::dequantize_dynamic",
       [](OperatorTraits& t) { t.gives_floats = true; });
 }
 
@@ -260,6 +260,8 @@ bool keepsDtype(const Node* node) {
   const OperatorTraits& traits = traitsOf(node->kind());
   return traits.keeps_dtype || (!traits.gives && (traits.elementwise > 0 || traits.within || traits.dropout));
 }
+
+bool givesFloats(const Node* node) { return traitsOf(node->kind()).gives_floats; }
 
 bool mayBeTensor(const Value* value) {
   const auto type = value->type()->cast<c10::OptionalType>();

@@ -79,6 +79,9 @@ int64_t spatialOf(const Node* node);
 // Whether the result has the dtype of the tensor operands where all are floating.
 bool keepsDtype(const Node* node);
 
+// Whether the results are floating whatever the operands are.
+bool givesFloats(const Node* node);
+
 // Whether it may be a tensor or None, as only a call tells.
 bool mayBeTensor(const Value* value);
 

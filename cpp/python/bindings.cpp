@@ -298,7 +298,7 @@ py::dict operatorRows() {
     rows[py::str(name)] = py::make_tuple(
         weighted, t.holds_weights, t.product, t.elementwise, clip, t.within, t.nonnegative_if, t.moves_data,
         t.dropout, t.asks_for_shape, t.tells_layout, t.gives, t.commutes, t.keeps_shape, t.spatial,
-        t.keeps_dtype, t.gives_floats);
+        t.keeps_dtype);
   }
   return rows;
 }

@@ -1,6 +1,7 @@
 // Passes: what is registered, running them, and passes written in Python.
 #include "conversions.h"
 
+#include "facts/float_values.h"
 #include "graph/calls.h"
 #include "graph/executor.h"
 #include "graph/lint.h"
@@ -237,6 +238,7 @@ void bindPasses(py::module_& m) {
   });
   m.def("snapshot_of_graph", [](const GraphPointer& graph) { return toTuple(takeSnapshot(graph)); });
 
+  m.def("float_operators", &floatOperators, py::arg("module"), py::arg("method"));
   m.def("find_regions", &regionsOf);
   m.def(
       "replace_region",

@@ -8,7 +8,7 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError
-from ..passes.pipeline import CLEAN_UP, Pipeline
+from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ..passes.subject import wrap
 from ..stages.module import ModelStage, stage_of
 from ..stages.seen import read_places
@@ -17,7 +17,7 @@ from .reading import encodings_of
 
 STRIP = Pipeline(
     "strip",
-    ("fold_constant_lists", "insert_quantize_dequantize", "merge_conv_bias", *CLEAN_UP),
+    (FOLD_NUMBERS, "insert_quantize_dequantize", "merge_conv_bias", *CLEAN_UP),
 )
 
 

@@ -54,7 +54,6 @@ class Traits:
         keeps_shape: whether its result has the shape of its first operand, whatever the others are.
         spatial: the axes of an image that it works along, for pools and resizes; else 0.
         keeps_dtype: whether its result has the dtype of its operands where all are floating.
-        gives_floats: whether its result is floating, whatever its operands are.
     """
 
     weighted: Weighted | None = None
@@ -73,7 +72,6 @@ class Traits:
     keeps_shape: bool = False
     spatial: int = 0
     keeps_dtype: bool = False
-    gives_floats: bool = False
 
     @property
     def counts(self) -> bool:

@@ -170,9 +170,9 @@ class Pipeline:
 
 # Decides all that is fixed when a module is compiled: branches on constants, lists of numbers.
 # Nothing that depends on training mode or on weights.
-RESOLVE = Pipeline(
-    "resolve", ("propagate_constants", "fold_constant_lists", "remove_dead_code", "pool_constants")
-)
+RESOLVE = Pipeline("resolve", ("propagate_constants", "remove_dead_code", "pool_constants"))
+# Folds the lists of numbers that files spell out.
+FOLD_NUMBERS = PassCall("propagate_constants", tensors=False)
 # The last steps of pipelines that make a model for use.
 CLEAN_UP = ("remove_dead_code", "pool_constants", "remove_unused_attributes")
 

@@ -14,7 +14,7 @@ from .. import _C
 from ..errors import JitPassesError, nearest, shortened, warn
 from ..graph.view import NodeView
 from ..logs import timed
-from ..passes.pipeline import Pipeline
+from ..passes.pipeline import FOLD_NUMBERS, Pipeline
 from ..specification.place import Place
 from ..stages.module import ModelStage, stage_of
 from ..stages.prepare import CONSTANT, INPUTS, NOTHING, REACH, measure, qualified
@@ -24,8 +24,7 @@ from .record import Profile, describe_difference
 from .sites import Sites
 from .value import ValueProfile
 
-# A file spells constant lists out; a copy of the graph has them folded again.
-AS_PREPARED = Pipeline("as_prepared", ("fold_constant_lists", "remove_dead_code"))
+AS_PREPARED = Pipeline("as_prepared", (FOLD_NUMBERS, "remove_dead_code"))
 HISTOGRAM, MIN_MAX = "observe_histogram", "observe_min_max"
 
 

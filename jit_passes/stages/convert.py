@@ -16,7 +16,7 @@ from ..errors import shortened, warn
 from ..graph.editor import GraphEditor
 from ..logs import timed
 from ..observers import parameters_of as named
-from ..passes.pipeline import CLEAN_UP, Pipeline
+from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ..passes.subject import wrap
 from ..specification.parameters import ChosenQParams, QParams
 from ..specification.qparams import dequantized
@@ -30,7 +30,7 @@ from .values import quantized_values, source_of
 CONVERT = Pipeline(
     "convert",
     (
-        "fold_constant_lists",  # a file spells them out
+        FOLD_NUMBERS,
         "add_batch_axis",
         "insert_quantize_dequantize",
         "fold_quantized_constants",

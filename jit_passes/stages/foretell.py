@@ -9,7 +9,7 @@ import torch
 
 from .. import _C
 from ..graph.view import GraphView
-from ..passes.pipeline import CLEAN_UP, Pipeline
+from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ..specification.parameters import QParams
 from ..specification.place import Place
 from ..specification.resolve import Quantization
@@ -21,12 +21,7 @@ from .seen import QuantizedPlace
 
 _QUANTIZE = Pipeline(
     "foretell",
-    (
-        "fold_constant_lists",
-        "insert_quantize_dequantize",
-        "fold_quantized_constants",
-        *CLEAN_UP,
-    ),
+    (FOLD_NUMBERS, "insert_quantize_dequantize", "fold_quantized_constants", *CLEAN_UP),
 )
 
 

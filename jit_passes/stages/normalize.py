@@ -11,7 +11,7 @@ from torch.jit._trace import TopLevelTracedModule
 from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView
-from ..passes.pipeline import CLEAN_UP, Pipeline, PipelineResult, own
+from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline, PipelineResult, own
 from .module import check_module
 
 # The canonical form, of models for use and of models that train. `simplify` runs again where steps
@@ -20,19 +20,18 @@ CANONICAL_FORM = (
     "avoid_fast_path",
     "simplify",
     "replace_inplace",
-    "canonicalize_view",
+    "canonicalize_synonyms",
     "settle_batch_axis",
     "canonicalize_convolution",
     "simplify",  # branches on a batch axis are gone
     "canonicalize_products",
-    "canonicalize_clamp",
     "canonicalize_reshape",
     "canonicalize_pool",
     "simplify",  # sizes are told by fewer operators
     "spell_out_weights",  # as lists, which constants would be again
     "raise_sizes",
     "keep_leading_axes",
-    "fold_constant_lists",
+    FOLD_NUMBERS,
 )
 
 NORMALIZE = Pipeline(

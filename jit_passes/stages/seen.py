@@ -14,7 +14,7 @@ from ..fake_quantizers import trained_qparams
 from ..graph.traits import NOTHING as UNKNOWN
 from ..graph.traits import TRAITS
 from ..observers import ObserverState
-from ..passes.pipeline import Pipeline
+from ..passes.pipeline import FOLD_NUMBERS, Pipeline
 from ..passes.subject import wrap
 from ..quantizers.support import OperatorSupport
 from ..specification.derivation import hold_derivations
@@ -35,7 +35,7 @@ SETTLE = Pipeline(
     (
         "restore_batch_norm",
         "freeze",
-        "resolve_none_checks",
+        FOLD_NUMBERS,
         "remove_dropout",
         "fold_deferred",
         "fold_batch_norm",

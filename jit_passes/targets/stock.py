@@ -13,7 +13,7 @@ import torch
 
 from ..errors import JitPassesError, warn
 from ..graph.editor import GraphEditor
-from ..passes.pipeline import CLEAN_UP, Pipeline
+from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ..passes.steps import PassCall, RuleSet
 from ..quantizers.capability import Capability
 from .cell_rules import expand_cells
@@ -96,7 +96,7 @@ class Stock(Target):
         return Pipeline(
             "lower_stock",
             (
-                "fold_constant_lists",
+                FOLD_NUMBERS,
                 "lower_recurrent",
                 "merge_conv_bias",
                 "pool_constants",

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from .. import _C
 from ..graph.traits import arguments_of
 from ..graph.view import GraphView, NodeView, ValueView
@@ -172,40 +170,9 @@ def _reduces(node: NodeView) -> bool:
     return node.traits.within or "keepdim" in arguments_of(node.kind, node.overload or "")
 
 
-FLOAT32 = 6  # as graphs have it
-
-
 def _is_float(node: NodeView) -> bool:
-    """Say whether an operator in front of a region surely computes with floats.
-
-    An operator that broadcasts needs one such operand, any other nothing but these: so a cast of
-    what may be whole numbers stays in front of the region.
-    """
-    certain = [_gives_floats(value) for value in node.inputs if value.is_tensor]
-    several = node.traits.elementwise > 1
-    return any(certain) if several else bool(certain) and all(certain)
-
-
-def _gives_floats(value: ValueView) -> bool:
-    pending, seen = [value], set()
-    while pending:
-        last = pending.pop()
-        maker = last.producer
-        if isinstance(last.constant, torch.Tensor):
-            if last.constant.dtype == torch.float32 and last.constant.dim() > 0:
-                return True
-        elif maker is not None and maker.index not in seen:
-            seen.add(maker.index)
-            casts = maker.kind == "aten::to" and maker.overload == "dtype"
-            if (casts and maker.inputs[1].constant == FLOAT32) or maker.traits.gives_floats:
-                return True
-            if maker.kind in LISTS:
-                pending += maker.inputs
-            elif maker.kind in BETWEEN or maker.traits.weighted:
-                return True
-            elif maker.traits.elementwise or maker.traits.moves_data:
-                pending += [read for read in maker.inputs if read.is_tensor]
-    return False
+    """Say whether an operator in front of a region computes with floats for certain."""
+    return bool(node.analyses and node.analyses.of(_C.float_operators, node))
 
 
 def _leaves(node: NodeView, inside: set[int]) -> bool:

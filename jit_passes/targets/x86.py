@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 import torch
 
 from .. import _C
-from ..errors import first_line, warn
 from ..graph.traits import kinds
 from ..graph.view import NodeView
-from ..passes.pipeline import CLEAN_UP, Pipeline
+from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ..passes.steps import PassCall, Step
 from ..quantizers.capability import Capability, is_constant_behind
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
@@ -239,15 +238,11 @@ class X86(Target):
         return _capability(self.integer_layer_norm)
 
     def compile(self, region: torch.jit.ScriptModule) -> Any:
-        try:
-            return _C.build_plan(region._c)
-        except RuntimeError as error:
-            warn(f"a region of the target 'x86' stays as it is: {first_line(error)}")
-            return None
+        return _C.build_plan(region._c)
 
     def lowering(self) -> Pipeline:
         steps: tuple[Step, ...] = (
-            "fold_constant_lists",
+            FOLD_NUMBERS,
             "merge_conv_bias",
             "copy_written",
             "replicate_dequantize",

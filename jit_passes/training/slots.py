@@ -13,7 +13,7 @@ from ..configuration.options import TensorOptions
 from ..errors import JitPassesError, not_among
 from ..fake_quantizers import FakeQuantizer, fake_quantizer_of
 from ..graph.view import GraphView
-from ..passes.pipeline import Pipeline, own
+from ..passes.pipeline import FOLD_NUMBERS, Pipeline, own
 from ..passes.steps import PassCall
 from ..passes.subject import check_script
 from ..quantizers.slots import RECIPES, SlotQuantizer
@@ -27,15 +27,13 @@ from .standing_norms import absent_of, fold_standing_norms
 SPLIT_LAYERS = (
     "canonicalize_convolution",
     PassCall("split_conv_bias", linears=True),
-    "fold_constant_lists",
+    FOLD_NUMBERS,
     "remove_dead_code",
 )
 SPLIT = Pipeline(
     "split_slots",
     (
-        "resolve_none_checks",
         "propagate_constants",
-        "fold_constant_lists",
         "replace_inplace",
         *SPLIT_LAYERS,
     ),

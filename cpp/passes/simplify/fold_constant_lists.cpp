@@ -46,7 +46,4 @@ bool foldConstantLists(PassContext& context) {
   });
 }
 
-static const RegisterPass fold_constant_lists_pass{
-    "fold_constant_lists", "Turn lists of constant numbers into constants.", foldConstantLists};
-
 } // namespace jit_passes

@@ -115,11 +115,4 @@ bool propagateConstants(PassContext& context) {
   return changeNodes(*graph, takeWhatDoesNotRaise) || changed;
 }
 
-static const RegisterPass propagate_constants_pass{
-    "propagate_constants",
-    "Compute what depends on constants alone, or is one unless the model raises.",
-    propagateConstants,
-    {},
-    takes({{"tensors", "bool", true}})};
-
 } // namespace jit_passes

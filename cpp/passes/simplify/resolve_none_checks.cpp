@@ -125,8 +125,4 @@ bool resolveNoneChecks(PassContext& context) {
   return replaced || narrowed;
 }
 
-static const RegisterPass resolve_none_checks_pass{
-    "resolve_none_checks", "Decide checks for None of values that cannot be, and of values for themselves.",
-    resolveNoneChecks};
-
 } // namespace jit_passes

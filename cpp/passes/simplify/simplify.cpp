@@ -5,6 +5,9 @@
 // One answer leads to the next: constants decide branches, branches tell ranks, ranks tell sizes, and sizes are
 // constants. So the steps take turns until none of them changes anything. Each file of this folder has one step, and
 // says there what it does to the IR.
+//
+// The pass propagate_constants runs the steps that look at constants and types alone, once each. It takes graphs with
+// calls too, and files, which spell lists of numbers out.
 #include "simplify.h"
 
 namespace jit_passes {
@@ -22,6 +25,7 @@ constexpr std::array kSteps{
     unrollLoops,       foldConstantLists, resolveSizeTensors, resolveSizeLists,   foldDtypes,
     settleBranches,    removeRankChecks,  foldSizes,          foldMovedConstants,
 };
+constexpr std::array kStepsOfConstants{resolveNoneChecks, propagateConstants, foldConstantLists};
 // Real models take two or three. A bound, since nothing proves that steps never undo each other.
 constexpr size_t kMostRounds = 100;
 
@@ -36,10 +40,24 @@ bool simplify(PassContext& context) {
   return changed;
 }
 
+bool simplifyConstants(PassContext& context) {
+  bool changed = false;
+  for (const auto step : kStepsOfConstants) {
+    changed |= step(context);
+  }
+  return changed;
+}
+
 const RegisterPass simplify_pass{
     "simplify",
     "Compute constants, sizes, branches, loops and containers as far as the graph tells before it runs.",
     simplify, needs("inlined"), takes({{"tensors", "bool", true}})};
+const RegisterPass propagate_constants_pass{
+    "propagate_constants",
+    "Compute numbers, lists and checks for None that follow from constants and types alone.",
+    simplifyConstants,
+    {},
+    takes({{"tensors", "bool", true}})};
 
 } // namespace
 } // namespace jit_passes

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ...errors import ArgumentError, not_among
 from ...observers import MinMax
-from ...passes.pipeline import CLEAN_UP, Pipeline
+from ...passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ...passes.steps import PassCall
 from ...quantizers.backend import BackendQuantizer
 from ...quantizers.capability import Capability
@@ -121,7 +121,7 @@ class FixedPoint(Target):
         return Pipeline(
             "lower_fixed_point",
             (
-                "fold_constant_lists",
+                FOLD_NUMBERS,
                 "merge_conv_bias",
                 quantize_moved,
                 quantize_ahead_of_moves,

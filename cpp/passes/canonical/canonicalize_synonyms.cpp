@@ -1,4 +1,10 @@
-// Bring the spellings of clipping to two: relu and clamp. Bounds that are constant tensors of one number become that number.
+// Write operators of several names by one of them.
+//
+// View becomes reshape, which allows results whose memory is laid out differently than in the float model. Quantized
+// convolutions return channels-last, which view may refuse. Where an in-place operator writes to the value, it stays a
+// view. A swap of axes is a transposition by another name, written to or not.
+//
+// Clips become relu and clamp. Bounds that are constant tensors of one number become that number.
 //
 // At a bound itself the derivative changes: clamp has 1 there, relu and hardtanh have 0. The derivative of relu is of its
 // result, which then no operator may write; that of clamp is of its operand.
@@ -28,10 +34,20 @@ std::optional<c10::IValue> boundOf(const Value* bound) {
   return is_number ? std::optional<c10::IValue>(tensor->item<double>()) : std::nullopt;
 }
 
-const RegisterRules canonicalize_clamp_pass{
-    "canonicalize_clamp",
-    "Turn relu6, hardtanh, clamp_min and clamp_max into relu and clamp.",
-    {{"aten::relu6(%x)", "aten::clamp(%x, 0, 6)"},
+const RegisterRules canonicalize_synonyms_pass{
+    "canonicalize_synonyms",
+    "Turn view into reshape, swapaxes into transpose, and all clips into relu and clamp.",
+    {{.pattern = "aten::swapaxes(%x, %a, %b)",
+      .replacement = "aten::transpose(%x, %a, %b)",
+      .same_memory = true},
+     {.pattern = "aten::swapdims(%x, %a, %b)",
+      .replacement = "aten::transpose(%x, %a, %b)",
+      .same_memory = true},
+     {.pattern = "%y = aten::view(%x, %shape : int[]) %y",
+      .replacement = "aten::reshape(%x, %shape)",
+      .check = [](const auto& match) { return onlyIf(!match.isWritten("y")); },
+      .same_memory = true},
+     {"aten::relu6(%x)", "aten::clamp(%x, 0, 6)"},
      {"aten::hardtanh(%x, %low, %high)", "aten::clamp(%x, %min, %max)",
       [](const auto& match) { return onlyIf(match.number("low") && match.number("high")); },
       [](const auto& match) {

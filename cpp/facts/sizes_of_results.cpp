@@ -1,0 +1,256 @@
+#include "sizes_of_results.h"
+
+#include "einsum.h"
+#include "graph/operators.h"
+#include "shape_facts.h"
+
+namespace jit_passes {
+namespace {
+
+// Beyond all ends of slices.
+constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
+
+// The axis that a constant names, counted from the first.
+std::optional<int64_t> axisIn(const Value* value, std::optional<int64_t> rank) {
+  const auto number = wholeNumber(value);
+  const auto axis = number && *number < 0 && rank ? std::optional(*number + *rank) : number;
+  return axis && *axis >= 0 ? axis : std::nullopt;
+}
+
+// The sizes of two operands that broadcast: an axis of both has one size, or one of them 1.
+Extent broadcast(const Extent& a, const Extent& b, const Extent& otherwise) {
+  const auto is_one = [](const Extent& extent) { return extent.number() == 1; };
+  const auto is_more = [](const Extent& extent) { return extent.number().value_or(0) > 1; };
+  return a == b || is_one(a) || is_more(b) ? b : is_one(b) || is_more(a) ? a : otherwise;
+}
+
+// Of the first operands, which broadcast to the result's rank.
+Size broadcast(const Value* result, int64_t axis, int64_t rank, size_t count, const Shapes& shapes) {
+  Size size;
+  for (const Value* operand : result->node()->inputs().slice(0, count)) {
+    const auto own = shapes.rank(operand);
+    if (!own) {
+      return std::nullopt;
+    }
+    const int64_t behind = axis - rank; // below 0
+    const Extent next = *own + behind < 0 ? Extent::ofNumber(1) : shapes.ofAxis(operand, behind);
+    size = size ? broadcast(*size, next, Extent::ofAxis(result, axis)) : next;
+  }
+  return size;
+}
+
+} // namespace
+
+Size sizeOfOperand(const Value* result, int64_t axis, const Shapes& shapes) {
+  return shapes.ofAxis(mainOperand(result->node()), axis);
+}
+
+Size sizeOfTransposed(const Value* result, int64_t axis, const Shapes& shapes) {
+  const Node* node = result->node();
+  const auto own = shapes.rank(result);
+  const auto a = axisIn(inputOf(node, "dim0"), own), b = axisIn(inputOf(node, "dim1"), own);
+  return a && b ? sizeOfOperand(result, axis == *a ? *b : axis == *b ? *a : axis, shapes) : std::nullopt;
+}
+
+Size sizeOfPermuted(const Value* result, int64_t axis, const Shapes& shapes) {
+  const auto axes = constantInts(result->node(), "dims");
+  const bool known = axes && axis < int64_t(axes->size());
+  return known ? sizeOfOperand(result, (*axes)[axis], shapes) : std::nullopt;
+}
+
+Size sizeOfUnsqueezed(const Value* result, int64_t axis, const Shapes& shapes) {
+  const auto made = axisIn(inputOf(result->node(), "dim"), shapes.rank(result));
+  return !made           ? std::nullopt
+         : axis == *made ? Size(Extent::ofNumber(1))
+                         : sizeOfOperand(result, axis - (axis > *made), shapes);
+}
+
+Size sizeOfSqueezed(const Value* result, int64_t axis, const Shapes& shapes) {
+  const auto gone = shapes.squeezed(result->node());
+  return gone ? sizeOfOperand(result, axis + (axis >= *gone), shapes) : std::nullopt;
+}
+
+// Of select and unbind.
+Size sizeOfSelected(const Value* result, int64_t axis, const Shapes& shapes) {
+  const Node* node = result->node();
+  const Node* taken = node->kind() == aten::select ? node : node->input()->node();
+  const auto own = shapes.rank(result);
+  const auto gone = axisIn(taken->input(1), own ? std::optional(*own + 1) : own);
+  return gone ? Size(shapes.ofAxis(mainOperand(taken), axis + (axis >= *gone))) : std::nullopt;
+}
+
+Size sizeOfSlice(const Value* result, int64_t axis, const Shapes& shapes) {
+  const Node* slice = result->node();
+  const auto own = shapes.rank(result);
+  const auto numberOf = [&](const Value* value, int64_t unless) -> std::optional<int64_t> {
+    return isNone(value) ? unless : shapes.ofNumber(value).number();
+  };
+  const auto given = numberOf(inputOf(slice, "dim"), 0);
+  const auto along = given && *given < 0 && own ? std::optional(*given + *own) : given;
+  if (!along || *along < 0) {
+    return std::nullopt;
+  }
+  const Extent extent = shapes.ofAxis(inputOf(slice, "self"), axis);
+  const auto start = numberOf(inputOf(slice, "start"), 0), end = numberOf(inputOf(slice, "end"), kFar);
+  const auto step = numberOf(inputOf(slice, "step"), 1);
+  if (axis != *along || (start == 0 && end == kFar && step == 1)) {
+    return extent;
+  }
+  const auto whole = extent.number();
+  if (!start || !end || step != 1 || !whole) {
+    return std::nullopt;
+  }
+  const auto within = [&](int64_t at) { return std::clamp<int64_t>(at < 0 ? at + *whole : at, 0, *whole); };
+  return Extent::ofNumber(std::max<int64_t>(within(*end) - within(*start), 0));
+}
+
+// Of what chunk, split and the like give.
+Size sizeOfPart(const Value* result, int64_t axis, const Shapes& shapes) {
+  const Node *unpacked = result->node(), *list = unpacked->input()->node();
+  if (list->kind() == aten::unbind) {
+    return sizeOfSelected(result, axis, shapes);
+  }
+  const bool cuts = list->inputs().size() == 3 && movesData(list);
+  const auto along = cuts ? axisIn(inputOf(list, "dim"), shapes.rank(result)) : std::nullopt;
+  if (!along) {
+    return std::nullopt;
+  }
+  const Extent extent = shapes.ofAxis(inputOf(list, "self"), axis);
+  const auto whole = extent.number();
+  if (axis != *along || !whole) {
+    return axis != *along ? Size(extent) : std::nullopt;
+  }
+  const int64_t parts = unpacked->outputs().size();
+  const bool equal = list->kind() == aten::chunk || wholeNumber(list->input(1)).value_or(0) * parts == *whole;
+  return equal && *whole % parts == 0 ? Size(Extent::ofNumber(*whole / parts)) : std::nullopt;
+}
+
+// Along all other axes, its operands have one size, but for those of one axis: of no numbers, these go with any others.
+// Traces have such a constant for a cache that is empty at first.
+Size sizeOfConcatenated(const Value* result, int64_t axis, const Shapes& shapes) {
+  const Node* cat = result->node();
+  const Node* list = inputOf(cat, "tensors")->node();
+  const auto along = axisIn(inputOf(cat, "dim"), shapes.rank(result));
+  if (!along || list->kind() != prim::ListConstruct || shapes.isWritten(inputOf(cat, "tensors"))) {
+    return std::nullopt;
+  }
+  std::vector<Extent> sizes;
+  for (const Value* element : list->inputs()) {
+    const auto constant = constantTensor(element);
+    if (constant && constant->dim() == 1 && constant->numel() == 0) {
+      continue;
+    }
+    if (shapes.rank(element) == 1) {
+      return std::nullopt;
+    }
+    sizes.push_back(shapes.ofAxis(element, axis));
+  }
+  if (sizes.size() < 2 || axis != *along) {
+    return sizes.empty() ? std::nullopt : Size(sizes.front());
+  }
+  const bool known = std::ranges::all_of(sizes, &Extent::isNumber);
+  const auto add = [](int64_t sum, const Extent& own) { return sum + own.number().value_or(0); };
+  const int64_t whole = std::accumulate(sizes.begin(), sizes.end(), int64_t{0}, add);
+  return known ? Size(Extent::ofNumber(whole)) : std::nullopt;
+}
+
+// Of linear layers, convolutions, pools and resizes. Of a linear layer whose result has no known rank, an axis that is
+// not the last one.
+Size sizeOfLayer(const Value* result, int64_t axis, const Shapes& shapes) {
+  const Node* node = result->node();
+  const auto weighted = weightedOperator(node);
+  const auto weight = weighted ? shapes.constant(inputOf(node, "weight")) : std::nullopt;
+  const auto own = shapes.rank(result);
+  const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node);
+  if (!own) {
+    const bool matrix = weighted && spatial == 0 && shapes.weightRank(node) == 2;
+    return matrix && axis < shapes.leastRank(result) - 1 ? sizeOfOperand(result, axis, shapes) : std::nullopt;
+  }
+  const int64_t channels = *own - 1 - spatial;
+  const bool keeps = !weighted || (weight && weight->dim() == 1); // a vector gives a result without channels
+  if (axis < channels || (keeps && axis == channels)) {
+    return sizeOfOperand(result, axis, shapes);
+  }
+  return weight && axis == channels && !weighted->transposed ? Size(Extent::ofNumber(weight->size(0)))
+                                                             : std::nullopt;
+}
+
+Size sizeOfEmbedded(const Value* result, int64_t axis, const Shapes& shapes) {
+  const Node* node = result->node();
+  const auto own = shapes.rank(result);
+  if (axis < own.value_or(shapes.leastRank(result)) - 1) {
+    return shapes.ofAxis(inputOf(node, "indices"), axis);
+  }
+  const auto rows = own ? shapes.constant(inputOf(node, "weight")) : std::nullopt;
+  return rows ? Size(Extent::ofNumber(rows->size(1))) : std::nullopt;
+}
+
+// Of matrix products and attention. A vector has one axis, and the result one less.
+Size sizeOfProduct(const Value* result, int64_t axis, const Shapes& shapes) {
+  const Node* node = result->node();
+  const auto own = shapes.rank(result);
+  if (!own) {
+    return std::nullopt;
+  }
+  const int64_t behind = axis - *own; // below 0
+  const Value *left = node->input(0), *right = node->input(isAttention(node) ? 2 : 1);
+  if (behind >= -2) {
+    const bool matrices =
+        isAttention(node) || std::min(shapes.rank(left).value_or(1), shapes.rank(right).value_or(1)) >= 2;
+    return matrices ? Size(shapes.ofAxis(behind == -2 ? left : right, behind)) : std::nullopt;
+  }
+  const Value* grouped = isAttention(node) ? operandOf(node, "enable_gqa") : nullptr;
+  if (grouped != nullptr && behind == -3 && constantNumber(grouped) != 0.0) {
+    return shapes.ofAxis(left, behind); // heads of the query share those of keys
+  }
+  return broadcast(result, axis, *own, isAttention(node) ? 3 : 2, shapes);
+}
+
+// Where the rank is not known, of an axis that one operand alone has.
+Size sizeOfBroadcast(const Value* result, int64_t axis, const Shapes& shapes) {
+  if (const auto own = shapes.rank(result)) {
+    return broadcast(result, axis, *own, 2, shapes);
+  }
+  for (const size_t operand : {0, 1}) {
+    const Value *whole = result->node()->input(operand), *other = result->node()->input(1 - operand);
+    const auto own = shapes.rank(other); // of numbers for the last axes
+    if ((own && axis < shapes.leastRank(result) - *own) || shapes.isReducedOf(other, whole)) {
+      return shapes.ofAxis(whole, axis);
+    }
+  }
+  return std::nullopt;
+}
+
+Size sizeOfEinsum(const Value* result, int64_t axis, const Shapes& shapes) {
+  const auto labels = einsumLabels(result->node());
+  if (axis >= int64_t(labels->result.size())) {
+    return std::nullopt;
+  }
+  const auto operands = inputOf(result->node(), "tensors")->node()->inputs();
+  const auto sizeIn = [&](size_t operand) {
+    const size_t own = (operand == 0 ? labels->a : labels->b).find(labels->result[axis]);
+    return own == std::string::npos ? Extent::ofNumber(1) : shapes.ofAxis(operands[operand], int64_t(own));
+  };
+  return broadcast(sizeIn(0), sizeIn(1), Extent::ofAxis(result, axis));
+}
+
+Size sizeOfCount(const Value* result, int64_t /*axis*/, const Shapes& shapes) {
+  const Node* node = result->node();
+  const Extent end = shapes.ofNumber(node->input(node->inputs().size() - 5));
+  const Value* integer = end.integer();
+  const bool known =
+      integer != nullptr ? integer->type()->kind() == c10::TypeKind::IntType : end.number().value_or(0) >= 0;
+  return known ? Size(end) : std::nullopt;
+}
+
+Size sizeOfMade(const Value* result, int64_t axis, const Shapes& shapes) {
+  const auto sizes = shapes.ofList(sizesMade(result->node()));
+  return sizes && axis < int64_t(sizes->size()) ? Size((*sizes)[axis]) : std::nullopt;
+}
+
+// Of what a recurrent layer gives for each step; its states have other axes.
+Size sizeOfSteps(const Value* result, int64_t axis, const Shapes& shapes) {
+  return result->offset() == 0 && axis < 2 ? sizeOfOperand(result, axis, shapes) : std::nullopt;
+}
+
+} // namespace jit_passes

@@ -11,7 +11,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
+from xdist.remote import Producer
 
+from tests.distribution import FilesTogether
 from tests.onnx_translations import translations_once as made_once
 
 # Several processes share the cores: a thread that waits must not keep one busy. OpenMP reads this
@@ -35,6 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
     keep_operators()
     seed_devices_that_are_here()
     read_source_once()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTogether | None:
+    """Keep files together wherever groups are."""
+    return FilesTogether(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pass_logs_on() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from jit_passes import rewrite
 from jit_passes.passes.rewrite import RewriteResult
+from tests.seeds import seeds
 
 UNARY: list[Callable[[str], str]] = [
     lambda a: f"torch.relu({a})",
@@ -91,7 +93,8 @@ def outcome(module: torch.jit.ScriptModule) -> list[Tensor]:
 def test_random_programs() -> None:
     """All that is rewritten computes the same, the arguments' final contents included."""
     ran = rewritten = refused = 0
-    for seed in range(500):
+    drawn = seeds(500, few=200)
+    for seed in drawn:
         source = program(seed)
         module = compiled(source)
         rules = random.Random(seed).sample(RULES, 5)
@@ -105,4 +108,6 @@ def test_random_programs() -> None:
         ran += 1
         for left, right in zip(expected, outcome(result.module), strict=True):
             assert torch.equal(left, right), f"seed {seed}\n{source}\n{result}\n{result.after}"
-    assert ran > 400 and rewritten > 150 and refused > 100, (ran, rewritten, refused)
+    found = ran, rewritten, refused
+    least = 0.8 * len(drawn), 0.3 * len(drawn), 0.2 * len(drawn)
+    assert all(map(operator.gt, found, least)), found

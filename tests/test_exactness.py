@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import jit_passes
 from jit_passes import JitPassesError, conformance, exactness
 from jit_passes.targets import FixedPoint
-from tests.seeds import FEW, seeds
+from tests.seeds import seeds
 
 ENGINES = ["fixed_point", "onnxruntime", "onnxruntime_optimized"]
 CONFIG: dict[str, Any] = {
@@ -77,7 +77,7 @@ def quantized(module: nn.Module, target: Any, config: Any = None, seed: int = 0)
 
 
 # Compiling C and exporting take seconds: few nets by default, all 100 in `make fuzz`.
-NETS = range(3) if len(seeds(100)) <= FEW else seeds(100)
+NETS = seeds(100, few=3)
 
 
 @pytest.mark.parametrize("seed", NETS)

@@ -18,7 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from types import SimpleNamespace
@@ -726,7 +726,10 @@ def asked_by(items: Iterable[Any]) -> frozenset[str]:
 
 @pytest.fixture(scope="module")
 def findings(request: pytest.FixtureRequest) -> Findings:
-    """The checks that are asked for, of all modules, on two processes."""
+    """The checks that are asked for, of all modules.
+
+    They run on two processes, or in this one where tests share the cores already.
+    """
     here = (item for item in request.session.items if item.path == request.path)
     asked = asked_by(here)
     start, count, seed = chosen()
@@ -736,9 +739,13 @@ def findings(request: pytest.FixtureRequest) -> Findings:
     ]
     if (start, seed) == (0, SEED) and count >= COUNT:
         chunks += [(i, 1, seed, asked) for i in RARE if i >= count]
-    total = Findings()
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        found = pool.map(check_range, *zip(*chunks, strict=True))
+    total, columns = Findings(), zip(*chunks, strict=True)
+    with ExitStack() as stack:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            found = map(check_range, *columns)
+        else:
+            pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"))
+            found = stack.enter_context(pool).map(check_range, *columns)
         for part in tqdm(found, total=len(chunks), unit="x10", disable=None):
             total.changed += part.changed
             total.failures += part.failures

@@ -23,6 +23,7 @@ import jit_passes
 from jit_passes import _C
 from jit_passes.graph.view import GraphView
 from jit_passes.passes.subject import wrap
+from tests.seeds import in_turns
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-13}
 DIALECT = {"jit_passes::correlation", "jit_passes::add_bias"}
@@ -148,14 +149,17 @@ def example(name: str, bias: bool, dtype: torch.dtype) -> tuple[nn.Module, Tenso
 
 
 @pytest.mark.parametrize(
-    ("form", "dtype"),
-    [(form, torch.float32) for form in FORMS] + [("script", torch.float64)],
-    ids=str,
+    ("convolution", "how"),
+    in_turns(
+        [(name, bias) for bias in (True, False) for name in MODULES],
+        [*((form, torch.float32) for form in FORMS), ("script", torch.float64)],
+        few=4,
+    ),
+    ids=lambda part: "-".join(map(str, part)),
 )
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
-@pytest.mark.parametrize("name", MODULES)
-def test_every_convolution(name: str, form: str, bias: bool, dtype: torch.dtype) -> None:
+def test_every_convolution(convolution: tuple[str, bool], how: tuple[str, torch.dtype]) -> None:
     """Outputs and gradients stay, through both passes and a file; keys of the state stay too."""
+    (name, bias), (form, dtype) = convolution, how
     module, x = example(name, bias, dtype)
     script = FORMS[form](module, (x,))
     expected = outputs_and_gradients(script, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -91,16 +92,15 @@ def test_sensitivity_of_two_workers(pool: Workers) -> None:
     assert through.tasks == 2 * len(one.rows)
 
 
-def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+def test_a_killed_worker_is_replaced(pool: Workers, tmp_path: Path) -> None:
     """`tune` runs tasks that died with it again in a new pool, to the same result."""
     case = PLANTED["scaled channel"]
     how: dict[str, Any] = {"target": "reference", "config": case.config, "budget": case.budget}
     files = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
     one = jit_passes.tune(case.model(), case.data(), resume=files[0], **how)
-    with Workers(2) as workers:
-        dying = Through(workers, killed_once, 10**6)
-        found = jit_passes.tune(case.model(), case.data(), resume=files[1], executor=dying, **how)
-        assert dying.died
+    dying = Through(pool, killed_once, 10**6)
+    found = jit_passes.tune(case.model(), case.data(), resume=files[1], executor=dying, **how)
+    assert dying.died
     assert str(found) == str(one)
     assert files[1].read_text() == files[0].read_text()
 
@@ -184,8 +184,18 @@ def test_conformance_of_two_workers(pool: Workers) -> None:
         jit_passes.conformance(model, data, [lambda x: {}], executor=pool)
 
 
-def test_the_command(run: Run, tmp_path: Path) -> None:
+def test_the_command(
+    run: Run, pool: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`--workers` gives the numbers of one process, also of a metric from a file."""
+    asked: list[int] = []
+
+    def workers(count: int) -> contextlib.nullcontext[Through]:
+        asked.append(count)
+        return contextlib.nullcontext(through)
+
+    through = Through(pool, None, 0)
+    monkeypatch.setattr("jit_passes.command_line.pools.Workers", workers)
     torch.manual_seed(0)
     torch.jit.script(Net().eval()).save(str(tmp_path / "model.pt"))
     (tmp_path / "metrics.py").write_text(
@@ -197,3 +207,4 @@ def test_the_command(run: Run, tmp_path: Path) -> None:
     one, two = run(*how), run(*how, "--workers", "2")
     assert one.code == two.code == 0, two.err
     assert two.json == one.json
+    assert asked == [2] and through.tasks > 0

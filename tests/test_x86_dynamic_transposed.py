@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import jit_passes
 from tests.compare import sqnr
 from tests.plans import plan_of, traced
+from tests.seeds import seeds
 from tests.test_x86_dynamic import BEHIND_OTHERS, EXACT, close
 from tests.test_x86_dynamic_convolution import FORMS, Dynamic, forms
 from tests.test_x86_floats import kinds_of
@@ -38,7 +39,7 @@ def slow(net: Dynamic, x: Tensor) -> Tensor:
 
 
 @forms
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", seeds(16, few=8))
 def test_one_layer(seed: int, form: tuple[str, str]) -> None:
     """Any window, stride, padding and groups; inputs with a batch, without one, and of none."""
     torch.manual_seed(seed)

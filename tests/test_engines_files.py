@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,24 @@ def test_onnx_runtime_leaves_in_float_what_coverage_says(
     kinds, found = fused(model, batches[0], tmp_path)
     floats = sum(kinds[kind] for kind in FLOATS)
     assert (promised(model), kinds["QLinearConv"], floats) == (1, 1, 1)
+    assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
+@pytest.mark.parametrize(("high", "integers"), [(6.0, 2), (7.0, 1)])
+def test_a_range_beyond_a_clip_keeps_a_convolution_in_float(
+    high: float, integers: int, tmp_path: Path
+) -> None:
+    """Coverage says so, and a warning."""
+    batches = data(2, 4, 8, 8)
+    rule = {"module": "first", "output": {"range": [0, high]}}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        config = {"version": 1, "rules": [rule]}
+        model = quantized(Between(nn.ReLU6()), batches, "onnxruntime", config=config)
+    kinds, found = fused(model, batches[0], tmp_path)
+    assert promised(model) == kinds["QLinearConv"] == integers
+    told = ["reaches beyond its clamp" in str(each.message) for each in said]
+    assert told.count(True) == 2 - integers
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
 
 

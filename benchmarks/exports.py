@@ -129,7 +129,7 @@ def _runs(net: torch.jit.ScriptModule, side: int) -> bool:
     try:
         with torch.no_grad():
             net(torch.randn(1, 3, side, side))
-    except (RuntimeError, AssertionError):  # torch.jit.Error among them
+    except (RuntimeError, AssertionError, torch.jit.Error):
         return False
     return True
 

@@ -129,7 +129,7 @@ def _runs(net: torch.jit.ScriptModule, side: int) -> bool:
     try:
         with torch.no_grad():
             net(torch.randn(1, 3, side, side))
-    except (RuntimeError, AssertionError):  # torch.jit.Error among them
+    except (RuntimeError, AssertionError, torch.jit.Error):
         return False
     return True
 
@@ -202,8 +202,6 @@ class InOnnxRuntime(OnnxFile):
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
         options.add_session_config_entry("session.qdqisint8allowed", "1")
-        # It leaves out one of two roundings, and the convolution behind them in float.
-        options.add_session_config_entry("session.disable_double_qdq_remover", "1")
         self._session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         return [value.name for value in self._session.get_inputs()]
 

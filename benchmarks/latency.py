@@ -99,7 +99,7 @@ def _measure_model(
     return outcomes
 
 
-def workload_of(spec: ModelSpec) -> tuple[Workload, Tensor, Tensor]:
+def workload_of(spec: ModelSpec, count: int = _HELD_OUT) -> tuple[Workload, Tensor, Tensor]:
     """The model and the data for all quantizers; inputs that they have not seen, and outputs."""
     model = spec.build()
     with torch.no_grad():
@@ -107,7 +107,7 @@ def workload_of(spec: ModelSpec) -> tuple[Workload, Tensor, Tensor]:
             spec.inputs(_CALIBRATION_BATCH_SIZE, _CALIBRATION_SEED + index)
             for index in range(_CALIBRATION_BATCHES)
         ]
-        held_out = spec.inputs(_HELD_OUT, _HELD_OUT_SEED)
+        held_out = spec.inputs(count, _HELD_OUT_SEED)
         expected = model(held_out)
         return Workload(model, spec.form(model, held_out), calibration), held_out, expected
 

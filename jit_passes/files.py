@@ -25,8 +25,10 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise _as(InputError, f"{path} cannot be read", error) from error
 
 
-def write_whole(path: str | os.PathLike[str], content: str | bytes | memoryview) -> None:
-    """Write a file beside its place, which it then takes; text as UTF-8.
+def write_whole(
+    path: str | os.PathLike[str], content: str | bytes | memoryview | Iterator[bytes]
+) -> None:
+    """Write a file beside its place, which it then takes; text as UTF-8, parts one after another.
 
     A failure leaves the old file or the new one, never a part. A device or a pipe is written to.
 
@@ -35,17 +37,19 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes | memoryview)
     """
     check_writable(path)
     data = content.encode() if isinstance(content, str) else content
+    parts = [data] if isinstance(data, bytes | memoryview) else data
     target = Path(os.path.realpath(path))
     with writing(path):
         mode = target.stat().st_mode if target.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
-            target.write_bytes(data)
+            with target.open("wb") as file:
+                file.writelines(parts)
             return
         handle, name = tempfile.mkstemp(".part", f".{target.name}.", target.parent)
         part = Path(name)
         try:
             with open(handle, "wb") as file:
-                file.write(data)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
             part.chmod(stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())

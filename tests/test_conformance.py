@@ -15,6 +15,7 @@ import jit_passes
 from jit_passes import JitPassesError, conformance
 from jit_passes.targets import FixedPoint
 from tests.command_line import Run, run_fixture  # noqa: F401
+from tests.engines import quantized
 
 pytestmark = pytest.mark.usefixtures("translations_once")
 
@@ -94,6 +95,33 @@ def test_a_file_of_onnx(tmp_path: Path, run: Run) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(JitPassesError, match="onnx fails"):
         jit_passes.check_onnx(tmp_path / "bad.onnx", model, batches)
+
+
+class Rounds(nn.Module):
+    """A convolution in a loop, which reads its result on another grid, and one behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 3, 3, padding=1), nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        step = 0
+        while step < 3:
+            x = torch.relu(self.conv(x))
+            step += 1
+        return self.head(x)
+
+
+def test_codes_of_rounds_in_an_optimized_file(tmp_path: Path) -> None:
+    """ONNX Runtime merges two roundings in a row, of the result of a round and of its operand."""
+    pytest.importorskip("onnxruntime")
+    model, path = quantized(Rounds(), data(), "onnxruntime"), tmp_path / "model.onnx"
+    jit_passes.export_onnx(model, path, data()[0])
+    found = jit_passes.check_onnx(path, model, data())
+    assert {row.engine for row in found.codes.rows} == {"onnxruntime", "onnxruntime_optimized"}
+    assert all(row.elements > 0 and row.largest <= 1 for row in found.codes.rows)
+    assert all(row.different <= 0.01 * row.elements for row in found.codes.rows)
+    assert dict(found.integers) == {"QLinearConv": 4} and not found.floats
 
 
 def test_onnx_runtime_agrees() -> None:

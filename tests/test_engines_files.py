@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,13 @@ pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.usefixtures("translations_once")
 
 
-def fused(model: Any, x: Tensor, folder: Path, *entries: str) -> tuple[Counter[str], Tensor]:
-    """Return the operators of ONNX Runtime's optimized graph, and its result.
-
-    Configuration entries of the session are set to 1.
-    """
+def fused(model: Any, x: Tensor, folder: Path) -> tuple[Counter[str], Tensor]:
+    """Return the operators of ONNX Runtime's optimized graph, and its result."""
     path, optimized = folder / "model.onnx", folder / "optimized.onnx"
     export_onnx(model, path, x)
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     options.optimized_model_filepath = str(optimized)
-    for entry in entries:
-        options.add_session_config_entry(entry, "1")
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     [result] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     return Counter(node.op_type for node in onnx.load(optimized).graph.node), torch.tensor(result)
@@ -69,6 +65,24 @@ def test_onnx_runtime_leaves_in_float_what_coverage_says(
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
 
 
+@pytest.mark.parametrize(("high", "integers"), [(6.0, 2), (7.0, 1)])
+def test_a_range_beyond_a_clip_keeps_a_convolution_in_float(
+    high: float, integers: int, tmp_path: Path
+) -> None:
+    """Coverage says so, and a warning."""
+    batches = data(2, 4, 8, 8)
+    rule = {"module": "first", "output": {"range": [0, high]}}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        config = {"version": 1, "rules": [rule]}
+        model = quantized(Between(nn.ReLU6()), batches, "onnxruntime", config=config)
+    kinds, found = fused(model, batches[0], tmp_path)
+    assert promised(model) == kinds["QLinearConv"] == integers
+    told = ["reaches beyond its clamp" in str(each.message) for each in said]
+    assert told.count(True) == 2 - integers
+    assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
 class Rounds(nn.Module):
     """A convolution whose result has another grid than its input, the range of all rounds."""
 
@@ -85,12 +99,13 @@ class Rounds(nn.Module):
 
 
 def test_a_value_quantized_twice_in_a_row_keeps_both_roundings(tmp_path: Path) -> None:
-    """The optimization merges them by default, and leaves convolutions behind them in float."""
+    """ONNX Runtime merges two pairs of quantize and dequantize, unless a clip is between them."""
     batches = data(2, 4, 8, 8)
     model = quantized(Rounds(), batches, "onnxruntime")
-    entry = "session.disable_double_qdq_remover"
-    kinds, found = fused(model, batches[0], tmp_path, entry)
+    kinds, found = fused(model, batches[0], tmp_path)
+    written = Counter(node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node)
     assert kinds["QLinearConv"] == 3 and not any(kinds[kind] for kind in FLOATS)
+    assert written["Clip"] == 2 and not kinds["Clip"]
     assert found.std() > 0 and apart(found, model, batches[0]) < 0.01
 
 

@@ -205,6 +205,24 @@ def test_loops_by_data_and_by_open_sizes(name: str) -> None:
         assert_like(run(program, (x,)), model(x))
 
 
+class Sums(nn.Module):
+    """Sums of lists of numbers, by which a branch goes and a result is scaled."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        shifts = [x.shape[2] // 2, 1]
+        if sum(shifts) > 3:
+            x = torch.roll(x, shifts, (1, 2))
+        return x * sum([0.5, 1.0])
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_sums_of_lists(size: int) -> None:
+    x = torch.randn(2, 3, size)
+    program = to_exported_program(script(Sums()), x)
+    expected = x.roll((size // 2, 1), (1, 2)) if size == 8 else x
+    assert torch.equal(program.module()(x), 1.5 * expected)
+
+
 class Growing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         while bool(x.sum() < 9):

@@ -1,4 +1,7 @@
-"""The memory that quantizing takes, in a process of its own, in units of the model's file."""
+"""The memory that quantizing and exporting take, in units of the model's file.
+
+Each has a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -54,23 +57,28 @@ MODELS = {
     "convolutions": (lambda: Convolutions(False), (1, 256, 4, 4)),
     "batch_norms": (lambda: Convolutions(True), (1, 256, 4, 4)),
 }
-# Reads cases, and prints for each, in a line, the peak while it quantizes and what is left behind,
-# in bytes over what the process had before it loaded the model. Each case has a fork of its own,
-# which begins with the imports; quantizing a small model brings libraries into memory ahead of it.
+# Reads cases, and prints for each, in a line, the peak while it quantizes, or exports to ONNX, and
+# what is left behind, in bytes over what the process had before it loaded the model. Each case has
+# a fork of its own, which begins with the imports; a small model brings libraries in ahead of it.
 CHILD = """
 import gc, json, os, sys, torch, jit_passes
 def status(key):
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith(key)) * 1024
 def measure(path, shape, target, inplace):
-    small = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval())
-    jit_passes.quantize_script(small, [torch.randn(2, 8)], target=target)
+    def work(model, data):
+        if target == "onnx":
+            return jit_passes.export_onnx(model, path + ".onnx", data[0])
+        return jit_passes.quantize_script(model, data, target=target, inplace=inplace)
+    small = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+    small = torch.jit.script(small.eval())
+    work(small, [torch.randn(2, 8)])
     gc.collect()
     before = status("VmRSS")
     model, data = torch.jit.load(path), [torch.randn(shape)]
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
-    quantized = jit_passes.quantize_script(model, data, target=target, inplace=inplace)
+    result = work(model, data)
     print(json.dumps([status("VmHWM") - before, status("VmRSS") - before]), flush=True)
 for case in json.loads(sys.argv[1]):
     child = os.fork()
@@ -112,20 +120,25 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Case, bool]
     for name, (make, _) in MODELS.items():
         torch.jit.save(torch.jit.script(make().eval()), paths[name])
     cases = [(case, inplace) for case in BOUNDS for inplace in (False, True)]
-    arguments = [
-        (str(paths[name]), MODELS[name][1], target, inplace) for (name, target), inplace in cases
-    ]
+    rows = rows_of(
+        [(paths[name], MODELS[name][1], target, inplace) for (name, target), inplace in cases]
+    )
+    return dict(zip(cases, rows, strict=True))
+
+
+def rows_of(arguments: list[tuple[Path, tuple[int, ...], str, bool]]) -> list[list[float]]:
+    """Return what the child prints of its cases, in units of their files."""
+    given = json.dumps(arguments, default=str)
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CHILD, json.dumps(arguments)],
+        [sys.executable, "-W", "ignore", "-c", CHILD, given],
         capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, **ALLOCATOR},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    sizes = [paths[name].stat().st_size for (name, _), _ in cases]
-    return {
-        case: [number / size for number in row]
-        for case, row, size in zip(cases, rows, sizes, strict=True)
-    }
+    return [
+        [number / case[0].stat().st_size for number in row]
+        for case, row in zip(arguments, rows, strict=True)
+    ]
 
 
 @pytest.mark.skipif(not CLEAR.exists(), reason="the system does not tell of peaks")
@@ -137,3 +150,16 @@ def test_peak(measured: dict[tuple[Case, bool], list[float]], case: Case, inplac
     most, most_left = BOUNDS[case]
     assert peak < most, f"{peak:.2f}"
     assert left < most_left + (not inplace), f"{left:.2f}"
+
+
+@pytest.mark.skipif(not CLEAR.exists(), reason="the system does not tell of peaks")
+def test_peak_of_a_file_of_onnx(tmp_path: Path) -> None:
+    """Weights are not copied: protobuf alone has three copies to write a message."""
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name)
+    path = tmp_path / "linears.pt"
+    make, shape = MODELS["linears"]
+    torch.jit.save(torch.jit.script(make().eval()), path)
+    [(peak, _)] = rows_of([(path, shape, "onnx", False)])
+    assert peak < 1.3, f"{peak:.2f}"
+    assert Path(f"{path}.onnx").stat().st_size > 0.99 * path.stat().st_size

@@ -31,6 +31,7 @@ from .operators import translations
 from .pools import spell_out_pools
 from .qonnx import codes_of_weights, write_quant
 from .results import spell_out_results
+from .roundings import keep_roundings
 from .saving import save
 
 FORMS = ("qdq", "qonnx")
@@ -115,6 +116,8 @@ def export_onnx(
     name_values(written, fixed=output_names or ())
     if (form or _form_of(part_of(model, method))) == "qonnx":
         write_quant(written.model, codes_of_weights(program))
+    else:
+        keep_roundings(written.model)
     _describe(written.model, origin_of(model, method))
     save(written, path)
 

@@ -1,10 +1,24 @@
-"""Files of a written model: one of protobuf, which ends below 2 GiB, or two with weights apart."""
+"""Files of a written model: one of protobuf, which ends below 2 GiB, or two with weights apart.
+
+A message of protobuf is there twice while it is written: as an object, and as bytes. So weights are
+written apart at first, and one file is put together of that and of one weight after another:
+
+    ModelProto    other fields, graph
+    graph         other fields, initializer, initializer, ...
+    initializer   other fields, raw_data
+
+A field that holds others is its number, its length in bytes, and the bytes.
+
+Source: https://protobuf.dev/programming-guides/encoding.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +26,8 @@ from ...errors import JitPassesError, first_line
 from ...files import write_whole, writing
 
 LARGE = 2**31 - 2**20  # bytes of constants, beyond which they are apart
+_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9  # numbers of fields
+_BYTES = 2  # the type of fields that have a length
 
 
 def save(written: Any, path: str | os.PathLike[str]) -> None:
@@ -29,20 +45,81 @@ def save(written: Any, path: str | os.PathLike[str]) -> None:
     place = Path(os.path.realpath(path))
     special = place.exists() and not place.is_file()  # a device or a pipe
     beside = None if special else place.parent
-    with (
-        writing(path),
-        tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=beside) as folder,
-    ):
-        file = Path(folder) / place.name
-        # The checker copies what it is given four times, but for weights apart.
-        written.save(file, external_data=True)
-        _check(os.fspath(file))
-        if apart:
-            # The weights first: a file without its weights is read by nobody.
-            for name in (f"{place.name}.data", place.name):
-                os.replace(file.with_name(name), place.with_name(name))
-            return
-    write_whole(path, written.model_proto.SerializeToString())
+    with ExitStack() as stack:
+        with writing(path):
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=beside)
+            )
+            file = Path(folder) / place.name
+            # The checker copies what it is given four times, but for weights apart.
+            written.save(file, external_data=True)
+            _check(os.fspath(file))
+            if apart:
+                # The weights first: a file without its weights is read by nobody.
+                for name in (f"{place.name}.data", place.name):
+                    os.replace(file.with_name(name), place.with_name(name))
+                return
+        write_whole(path, _message(file))
+
+
+def _message(file: Path) -> Iterator[bytes]:
+    """Yield the bytes of a model with its weights, whose file has them apart."""
+    onnx: Any = importlib.import_module("onnx")
+    model = onnx.load(os.fspath(file), load_external_data=False)
+    weights = [_Weight(tensor, file.parent) for tensor in model.graph.initializer]
+    del model.graph.initializer[:]
+    onnx.external_data_helper.load_external_data_for_model(model, os.fspath(file.parent))
+    graph = model.graph.SerializeToString()
+    model.ClearField("graph")
+    yield model.SerializeToString()
+    yield _start(_GRAPH, len(graph) + sum(len(weight.start) + weight.size for weight in weights))
+    yield graph
+    for weight in weights:
+        yield weight.start
+        yield from weight.read()
+
+
+class _Weight:
+    """An initializer whose data may be in a file of their own.
+
+    Attributes:
+        start: number and length of the field.
+        size: bytes of what it holds.
+    """
+
+    def __init__(self, tensor: Any, folder: Path) -> None:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        self._file = folder / place["location"] if place else None
+        self._offset, self._length = int(place.get("offset", 0)), int(place.get("length", 0))
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+        self._fields = tensor.SerializeToString()
+        if place:
+            self._fields += _start(_RAW_DATA, self._length)
+        self.size = len(self._fields) + self._length
+        self.start = _start(_INITIALIZER, self.size)
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the bytes of what it holds."""
+        yield self._fields
+        if self._file is not None:
+            with self._file.open("rb") as file:
+                file.seek(self._offset)
+                yield file.read(self._length)
+
+
+def _start(number: int, length: int) -> bytes:
+    """Return what stands ahead of a field's bytes."""
+    return _whole(number << 3 | _BYTES) + _whole(length)
+
+
+def _whole(number: int) -> bytes:
+    """Return a number with 7 bits in a byte, the lowest first; the eighth says that more follow."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
 
 
 def _check(file: str) -> None:

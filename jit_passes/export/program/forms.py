@@ -275,6 +275,7 @@ _PYTHON: dict[str, Form] = {
     "aten::__isnot__": operator.is_not,
     "aten::all": all,
     "aten::any": any,
+    "aten::sum": sum,
     "aten::is_grad_enabled": lambda: False,
     "aten::set_grad_enabled": _nothing,
     "aten::is_autocast_enabled": lambda: False,

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ...graph.view import NodeView
+from ...observers import Fixed
 from ...quantizers.capability import Capability
 from ...quantizers.support import OperatorSupport, Role, Spec, SpecSupport
-from ...specification.specification import FixedQParamsQuantizationSpec
+from ...specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 from . import table
 from .engine import Engine
 
@@ -36,12 +37,21 @@ def _clip_refusal(clip: NodeView, spec: Spec | None) -> str | None:
         codes = f"beyond the {high:g}"
     if codes:
         return f"{spec.qscheme}, with codes {codes} at which its {kind} clips: make it affine"
-    if isinstance(spec, FixedQParamsQuantizationSpec) and (
-        spec.zero_point != spec.quant_min
-        or (high is not None and spec.scale * (spec.quant_max - spec.quant_min) > high)
-    ):
+    if _reaches_beyond(spec, high):
         return f"on a grid that reaches beyond its {kind}: give it codes of {low} to {high}"
     return None
+
+
+def _reaches_beyond(spec: Spec, high: float | None) -> bool:
+    """Say whether a grid that is known ahead of any data has codes below 0, or beyond an end."""
+    if isinstance(spec, FixedQParamsQuantizationSpec):
+        below = spec.zero_point != spec.quant_min
+        last = spec.scale * (spec.quant_max - spec.quant_min)
+    elif isinstance(spec, QuantizationSpec) and isinstance(spec.observer, Fixed):
+        below, last = spec.observer.low < 0, spec.observer.high
+    else:
+        return False
+    return below or (high is not None and last > high)
 
 
 _INTEGERS: dict[str, Any] = {"gives_float": False}

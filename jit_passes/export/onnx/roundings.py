@@ -1,0 +1,82 @@
+"""Values that are rounded twice in a row: a Clip that keeps both roundings.
+
+    before                                 after
+    %y = DequantizeLinear(%a, s1, z1)      %y = DequantizeLinear(%a, s1, z1)
+    %b = QuantizeLinear(%y, s2, z2)        %c = Clip(%y, (low - z2) * s2, (high - z2) * s2)
+                                           %b = QuantizeLinear(%c, s2, z2)
+
+with the codes low to high of the second grid, which saturates there: no code changes.
+
+Where nothing else reads %a and %y, ONNX Runtime merges both pairs to one on the part that the grids
+have in common. It does so ahead of dropping clips that a quantize makes needless, and a clip is in
+the way. So the optimized graph has neither of them.
+
+Source: onnxruntime/core/optimizer/double_qdq_pairs_remover.cc.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .graph import made_by
+
+
+def keep_roundings(model: Any) -> None:
+    """Write a Clip between two roundings that an engine would merge, in place.
+
+    Args:
+        model: of `onnx_ir`, whose values have their names.
+    """
+    for node in list(model.graph.all_nodes()):
+        if node.op_type == "QuantizeLinear" and _follows_another(node):
+            _clip(node)
+
+
+def _follows_another(quantize: Any) -> bool:
+    """Say whether a value on another grid is quantized here, and read by nothing else."""
+    decoded = made_by(quantize.inputs[0], "DequantizeLinear")
+    first = decoded and made_by(decoded.inputs[0], "QuantizeLinear")
+    if not first or any(_read_elsewhere(node.outputs[0]) for node in (first, decoded)):
+        return False
+    other, own = _grid(first), _grid(quantize)
+    if other is None or own is None:
+        return False
+    return other != own and other[1].dtype == own[1].dtype
+
+
+def _read_elsewhere(value: Any) -> bool:
+    return len(value.uses()) != 1 or value.is_graph_output()
+
+
+def _grid(node: Any) -> tuple[Any, Any] | None:
+    """Return scale and zero point; None if they are no constants, or those of channels."""
+    ir = importlib.import_module("onnx_ir")
+    tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[1:3]]
+    if any(tensor is None or tensor.size != 1 for tensor in tensors):
+        return None
+    scale, zero = (tensor.numpy().reshape(()) for tensor in tensors)
+    return scale, zero
+
+
+def _clip(quantize: Any) -> None:
+    """Clip what is quantized to the ends of its grid."""
+    ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
+    grid = _grid(quantize)
+    assert grid is not None
+    scale, zero = grid
+    limits = numpy.iinfo(zero.dtype)
+    name = quantize.outputs[0].name.replace(":quantized", ":clipped")
+    graph = quantize.graph
+    ends = []
+    for what, code in (("low", limits.min), ("high", limits.max)):
+        end = (numpy.float32(code) - numpy.float32(zero)) * scale
+        constant = ir.node("Constant", [], {"value": ir.tensor(end)}, name=f"{name}:{what}")
+        constant.outputs[0].name = constant.name
+        ends.append(constant)
+    clip = ir.node("Clip", [quantize.inputs[0], *(end.outputs[0] for end in ends)], name=name)
+    result = clip.outputs[0]
+    result.name, result.type = name, quantize.inputs[0].type
+    result.shape = quantize.inputs[0].shape
+    graph.insert_before(quantize, [*ends, clip])
+    quantize.replace_input_with(0, result)

@@ -199,9 +199,9 @@ class Between(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.first(x))
-        z = F.relu(self.mid(torch.cummax(y.unflatten(1, (2, 4)), 2)[0].flatten(1, 2)))
+        z = F.relu(self.mid(torch.logcumsumexp(y.unflatten(1, (2, 4)), 2).flatten(1, 2)))
         z = self.last(z.reshape(y.shape[0], y.shape[2] * y.shape[3] * 2, 4))
-        return torch.cummax(z, 1)[0].mean(1) + torch.cummax(self.side(y), 1)[0].mean((2, 3))
+        return torch.logcumsumexp(z, 1).mean(1) + torch.logcumsumexp(self.side(y), 1).mean((2, 3))
 
 
 @pytest.mark.parametrize("form", ["traced", "scripted"])

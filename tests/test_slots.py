@@ -567,6 +567,9 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "nothing": ({}, JitPassesError, "nothing is to be quantized: give input, weight"),
     "where": ({"weight": 8, "where": "sten.0"}, JitPassesError, "matches 'sten.0'.*'stem.0'"),
     "recipe": ({"recipe": "graphitist"}, JitPassesError, "one of graffitist, not 'graphitist'"),
+    "recipes": ({"recipe": ["graffitist"]}, JitPassesError, r"one of graffitist, not \['gra"),
+    "nowhere": ({"weight": 8, "where": []}, JitPassesError, r"where is a pattern .*, not \[\]"),
+    "number": ({"weight": 8, "where": 3}, JitPassesError, "where is a pattern .*, not 3: '.' is"),
     "bits": ({"weight": 17}, ValueError, "from 2 to 16, not 17"),
     "few_bits": ({"weight": 1}, ValueError, "from 2 to 16, not 1"),
     "type": (

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from jit_passes import GraphView, JitPassesWarning, quantize_slots
+from jit_passes import GraphView, JitPassesError, JitPassesWarning, quantize_slots
 from jit_passes.targets import FixedPoint
 from tests.integer_oracle import Oracle
 from tests.test_export_c import check
@@ -127,11 +127,26 @@ class Mixed(nn.Module):
         return torch.cat([b.flatten(1), (a * b).flatten(1), c.flatten(1)], 1)
 
 
+class Head(nn.Module):
+    """Batch norms behind linears that read matrices, with and without bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, stride=2)
+        self.fc1, self.bn1 = nn.Linear(36, 8, bias=False), nn.BatchNorm1d(8)
+        self.fc2, self.bn2 = nn.Linear(8, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.flatten(F.relu(self.conv(x)), 1)
+        return self.bn2(self.fc2(F.relu(self.bn1(self.fc1(x)))))
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
     "resnet": ResNet,
     "mobilenet": MobileNet,
     "unet": UNet,
     "mixed": Mixed,
+    "head": Head,
 }
 
 
@@ -142,7 +157,7 @@ def data(seed: int, count: int = 4) -> Tensor:
 def settled(net: nn.Module) -> nn.Module:
     """Give batch norms statistics and parameters as if they had trained."""
     for module in net.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.running_mean.normal_(std=0.2)
             module.running_var.uniform_(0.5, 2)
             if module.affine:
@@ -380,3 +395,117 @@ def test_engines_agree(name: str) -> None:
     assert found.equal and not found.missing, found
     told = jit_passes.exactness(reference, data(1))
     assert told.exact and told.values > 10
+
+
+def test_engines_agree_where_codes_are_moved() -> None:
+    """ONNX Runtime's optimization moves quantize over the flatten of a linear on three axes."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    reference = jit_passes.convert(trained(torch.jit.script(nn.Linear(8, 5))))
+    found = jit_passes.conformance(reference, [data(12)[0]], ["onnxruntime_optimized"])
+    assert found.equal and not found.missing, found
+
+
+class Dense(nn.Module):
+    """Batch norms ahead of convolutions, and a loop, after a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 3, 1)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(3) for _ in range(6)])
+        self.convs = nn.ModuleList([nn.Conv2d(3, 3, 1) for _ in range(6)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for norm, conv in zip(self.norms, self.convs, strict=False):
+            x = x + conv(F.relu(norm(x)))
+        for _ in range(x.size(2)):
+            x = self.stem(x)
+        return x
+
+
+def test_all_that_stays_in_float_is_told() -> None:
+    """No report has batch norms and loops, so the warning leaves none of them out."""
+    with pytest.warns(JitPassesWarning, match="stay in float") as caught:
+        quantize_slots(torch.jit.script(Dense()), recipe="graffitist", target=SHIFT)
+    (text,) = [str(w.message) for w in caught if w.category is JitPassesWarning]
+    _, *rows, end = text.splitlines()
+    reason = "it is no part of a layer: that takes running statistics, and a convolution,"
+    for number in range(6):
+        assert any(row.startswith(f"  norms.{number}:batch_norm: {reason}") for row in rows)
+    assert "  Loop: values leave loops as floats: trace the model" in rows
+    assert len(rows) == 7
+    assert end == "change the model or the slots, or leave modules out with `where`"
+
+
+@pytest.mark.parametrize("where", ["*", "stem"])
+def test_quantized_already(where: str) -> None:
+    first = quantize_slots(scripted("resnet"), recipe="graffitist", target=SHIFT)
+    with pytest.raises(JitPassesError, match=r"'stem.0:correlation' \(.*is quantized already: sta"):
+        quantize_slots(first, recipe="graffitist", target=SHIFT, where=where)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_batch_norms_of_another_dtype(dtype: torch.dtype) -> None:
+    """The weight that has the batch norm in it is of the weight's dtype, and is refused for it."""
+    model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(dtype))
+    name = str(dtype).removeprefix("torch.")
+    message = f"weight is {name}, not float32: cast the model with model.float"
+    with (
+        pytest.warns(JitPassesWarning, match=message),
+        pytest.raises(JitPassesError, match=message),
+    ):
+        quantize_slots(model, recipe="graffitist", target=SHIFT)
+
+
+def test_the_way_to_c_keeps_what_was_learnt(tmp_path: Path) -> None:
+    """For a model that is not lowered yet, the message names the stages that are left."""
+    qat = trained(scripted("mobilenet"))
+    with pytest.raises(JitPassesError, match=r"call jit_passes.lower\(jit_passes.convert\(model"):
+        jit_passes.export_c(qat, tmp_path, data(1)[:1])
+    with pytest.raises(JitPassesError, match=r"call jit_passes.lower\(model\) first"):
+        jit_passes.export_c(jit_passes.convert(qat), tmp_path, data(1)[:1])
+    assert not list(tmp_path.iterdir())
+
+
+class Several(nn.Module):
+    """Results in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        x = self.conv(x)
+        return {"x": x, "y": F.relu(x)}
+
+
+class Decided(nn.Module):
+    """A class next to the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.conv(x)
+        return x, x.argmax(1)
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (Several, "'DictConstruct'.*: results are a tensor or a tuple of tensors"),
+        (Decided, r"'argmax' \(.*: it is a result of the model, and computed in float"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the target cannot")
+def test_results_that_c_does_not_give(
+    net: Callable[[], nn.Module], message: str, tmp_path: Path
+) -> None:
+    qat = quantize_slots(torch.jit.script(net()), recipe="graffitist", target=SHIFT).train()
+    qat(data(0))
+    lowered = jit_passes.lower(jit_passes.convert(qat.eval()))
+    with pytest.raises(JitPassesError, match=message):
+        jit_passes.export_c(lowered, tmp_path, data(1)[:1])

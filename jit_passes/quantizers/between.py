@@ -21,6 +21,15 @@ _SPLIT = {
     CORRELATION: OperatorSupport(CORRELATION, Role.WEIGHTED),
     ADD_BIAS: OperatorSupport(ADD_BIAS, Role.OWN),
 }
+# Reasons of operators that have a way to integers.
+_WAYS = {
+    "aten::batch_norm": (
+        "it is no part of a layer: that takes running statistics, and a convolution, or a linear "
+        "that reads a matrix for certain, directly in front, whose result nothing else reads"
+    ),
+    "prim::If": "values leave branches as floats: trace the model",
+    "prim::Loop": "values leave loops as floats: trace the model",
+}
 
 
 def annotate_between(
@@ -67,13 +76,15 @@ def _left_in_float(writer: AnnotationWriter) -> dict[str, str]:
     found = {}
     for node in writer.nodes.values():
         known = node.index in selection.selected or node.index in selection.refused
-        if known or not node.kind.startswith("aten::") or is_split(node) or passes_on(node):
+        computes = node.kind.startswith("aten::") or node.kind in _WAYS
+        if known or not computes or is_split(node) or passes_on(node):
             continue
         operands = [value for _, _, value in node.operands if value.is_tensor]
+        operands += [value for value, _ in node.carried if value.is_tensor]
         reads = any(selection.origin(value).id in selection.quantized for value in operands)
         gives = any(value.is_tensor for value in node.outputs)
         if reads and gives and not node.traits.asks_for_shape:
-            why = selection.reasons.get(node.name) or can.refusal(node)
+            why = _WAYS.get(node.kind) or selection.reasons.get(node.name) or can.refusal(node)
             found[node.name] = why or "the target has no integer form of it"
     return found
 

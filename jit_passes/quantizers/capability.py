@@ -296,28 +296,38 @@ def _reason_of_weight(weight: ValueView) -> str | None:
 
 def _reads_inputs(value: ValueView) -> bool:
     """Say whether a value may depend on the model's inputs."""
-    pending = [value]
+    makers = [one.producer for one in _behind(value)]
+    return any(maker is None or maker.carried for maker in makers)
+
+
+def _behind(value: ValueView) -> list[ValueView]:
+    """Return a value and all that it is computed from, to attributes and inputs of the model."""
+    found = [value]
     seen = {value.id}
-    for value in pending:  # which grows
-        maker = value.producer
-        if maker is None or maker.carried:
-            return True
-        if maker.kind not in ("prim::Constant", "prim::GetAttr"):
-            pending += [operand for operand in maker.inputs if operand.id not in seen]
+    for one in found:  # which grows
+        maker = one.producer
+        if maker and not maker.carried and maker.kind not in ("prim::Constant", "prim::GetAttr"):
+            found += [operand for operand in maker.inputs if operand.id not in seen]
             seen.update(operand.id for operand in maker.inputs)
-    return False
+    return found
 
 
 def _reason_of_dtype(weight: ValueView) -> str:
     dtype = str(weight.constant.dtype).removeprefix("torch.")
     if not weight.constant.is_floating_point():
         return f"its weight is {dtype}, not float32"
-    if weight.name.isdigit() or ":" in weight.name:  # no path of a parameter
+    if not any(_is_parameter(value, weight.constant.dtype) for value in _behind(weight)):
         return (
             f"its weight is {dtype}, not float32, as the graph says, which model.float() does not "
             "change: script or trace the model in float32, without autocast"
         )
     return f"its weight is {dtype}, not float32: cast the model with model.float()"
+
+
+def _is_parameter(value: ValueView, dtype: torch.dtype) -> bool:
+    """Say whether a value is a parameter of this dtype, by its path."""
+    path = not value.name.isdigit() and ":" not in value.name
+    return path and isinstance(value.constant, torch.Tensor) and value.constant.dtype == dtype
 
 
 def _is_unpacked(value: ValueView) -> bool:

@@ -24,6 +24,7 @@ from .writer import bias_of
 Specs = dict[str, AnySpec | None]
 _BIAS = 2  # operand of convolutions and linears
 NOT_CHOSEN = "its module was not chosen"
+ADVICE = "change the model or the slots, or leave modules out with `where`"
 # A slot, as far as its options say nothing else.
 SLOT = QuantizationSpec.of_bits(
     8, qscheme="per_tensor_symmetric", observer=MovingAverageMinMax(averaging_constant=0.01)
@@ -97,7 +98,7 @@ class SlotQuantizer(Quantizer):
         target: the backend that it is made for.
 
     Raises:
-        JitPassesError: no slot, or one of another name.
+        JitPassesError: no slot, or one of another name; no pattern.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class SlotQuantizer(Quantizer):
             found = f"not {unknown[0]!r}" if unknown else "and none was given"
             raise ArgumentError(f"slots are {', '.join(SLOTS)}, {found}")
         self.slots = dict(slots)
-        self.where = (where,) if isinstance(where, str) else tuple(where)
+        self.where = _patterns(where)
         self.target = target
 
     def annotate(self, graph: GraphView) -> Annotations:
@@ -123,6 +124,7 @@ class SlotQuantizer(Quantizer):
         correlations = [node for node in graph.nodes if node.kind == CORRELATION]
         others = (node.name for node in graph.nodes if node.kind != CORRELATION)
         annotations = Annotations(dict.fromkeys(others, "only convolutions and linears have slots"))
+        annotations.advice = ADVICE
         chosen = [node for node in correlations if self._covers(node)]
         if not chosen:
             raise JitPassesError(self._nothing_matches([node.module for node in correlations]))
@@ -134,7 +136,13 @@ class SlotQuantizer(Quantizer):
                 continue
             op = Correlation.of(node)
             specs = self._specs(op)
-            if why := self._refusal(op, specs):
+            why = self._refusal(op, specs)
+            if why and _has_rounded_weight(node):
+                raise JitPassesError(
+                    f"{where(node)} is quantized already: start from the float model, or let "
+                    "`where` choose other modules"
+                )
+            if why:
                 annotations.refused[node.name] = annotations.reasons[node.name] = why
             else:
                 _annotate(op, specs, annotations, self._integers)
@@ -255,6 +263,16 @@ def _annotate(
         annotations[added] = QuantizationAnnotation(operands, total, allow_implicit_sharing=False)
 
 
+def _patterns(where: Any) -> tuple[str, ...]:
+    """Return patterns of paths as a tuple."""
+    given = [where] if isinstance(where, str) else where
+    if not isinstance(given, Sequence) or not given or not all(isinstance(p, str) for p in given):
+        raise ArgumentError(
+            f"where is a pattern of the paths of modules, or several, not {where!r}: '*' is all"
+        )
+    return tuple(given)
+
+
 def _checked(specs: Specs, slot: str, node: NodeView, operand: int | None = None) -> Any:
     """Return the specification of a slot that is not quantized yet."""
     makers = [] if operand is None else [node.inputs[operand].producer]
@@ -266,6 +284,11 @@ def _checked(specs: Specs, slot: str, node: NodeView, operand: int | None = None
             "model, or choose other modules or slots"
         )
     return spec
+
+
+def _has_rounded_weight(node: NodeView) -> bool:
+    maker = node.inputs[1].producer
+    return maker is not None and place_at(maker) is not None
 
 
 def _is_quantized(node: NodeView) -> bool:

@@ -57,6 +57,7 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
             name, why.
         idle: rules of a configuration that match and change nothing: which, and why.
         shared: the groups that `share` was given.
+        advice: about what is refused, at the end of the message.
     """
 
     def __init__(self, reasons: Mapping[str, str] | None = None) -> None:
@@ -67,6 +68,7 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
         self.lossy: dict[str, str] = {}
         self.idle: list[str] = []
         self.shared: list[tuple[EdgeOrNode, ...]] = []
+        self.advice = "ask for what the target has, or say keep_float: true"
         self._by_node: dict[NodeView, QuantizationAnnotation] = {}
 
     def __getitem__(self, node: NodeView) -> QuantizationAnnotation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..errors import JitPassesError, count_of, warn
 from ..graph.view import GraphView, NodeView, ValueView
@@ -151,24 +151,29 @@ def check_refusals(
         first = next(iter(annotations.lossy))
         warn(
             "signal processing is put on integers, where small values are lost:"
-            f"{_listed(annotations.lossy)}\na rule leaves one in float, "
+            f"{_listed(annotations.lossy, annotations.lossy)}\na rule leaves one in float, "
             f"{{value: {first!r}, keep_float: true}}; one with a mode means it so"
         )
     if annotations.refused:
+        listed = _listed(annotations.refused, {row.name for row in operators})
         message = (
             "the target cannot do what is asked for, so these stay in float:"
-            f"{_listed(annotations.refused)}\nask for what the target has, or say keep_float: true"
+            f"{listed}\n{annotations.advice}"
         )
         if strict:
             raise JitPassesError(f"strict: {message}, or leave strict out")
         warn(message)
 
 
-def _listed(reasons: Mapping[str, str]) -> str:
-    """Return the first operators with their reasons, one a line, and how many more there are."""
-    rows = [f"\n  {name}: {reason}" for name, reason in reasons.items()]
-    more = f"\n  and {len(rows) - 5} more" if len(rows) > 5 else ""
-    return "".join(rows[:5]) + more
+def _listed(reasons: Mapping[str, str], known: Collection[str]) -> str:
+    """Return the first operators with their reasons, one a line, and how many more there are.
+
+    Only operators that the report names too, `known`, are left out.
+    """
+    names = [n for number, n in enumerate(reasons) if number < 5 or n not in known]
+    more = len(reasons) - len(names)
+    rows = "".join(f"\n  {name}: {reasons[name]}" for name in names)
+    return rows + (f"\n  and {more} more" if more else "")
 
 
 def refuse(unwanted: Sequence[OperatorRecord]) -> None:

@@ -39,6 +39,8 @@ SPLIT = Pipeline(
     ),
 )
 
+SPLIT_FOR_INTEGERS = Pipeline("split_for_integers", ("remove_dropout", *SPLIT_LAYERS))
+
 
 def quantize_slots(
     model: torch.jit.ScriptModule,
@@ -141,10 +143,10 @@ def split_for_integers(model: torch.jit.ScriptModule, method: str, where: Sequen
     that `where` names are a part of these, and dropout that a trace has switched off is gone.
     """
     module = normalize_training(model, method)
+    module = SPLIT_FOR_INTEGERS.run(module, method).module
     absent = absent_of(GraphView.of(module, method, parameters=True))
     norms = partial(fold_standing_norms, where=where, absent=absent)
-    steps = (norms, "remove_dropout", *SPLIT_LAYERS)
-    return Pipeline("split_for_integers", steps).run(module, method).module
+    return Pipeline("fold_standing_norms", (norms, "remove_dead_code")).run(module, method).module
 
 
 SPLITTING = Mode(check_script, split, parameters=True, again=CORRELATION)
@@ -153,7 +155,7 @@ SPLITTING = Mode(check_script, split, parameters=True, again=CORRELATION)
 def _choose_slots(
     recipe: str | None, given: dict[str, int | TensorOptions | None]
 ) -> dict[str, TensorOptions]:
-    if recipe is not None and recipe not in RECIPES:
+    if recipe is not None and recipe not in tuple(RECIPES):
         raise JitPassesError(not_among("recipe", recipe, tuple(RECIPES)))
     slots = dict(RECIPES[recipe]) if recipe else {}
     for name, options in given.items():

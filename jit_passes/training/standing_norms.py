@@ -9,8 +9,9 @@ from ..graph.editor import GraphEditor
 from ..graph.modules import cover_of
 from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.deferred import DEFERRED
+from ..specification.slots import ADD_BIAS, CORRELATION, Correlation
 
-FLOAT32, FLOAT64 = 6, 7  # as graphs have dtypes
+FLOAT64 = 7  # as graphs have dtypes
 BATCH_NORM = 9  # operands of aten::batch_norm
 
 
@@ -25,16 +26,18 @@ def fold_standing_norms(
 ) -> None:
     """Fold marked batch norms with their running statistics into weights and biases that train.
 
-        %y = aten::conv2d(%x, %w, %b, ...)
+        %s = jit_passes::correlation(%x, %w, ...)
+        %y = jit_passes::add_bias(%s, %b, ...)             if there is a bias
         %z = jit_passes::deferred_batch_norm(%y, %gamma, %beta, %mean, %var, ...)
     ->  %f = gamma / sqrt(var + eps)                      operators of ATen, in double
-        %z = aten::conv2d(%x, %w * %f, (%b - %mean) * %f + %beta, ...)
+        %s = jit_passes::correlation(%x, %w * %f, ...)
+        %z = jit_passes::add_bias(%s, (%b - %mean) * %f + %beta, ...)
 
     Weight, bias, gamma and beta have their gradients; the statistics stand still. Weight and bias
     follow from parameters alone, so they count as constants of the layer.
 
     Args:
-        graph: a graph with its parameters, behind `defer_batch_norm`.
+        graph: a graph with its parameters, behind `defer_batch_norm` and `split_conv_bias`.
         where: patterns of the paths of modules whose layers are meant. Behind other layers, batch
             norms are ordinary ones again.
         absent: ids of values that are None, see `absent_of`.
@@ -44,8 +47,7 @@ def fold_standing_norms(
         layer = norm.operand("input").producer
         assert layer is not None
         if covers(layer.module):
-            _fold(graph, norm, layer, absent)
-            result = layer.output
+            result = _fold(graph, norm, absent)
         else:
             operands = norm.inputs[:BATCH_NORM]
             result = graph.insert("aten::batch_norm", operands, before=norm, like=norm).output
@@ -53,33 +55,41 @@ def fold_standing_norms(
         graph.remove(norm)
 
 
-def _fold(graph: GraphEditor, norm: NodeView, layer: NodeView, absent: Sequence[int]) -> None:
-    def insert(kind: str, *operands: Any) -> ValueView:
-        return graph.insert(f"aten::{kind}", operands, before=layer, like=layer).output
+def _fold(graph: GraphEditor, norm: NodeView, absent: Sequence[int]) -> ValueView:
+    last = norm.operand("input").producer
+    added = last if last is not None and last.kind == ADD_BIAS else None
+    layer = last if added is None else added.main_operand.producer
+    assert layer is not None and layer.kind == CORRELATION
+    place = layer
 
-    def double(name: str, node: NodeView = norm) -> ValueView | None:
-        value = node.operand(name)
+    def insert(kind: str, *operands: Any) -> ValueView:
+        return graph.insert(f"aten::{kind}", operands, before=place, like=layer).output
+
+    def double(value: ValueView) -> ValueView | None:
         if value.id in absent:
             return None
         if not value.is_tensor:  # scripts have parameters of some modules as Tensor?
             value = insert("_unwrap_optional", value)
         return insert("to", value, FLOAT64, False, False, None)
 
-    variance, mean = double("running_var"), double("running_mean")
+    variance, mean = (double(norm.operand(name)) for name in ("running_var", "running_mean"))
     factor = insert("rsqrt", insert("add", variance, norm.operand("eps"), 1))
-    if (gamma := double("weight")) is not None:
+    if (gamma := double(norm.operand("weight"))) is not None:
         factor = insert("mul", gamma, factor)
-    bias = double("bias", layer)
+    read, weight = Correlation.of(layer), layer.operand("weight")
+    along = [1] * (read.spatial_dims + 2)
+    along[int(read.transposed)] = -1
+    scaled = insert("mul", weight, insert("type_as", insert("reshape", factor, along), weight))
+    graph.set_input(layer, layer.position("weight"), scaled)
+    place = added or norm  # where the bias is known
+    bias = double(added.operand("bias")) if added else None
     shift = insert("neg", mean) if bias is None else insert("sub", bias, mean, 1)
     shift = insert("mul", shift, factor)
-    if (beta := double("bias")) is not None:
+    if (beta := double(norm.operand("bias"))) is not None:
         shift = insert("add", beta, shift, 1)
-    weighted = layer.traits.weighted
-    assert weighted is not None
-    along = [1] * (weighted.spatial_dims + 2)
-    along[int(weighted.transposed)] = -1
-    factor = insert("to", insert("reshape", factor, along), FLOAT32, False, False, None)
-    weight = insert("mul", layer.operand("weight"), factor)
-    shift = insert("to", shift, FLOAT32, False, False, None)
-    graph.set_input(layer, layer.position("weight"), weight)
-    graph.set_input(layer, layer.position("bias"), shift)
+    shift = insert("type_as", shift, weight)
+    if added:
+        graph.set_input(added, added.position("bias"), shift)
+        return added.output
+    operands: list[Any] = [layer.output, shift, read.spatial_dims]
+    return graph.insert(ADD_BIAS, operands, before=norm, like=layer).output

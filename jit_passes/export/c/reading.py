@@ -51,7 +51,7 @@ def read_program(
     report = stage_of(
         model,
         ModelStage.LOWERED,
-        "call jit_passes.quantize_script(model, data, target='fixed_point') first",
+        f"call jit_passes.{_way_to_integers(Report.read(model))} first",
         command="quantize it with --target fixed_point first",
     )
     target = Target.from_record(report.target)
@@ -74,6 +74,15 @@ def read_program(
         except Exception as error:
             raise misfit(function, tuple(inputs), {}, "an example", error) from error
         raise
+
+
+def _way_to_integers(report: Report | None) -> str:
+    """Return the call that makes integers of a model, which keeps what it has learnt."""
+    if report is not None and isinstance(Target.from_record(report.target), FixedPoint):
+        if report.stage is ModelStage.REFERENCE:
+            return "lower(model)"
+        return "lower(jit_passes.convert(model))"
+    return "quantize_script(model, data, target='fixed_point')"
 
 
 def example_of(inputs: Any, model: Any, method: str) -> tuple[Any, ...]:
@@ -302,7 +311,7 @@ class Reader:
             zero, steps = int(self.value(steps.inputs[1])), steps.main_operand.producer
         codes = steps.main_operand if steps and steps.kind == "aten::to" else None
         if node is None or codes is None or codes.id not in self.buffers:
-            raise JitPassesError(f"the result '{value.name}' is computed in float")
+            raise self._no_codes(value)
         buffer = self.buffers[codes.id].memory
         if buffer.role != "arena":
             copied = Buffer(f"{buffer.name} again", buffer.dtype, buffer.shape)
@@ -315,6 +324,15 @@ class Reader:
         self.program.outputs.append(buffer)
         found: torch.Tensor = self.results[codes.id]
         return found
+
+    def _no_codes(self, value: ValueView) -> JitPassesError:
+        """Return the error about a result of the model that is no dequantized codes."""
+        node = value.producer
+        if node is None:
+            return JitPassesError(f"the result '{value.name}' is an input of the model, in float")
+        if not value.is_tensor:
+            return self.error(node, "results are a tensor or a tuple of tensors, and this is none")
+        return self.error(node, "it is a result of the model, and computed in float")
 
     # Calls
 

@@ -39,6 +39,9 @@ class AliasCheck {
     std::string reason;
     for (const Node* wanted : rule_.pattern.nodes()) {
       const Node* node = match_.nodes.at(wanted);
+      if (node->kind() == prim::ListConstruct) {
+        continue; // a list holds its elements, and only its readers see what they hold
+      }
       for (const Value* operand : node->inputs()) {
         reason = reason.empty() ? checkReads(node, operand) : reason;
       }

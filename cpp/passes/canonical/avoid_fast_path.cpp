@@ -294,9 +294,8 @@ class NestedRegion {
     Block* other = branch->blocks()[branch->blocks()[0] == block];
     for (size_t i = 0; i < block->outputs().size(); ++i) {
       Value* mask = other->outputs()[i];
-      const auto* optional = mask->type()->castRaw<c10::OptionalType>();
-      if (isNone(block->outputs()[i]) && optional != nullptr && !isNone(mask) &&
-          optional->getElementType()->isSubtypeOf(*c10::TensorType::get()) &&
+      const auto maybe = c10::OptionalType::ofTensor(); // or a tensor, where that is known
+      if (isNone(block->outputs()[i]) && !isNone(mask) && mask->type()->isSubtypeOf(*maybe) &&
           encloses(mask->node(), branch) && encloses(mask->node(), pad_)) {
         block->replaceOutput(i, mask);
         return mask;

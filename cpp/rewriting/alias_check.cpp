@@ -43,7 +43,12 @@ class AliasCheck {
         continue; // a list holds its elements, and only its readers see what they hold
       }
       for (const Value* operand : node->inputs()) {
+        const Node* list = operand->node();
+        const bool made = list->kind() == prim::ListConstruct && inside_.count(list) > 0;
         reason = reason.empty() ? checkReads(node, operand) : reason;
+        for (size_t i = 0; made && i < list->inputs().size(); ++i) {
+          reason = reason.empty() ? checkReads(node, list->inputs()[i]) : reason;
+        }
       }
     }
     for (const Value* input : inputs_) {

@@ -131,7 +131,7 @@ std::optional<std::vector<Extent>> Shapes::sizesGiven(const Value* tensor) const
   return sizes;
 }
 
-// What a list says of the axis; else what flatten and unflatten join and split.
+// The size of the axis by a list of sizes; else by the axes that flatten and unflatten join and split.
 Size sizeOfReshaped(const Value* tensor, int64_t axis, const Shapes& shapes) {
   const Node* node = tensor->node();
   const auto sizes = shapes.sizesGiven(tensor);

@@ -104,7 +104,7 @@ Size sizeOfSlice(const Value* result, int64_t axis, const Shapes& shapes) {
   return Extent::ofNumber(std::max<int64_t>(within(*end) - within(*start), 0));
 }
 
-// Of what chunk, split and the like give.
+// Sizes of the parts that chunk, split and unbind give.
 Size sizeOfPart(const Value* result, int64_t axis, const Shapes& shapes) {
   const Node *unpacked = result->node(), *list = unpacked->input()->node();
   if (list->kind() == aten::unbind) {
@@ -248,7 +248,7 @@ Size sizeOfMade(const Value* result, int64_t axis, const Shapes& shapes) {
   return sizes && axis < int64_t(sizes->size()) ? Size((*sizes)[axis]) : std::nullopt;
 }
 
-// Of what a recurrent layer gives for each step; its states have other axes.
+// Sizes of the results of a recurrent layer, one for each step; its states have other axes.
 Size sizeOfSteps(const Value* result, int64_t axis, const Shapes& shapes) {
   return result->offset() == 0 && axis < 2 ? sizeOfOperand(result, axis, shapes) : std::nullopt;
 }

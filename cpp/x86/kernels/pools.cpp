@@ -345,7 +345,7 @@ JIT_PASSES_ALONG(alongCodes, uint8_t)
 JIT_PASSES_ALONG(alongFloats, float)
 #undef JIT_PASSES_ALONG
 
-// What lies between rows of a plane, or of two, that alongCodes or alongFloats have made.
+// The rows of a plane, or of two, that a row of the output lies between, as alongCodes or alongFloats have made them.
 struct Between {
   const float *top, *bottom, *back_top, *back_bottom; // those of the second plane are null where there is one
   float across, planes;

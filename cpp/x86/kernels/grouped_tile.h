@@ -23,7 +23,7 @@ struct GroupedRows {
   }
 };
 
-// Writes the sums `a` of each row, [rows][16].
+// Writes the sums `a` of each row, [rows][16], or of two blocks one after the other.
 template <typename T>
 using GroupedTile =
     void (*)(const GroupedShape& shape, const uint8_t* block, const GroupedRows<T>& rows, float* a);
@@ -45,6 +45,9 @@ void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uin
 // In AMX where there are rows enough, else as groupedCodesVnni.
 void groupedCodesAmx(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
 void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
+// Of two blocks, for rows enough that weights are decoded for them.
+void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
+constexpr int64_t kFewToDecode512 = 8;
 
 // The inputs of a step, of which the last of a row may have fewer than 32: the others are 0, and nothing behind the row
 // is read.

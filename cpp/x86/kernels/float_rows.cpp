@@ -269,20 +269,31 @@ JIT_PASSES_VNNI_INLINE FloatExponentials exponentialsOf(__m512 d) {
       value, _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(d, least, _CMP_NLT_UQ), _mm512_castsi512_ps(exponent))};
 }
 
+// take(j, i, lanes) for all numbers of a row, 16 from i on, which belong to the parts from 16 j on.
+template <typename Take>
+JIT_PASSES_VNNI_INLINE void overParts(int64_t count, const Take& take) {
+  const int64_t whole = count / kSumParts * kSumParts;
+  for (int64_t i = 0; i < whole; i += kSumParts) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      take(j, i + 16 * j, static_cast<__mmask16>(-1));
+    }
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    if (whole + 16 * j < count) {
+      take(j, whole + 16 * j, lanesAt(whole + 16 * j, count));
+    }
+  }
+}
+
 // A NaN is none.
 JIT_PASSES_VNNI_INLINE float largestOfRow(const float* in, int64_t count) {
   __m512 most[4];
   std::fill_n(most, 4, _mm512_set1_ps(-std::numeric_limits<float>::infinity()));
-  for (int64_t i = 0; i < count; i += kSumParts) {
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      if (i + 16 * j >= count) {
-        break;
-      }
-      const __mmask16 lanes = lanesAt(i + 16 * j, count);
-      most[j] = _mm512_max_ps(_mm512_mask_loadu_ps(most[j], lanes, in + i + 16 * j), most[j]);
-    }
-  }
+  overParts(count, [&](int j, int64_t i, __mmask16 lanes) JIT_PASSES_VNNI {
+    most[j] = _mm512_max_ps(_mm512_mask_loadu_ps(most[j], lanes, in + i), most[j]);
+  });
   return _mm512_reduce_max_ps(
       _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])));
 }
@@ -292,21 +303,28 @@ JIT_PASSES_VNNI void measureRowsVnni(const Rows<kRows>& rows, int64_t count, Log
   for (size_t row = 0; row < kRows; ++row) {
     const float* in = rows.in[row];
     const float largest = largestOfRow(in, count);
+    const __m512 level = _mm512_set1_ps(largest);
     __m512 sums[4];
     std::fill_n(sums, 4, _mm512_setzero_ps());
-    for (int64_t i = 0; i < count; i += kSumParts) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        if (i + 16 * j >= count) {
-          break;
-        }
-        const __mmask16 lanes = lanesAt(i + 16 * j, count);
-        const auto [value, power] = exponentialsOf(
-            _mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i + 16 * j), _mm512_set1_ps(largest)));
-        sums[j] = _mm512_mask3_fmadd_ps(value, power, sums[j], lanes);
-      }
-    }
+    overParts(count, [&](int j, int64_t i, __mmask16 lanes) JIT_PASSES_VNNI {
+      const auto [value, power] = exponentialsOf(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i), level));
+      sums[j] = _mm512_mask3_fmadd_ps(value, power, sums[j], lanes);
+    });
     scales[row] = {largest, sumOfFour(sums)};
+  }
+}
+
+template <size_t kRows>
+JIT_PASSES_VNNI void subtractBothVnni(
+    const Rows<kRows>& rows, int64_t count, const LogScale (&scales)[kRows], const float* logarithms) {
+  for (size_t row = 0; row < kRows; ++row) {
+    const float* in = rows.in[row];
+    float* out = rows.floats[row];
+    const __m512 first = _mm512_set1_ps(scales[row].largest), second = _mm512_set1_ps(logarithms[row]);
+    overParts(count, [&](int, int64_t i, __mmask16 lanes) JIT_PASSES_VNNI {
+      const __m512 x = _mm512_maskz_loadu_ps(lanes, in + i);
+      _mm512_mask_storeu_ps(out + i, lanes, _mm512_sub_ps(_mm512_sub_ps(x, first), second));
+    });
   }
 }
 
@@ -359,6 +377,8 @@ void normalizeVnni(const Rows<kRows>& rows, int64_t count, const LayerNormFloats
 constexpr auto softmaxFloatsVnni = softmaxFloats;
 template <size_t kRows>
 void measureRowsVnni(const Rows<kRows>&, int64_t, LogScale (&)[kRows]) {}
+template <size_t kRows>
+void subtractBothVnni(const Rows<kRows>&, int64_t, const LogScale (&)[kRows], const float*) {}
 #endif
 
 // As many rows as layer norm takes at once, and as many whose logarithms are.
@@ -403,18 +423,23 @@ void SoftmaxFloats::run(
 
 void LogSoftmaxFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
   overRows<kLogarithms>(in, &out, nullptr, begin, end, [&]<size_t kRows>(const Rows<kRows>& rows) {
+    const bool is_vector = form >= Form::Avx512;
     LogScale scales[kRows];
-    if (form >= Form::Avx512) {
+    if (is_vector) {
       measureRowsVnni(rows, in.channels, scales);
     }
     float sums[kRows], logarithms[kRows];
     for (size_t row = 0; row < kRows; ++row) {
-      if (form < Form::Avx512) {
+      if (!is_vector) {
         measureRow(rows.in[row], in.channels, scales[row]);
       }
       sums[row] = scales[row].sum;
     }
     logarithmsOf(sums, kRows, logarithms);
+    if (is_vector) {
+      subtractBothVnni(rows, in.channels, scales, logarithms);
+      return;
+    }
     for (size_t row = 0; row < kRows; ++row) {
       subtractBoth(rows.in[row], scales[row].largest, logarithms[row], in.channels, rows.floats[row]);
     }

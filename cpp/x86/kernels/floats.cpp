@@ -72,21 +72,24 @@ JIT_PASSES_VECTORIZED void preluFloats(const float* x, const float* slopes, int6
 // At most so many floats of an operand are taken at once.
 constexpr int64_t kFloats = 1024;
 
-// Those from channel `first` on; where there is one channel, as many copies of it.
+// Those from channel `first` on; where there is one channel, as many copies of it, which are made for the first ones.
 const float* floatsAt(
     const FloatOperand& operand, const Image& image, int64_t channels, const uint8_t* pixel, int64_t first,
     int64_t count, float* copies) {
   const bool all = image.channels == channels;
-  if (operand.is_float) {
-    const auto* x = reinterpret_cast<const float*>(pixel);
-    if (!all) {
-      std::fill_n(copies, count, *x);
-    }
-    return all ? x + first : copies;
+  if (all && operand.is_float) {
+    return reinterpret_cast<const float*>(pixel) + first;
   }
-  floatsOfCodes(pixel + (all ? first : 0), all ? count : 1, operand.scale, operand.zero_point, copies);
-  if (!all) {
-    std::fill_n(copies + 1, count - 1, *copies);
+  if (all) {
+    floatsOfCodes(pixel + first, count, operand.scale, operand.zero_point, copies);
+  } else if (first == 0) {
+    float number;
+    if (operand.is_float) {
+      number = *reinterpret_cast<const float*>(pixel);
+    } else {
+      floatsOfCodes(pixel, 1, operand.scale, operand.zero_point, &number);
+    }
+    std::fill_n(copies, count, number);
   }
   return copies;
 }

@@ -114,15 +114,16 @@ template <typename T, typename RowAt, typename Finish>
 void runBlocks(
     const GroupedLinear& linear, GroupedTile<T> tile, GroupedTile<T> pair, const RowAt& rowAt,
     const Finish& finish, const Image& out, int64_t begin, int64_t end) {
+  constexpr int64_t kMost = kGroupedRows<T>;
   const int64_t rows = out.rows() * out.width;
   for (int64_t item = begin, blocks = 0; item < end; item += blocks) {
     blocks = pair ? std::min<int64_t>(end - item, 2) : 1;
-    for (int64_t row = 0; row < rows; row += kGroupedRows) {
-      GroupedRows<T> some{{}, std::min(kGroupedRows, rows - row)};
+    for (int64_t row = 0; row < rows; row += kMost) {
+      GroupedRows<T> some{{}, std::min(kMost, rows - row)};
       for (int64_t r = 0; r < some.count; ++r) {
         some.row[r] = rowAt(row + r);
       }
-      alignas(64) float sums[2 * kGroupedRows * kOutputs];
+      alignas(64) float sums[2 * kMost * kOutputs];
       (blocks == 2 ? pair : tile)(linear.shape, linear.packed + item * linear.shape.blockBytes(), some, sums);
       for (int64_t i = 0; i < blocks; ++i) {
         const uint8_t* block = linear.packed + (item + i) * linear.shape.blockBytes();

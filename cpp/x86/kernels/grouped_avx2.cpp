@@ -274,8 +274,8 @@ JIT_PASSES_AVX2 void addDecoded(
 template <int kBits>
 JIT_PASSES_AVX2 void decodedTile256(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
-  alignas(32) float weights[kStepsTogether * 512], parts[kGroupedRows * 64];
-  StepOfFloats<kGroupedRows> x;
+  alignas(32) float weights[kStepsTogether * 512], parts[kGroupedRows<float> * 64];
+  StepOfFloats<kGroupedRows<float>> x;
   std::memset(a, 0, rows.count * 16 * sizeof(float));
   const uint8_t* at = block + kGroupedHeader;
   for (int64_t first = 0; first < shape.inputs; first += shape.group, at += shape.groupBytes()) {

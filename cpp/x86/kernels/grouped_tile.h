@@ -7,12 +7,16 @@
 
 namespace jit_passes::x86 {
 
-constexpr int64_t kGroupedRows = 32; // of a tile, at most
+// Of a tile, at most: as many as two tile registers of AMX have, or as share weights that are decoded to float32.
+template <typename T>
+constexpr int64_t kGroupedRows = 32;
+template <>
+inline constexpr int64_t kGroupedRows<float> = 64;
 constexpr int64_t kGroupedHeader = 2 * GroupedShape::kOutputs * int64_t(sizeof(float));
 
 template <typename T>
 struct GroupedRows {
-  const T* row[kGroupedRows];
+  const T* row[kGroupedRows<T>];
   int64_t count;
 
   // At most so many of them, from a row on.

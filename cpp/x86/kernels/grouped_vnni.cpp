@@ -244,8 +244,8 @@ JIT_PASSES_VNNI void decodedTile512(
   constexpr int kMost = 8 / kBlocks;
   using Add = void (*)(const Decoded512&, const float* const*, const float* const*, int64_t, float*, float*);
   constexpr Add kRest[] = {addDecoded512<1, kBlocks>, addDecoded512<2, kBlocks>, addDecoded512<3, kBlocks>};
-  alignas(64) float weights[kBlocks * kStepsAhead * 512], parts[kGroupedRows * kBlocks * kOctets];
-  StepOfFloats<kGroupedRows> x;
+  alignas(64) float weights[kBlocks * kStepsAhead * 512], parts[kGroupedRows<float> * kBlocks * kOctets];
+  StepOfFloats<kGroupedRows<float>> x;
   std::fill_n(a, kBlocks * rows.count * 16, 0.0F);
   const uint8_t* at = block + kGroupedHeader;
   for (int64_t first = 0; first < shape.inputs; first += shape.group, at += shape.groupBytes()) {

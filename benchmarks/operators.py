@@ -111,6 +111,7 @@ FUNCTIONS: Mapping[str, Operator] = {
 }
 ROWS: dict[str, Row] = {
     **{name: Row(function, size=(56, 56)) for name, function in FUNCTIONS.items()},
+    "power": Row(lambda x: x.abs() ** 0.75, size=(56, 56)),
     "add": Row(lambda x: x + x.flip(1), size=(56, 56)),
     "add a constant": Row(lambda x: x + 0.5, size=(56, 56)),
     "mul": Row(lambda x: x * torch.sigmoid(x), size=(56, 56)),

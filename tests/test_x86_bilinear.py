@@ -1,4 +1,4 @@
-"""Linear resizing of lines, images and volumes within plans: against PyTorch, and in networks."""
+"""Linear and cubic resizing within plans: against PyTorch, and in networks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from tests.plans import Grid, plan_of, traced
+from tests.compare import sqnr
+from tests.plans import Grid, plan_of, plans_in, traced
 from tests.test_x86_floats import converted, kinds_of
 from tests.test_x86_rim import batches
 from tests.test_x86_state import mutate, restored
@@ -158,3 +159,54 @@ def test_states() -> None:
     assert torch.equal(restored(plan.__getstate__()[0]).run([x])[0], expected)
     refused, ran = mutate(plan, x, 800)
     assert refused > 150 and ran > 20
+
+
+class Cubic(nn.Module):
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = F.interpolate(x * 2, mode="bicubic", **self.options)
+        return y + 0.5
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_cubic_resizing(options: dict[str, Any]) -> None:
+    """PyTorch's operator: the error of places grows with sizes, and sums have 16 products."""
+    torch.manual_seed(0)
+    plan = plan_of(traced(Cubic(options), torch.randn(SHAPES[0])))
+    assert "resize_cubic" in kinds_of(plan)
+    for shape in (*SHAPES, (1, 1500, 3, 5), (2, 1, 2, 300)):
+        x = torch.randn(shape)
+        (got,) = plan.run([x])
+        torch.testing.assert_close(
+            got, Cubic(options)(x), rtol=0, atol=2e-5 + 5e-7 * max(shape[2:])
+        )
+    x[0, 0, 0, 1] = torch.nan
+    (got,) = plan.run([x])
+    assert torch.equal(got.isnan(), Cubic(options)(x).isnan())
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_cubic_resizing_between_layers(mode: str) -> None:
+    """In one plan, of sizes that the model computes."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.interpolate(self.first(x), size=[x.size(2) + 3, x.size(3)], mode="bicubic")
+            return self.last(y)
+
+    torch.manual_seed(0)
+    net, data = Net().eval(), batches(2, 3, 8, 9)
+    model = torch.jit.script(net)
+    lowered = jit_passes.quantize_script(model, data, mode=mode, target="x86", progress=False)
+    assert len(plans_in(lowered)) == 1
+    for size in ((8, 9), (5, 12)):
+        x = torch.randn(1, 3, *size)
+        with torch.no_grad():
+            assert sqnr(net(x), lowered(x)) > 25

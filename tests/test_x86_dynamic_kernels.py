@@ -34,7 +34,7 @@ Floats = NDArray[np.float32]
 GRID = np.dtype([("scale", np.float32), ("zero_point", np.int32)])
 EPS = float(np.finfo(np.float32).eps)
 NONE, SCALE, CLIP, GELU, GELU_TANH, SIGMOID, SILU, TANH, HARDSIGMOID, HARDSWISH = range(10)
-LEAKY_RELU, ELU, EXP, SOFTPLUS, MISH, CUBE = range(15, 21)
+LEAKY_RELU, ELU, EXP, SOFTPLUS, MISH, CUBE, POWER = range(15, 22)
 SHAPES = [(1, 1), (1, 7), (3, 64), (8, 65), (29, 384), (2, 5000)]
 per_rows = pytest.mark.parametrize("per_row", [False, True], ids=["tensor", "row"])
 AFFINE, SYMMETRIC, FBGEMM = range(3)
@@ -190,7 +190,7 @@ def test_the_largest_sums(form: int) -> None:
 
 
 @forms
-@pytest.mark.parametrize("function", range(SCALE, CUBE + 1))
+@pytest.mark.parametrize("function", range(SCALE, POWER + 1))
 def test_functions_and_sums_behind_a_linear(function: int, form: int) -> None:
     """The bits of the steps one by one."""
     operands = drawn(17, 20, 45, True, 1)
@@ -383,6 +383,34 @@ def test_ramps(function: int, torch_function: Any) -> None:
     x[:8] = [np.nan, np.inf, 0, -0.0, 3, -3, 1e-42, -1e30]
     found = applied(x, function, 0, 0, form=Form.PLAIN)
     assert np.array_equal(found, torch_function(torch.from_numpy(x)).numpy(), equal_nan=True)
+
+
+@forms
+@pytest.mark.parametrize("power", [0.75, 1 / 3, -0.25, 1.5, 4, 5, -3, 20, 1e-3, 1e30])
+def test_powers(power: float, form: int) -> None:
+    """The nearest number, or the next one, of any that float32 has; C's rules for the others."""
+    power = float(np.float32(power))
+    x = np.concatenate([np.logspace(-44, 38, 5001), np.linspace(0.9, 1.1, 5001), [3.0, 8.0, 0.5]])
+    x = np.concatenate([x, -x]).astype(np.float32)
+    ends = [0, -0.0, np.inf, -np.inf, np.nan, 1, -1, -8]
+    x = np.concatenate([x, np.array(ends, np.float32)])
+    with np.errstate(all="ignore"):
+        wanted = np.power(x.astype(np.float64), power).astype(np.float32)
+    found = applied(x, POWER, power, 0, form)
+    assert np.array_equal(np.isnan(found), np.isnan(wanted))
+    is_number = np.isfinite(wanted)
+    assert np.array_equal(found[~is_number], wanted[~is_number], equal_nan=True)
+    assert np.array_equal(np.signbit(found[is_number]), np.signbit(wanted[is_number]))
+    difference = np.abs(found[is_number].view(np.int32) - wanted[is_number].view(np.int32))
+    assert difference.max() <= 1
+
+
+@vector_forms
+def test_forms_of_powers_agree(form: int) -> None:
+    x = np.random.default_rng(0).standard_t(2, 10_003).astype(np.float32)
+    for power in (0.75, -1.3, 7):
+        plain, found = (applied(x, POWER, power, 0, level) for level in (Form.PLAIN, form))
+        assert np.array_equal(plain, found, equal_nan=True)
 
 
 # By numbers of their own: in double precision, and how many roundings of the result there are.

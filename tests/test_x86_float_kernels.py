@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from tests.x86_kernels import (
     GUARD,
+    SLACK,
     CodeRange,
     Form,
     Image,
@@ -281,6 +282,166 @@ def test_softmax_that_hides(form: int) -> None:
     floats, _ = softmax(x, form, hides=True)
     assert (floats[..., 0, :] == 0).all() and np.isnan(floats[..., 1, :]).all()
     assert (floats[..., 2, :69] == 0).all() and floats[..., 2, 69] == 1
+
+
+def log_softmax(x: Floats, form: int, gap: int = 0, part: int = 1 << 40) -> Floats:
+    out = image_of(np.zeros_like(x), gap)
+    call("log_softmax_floats", image_of(x, gap), out, form, part)
+    out.check()
+    return floats_in(out)
+
+
+@forms
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_log_softmax(channels: int, form: int) -> None:
+    """The sum of exponentials is exact to eight ulps, and each of both differences is rounded."""
+    rng = np.random.default_rng(channels)
+    ulp = np.finfo(np.float32).eps
+    for pixels in PIXELS:
+        for spread, middle, gap, part in ((1, 0, 0, 1 << 40), (1e-3, 0, 2, 1), (12, 500, 3, 2)):
+            x = rng.normal(middle, spread, (*pixels, channels)).astype(np.float32)
+            wide = x.astype(np.float64)
+            exact = wide - wide.max(-1, keepdims=True)
+            exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+            assert (
+                np.abs(log_softmax(x, form, gap, part) - exact) <= ulp * (8 + np.abs(exact))
+            ).all()
+
+
+@vector_forms
+@pytest.mark.parametrize("channels", CHANNELS)
+def test_forms_of_log_softmax_agree(channels: int, form: int) -> None:
+    for spread in (1e-3, 1, 40, 1e4):
+        rng = np.random.default_rng(channels)
+        x = rng.normal(0, spread, (2, 1, 1, 19, channels)).astype(np.float32)
+        x[0, 0, 0, 3, 0], x[0, 0, 0, 5, -1], x[1, 0, 0, 18, channels // 2] = np.nan, np.inf, -np.inf
+        plain, found = (log_softmax(x, level) for level in (Form.PLAIN, form))
+        assert np.array_equal(plain, found, equal_nan=True)
+
+
+@forms
+def test_log_softmax_without_numbers(form: int) -> None:
+    """A row with a NaN or infinity, or of minus infinities alone, is NaN; no other row is."""
+    x = np.random.default_rng(0).normal(0, 1, (1, 1, 1, 11, 70)).astype(np.float32)
+    expected = log_softmax(x, form)
+    x[..., 1, :], x[..., 2, 66], x[..., 9, 0], x[..., 4, 3] = -np.inf, np.inf, np.nan, -np.inf
+    found = log_softmax(x, form)
+    assert np.isnan(found[..., [1, 2, 9], :]).all() and found[..., 4, 3] == -np.inf
+    others = [0, 3, 5, 6, 7, 8, 10]
+    assert np.array_equal(found[..., others, :], expected[..., others, :])
+
+
+# Of float64, by number of the kernel.
+REDUCTIONS = (
+    np.sum,
+    np.mean,
+    lambda x, **axes: np.sqrt(np.square(x).sum(**axes)),
+    np.max,
+    np.min,
+)
+
+
+def reduced(x: Floats, which: int, axes: tuple[int, ...], form: int, gap: int, part: int) -> Floats:
+    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+    out = image_of(np.zeros(shape, np.float32), gap)
+    call("reduce_floats", image_of(x, gap), out, which, form, part)
+    out.check()
+    return floats_in(out)
+
+
+@forms
+@pytest.mark.parametrize("which", range(len(REDUCTIONS)))
+def test_reductions(which: int, form: int) -> None:
+    """Extremes are exact, and sums within a few roundings of all that is added."""
+    rng = np.random.default_rng(which)
+    ulp = np.finfo(np.float32).eps
+    for pixels, channels in itertools.product(PIXELS, (1, 5, 64, 65, 100, 300)):
+        x = rng.normal(0.5, 1, (*pixels, channels)).astype(np.float32)
+        for axes in ((4,), (3, 4), (2, 3, 4), (3,)):
+            for gap, part in ((0, 1 << 40), (3, 1)):
+                found = reduced(x, which, axes, form, gap, part)
+                plain = reduced(x, which, axes, Form.PLAIN, gap, part)
+                wide = x.astype(np.float64)
+                exact = REDUCTIONS[which](wide, axis=axes, keepdims=True)
+                size = REDUCTIONS[which](np.abs(wide), axis=axes, keepdims=True)
+                bound = 0 if which > 2 else (8 + x.size / 64) * ulp * size
+                assert (np.abs(found - exact) <= bound).all()
+                assert np.array_equal(found, plain)
+
+
+@forms
+@pytest.mark.parametrize("which", range(len(REDUCTIONS)))
+def test_reductions_of_what_is_no_number(which: int, form: int) -> None:
+    """A NaN is the result, wherever it is, and no other row has it."""
+    for channels in (5, 64, 130):
+        x = np.random.default_rng(0).normal(0, 1, (1, 1, 1, channels, channels)).astype(np.float32)
+        np.fill_diagonal(x[0, 0, 0], np.nan)
+        assert np.isnan(reduced(x, which, (4,), form, 0, 1)).all()
+        np.fill_diagonal(x[0, 0, 0], -np.inf)
+        x[..., 0, :] = 1
+        found = reduced(x, which, (4,), form, 0, 1)
+        assert np.isfinite(found[..., 0, :]).all() and not np.isnan(found).any()
+
+
+SELECTED = {
+    "dense": ((2, 1, 5, 7, 24),) * 3,
+    "numbers": ((2, 1, 5, 7, 24), (2, 1, 5, 7, 24), (1, 1, 1, 1, 1)),
+    "long rows": ((1, 1, 1, 90, 33), (1, 1, 1, 1, 1), (1, 1, 1, 1, 1)),
+    "over pixels and channels": ((2, 2, 5, 7, 1), (1, 1, 1, 1, 65), (2, 2, 5, 7, 65)),
+    "one channel": ((2, 1, 5, 7, 1), (1, 1, 1, 1, 1), (2, 1, 5, 7, 1)),
+    "many channels": ((1, 1, 2, 2, 2500), (1, 1, 2, 1, 2500), (1, 1, 1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_selections(name: str) -> None:
+    """The bits of one or of the other operand; a NaN is not 0."""
+    rng = np.random.default_rng(0)
+    shape = np.broadcast_shapes(*SELECTED[name])
+    for gap, part in ((0, 1 << 40), (3, 1)):
+        values = [rng.normal(0, 3, own).astype(np.float32) for own in SELECTED[name]]
+        values[0][rng.random(values[0].shape) < 0.5] = 0
+        values[0].flat[-1] = np.nan
+        images = [image_of(value, gap) for value in values]
+        for image, (n, d, h, w, _) in zip(images, SELECTED[name], strict=True):
+            for axis, size in (("image", n), ("plane", d), ("row", h), ("pixel", w)):
+                if size == 1:
+                    setattr(image.struct, axis, 0)
+        out = image_of(np.zeros(shape, np.float32), gap)
+        call("select_floats", *images, out, part)
+        out.check()
+        assert np.array_equal(floats_in(out), np.where(values[0] != 0, values[1], values[2]))
+
+
+@forms
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("step", [2, 3, 5])
+def test_copies_of_channels_with_a_step(step: int, size: int, form: int) -> None:
+    """Of dense pixels, and of those with channels behind, up to the last bytes of memory."""
+    rng = np.random.default_rng(0)
+    for width, channels, start, gap in itertools.product(
+        (1, 7), (1, 3, 15, 16, 31, 32, 33, 50), (0, 1), (0, 2)
+    ):
+        whole = channels * step + gap
+        x = rng.integers(0, 256, (3, width, whole, size), dtype=np.uint8)
+        source = Memory(x.size + SLACK)
+        source.bytes[:] = GUARD
+        source.bytes[: x.size] = x.reshape(-1)
+        wanted = x[:, :, start : start + channels * step : step]
+        target = Memory(3 * width * (channels + gap) * size)
+        target.bytes[:] = GUARD
+        out = target.bytes.reshape(3, width, channels + gap, size)
+        structs = [
+            ImageStruct(at, 1, 3, width, channels, pixel, width * pixel, 0, 1, 0)
+            for at, pixel in (
+                (source.bytes.ctypes.data + start * size, whole * size),
+                (target.bytes.ctypes.data, (channels + gap) * size),
+            )
+        ]
+        call("copy_across", structs[0], step * size, structs[1], size, size, int(form), 2)
+        assert np.array_equal(out[:, :, :channels], wanted)
+        out[:, :, :channels] = GUARD
+        assert (target.bytes == GUARD).all()
 
 
 @forms

@@ -242,3 +242,20 @@ def test_products_between_dynamic_operators() -> None:
     prepared = jit_passes.prepare(model, target="x86", config=config)
     rows = jit_passes.coverage(jit_passes.lower(jit_passes.convert(prepared), target="x86"))
     assert [row.kind for row in rows.int8] == ["linear", "linear"]
+
+
+@pytest.mark.parametrize("power", [0.75, -1.5, 4.0, 1e-2, 7])
+def test_powers(power: float) -> None:
+    """To the last place, of numbers of both signs, and of what is none."""
+
+    class Power(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 0.5).pow(power)
+
+    plan = plan_of(traced(Power(), torch.randn(2, 3)))
+    assert kinds_of(plan)[-1] == "function"
+    x = torch.cat([torch.randn(500) * 10.0**i for i in range(-6, 7)])
+    x[:6] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 2.0])
+    (got,) = plan.run([x])
+    wanted = (x * 0.5).double().pow(power).float()
+    torch.testing.assert_close(got, wanted, rtol=1.2e-7, atol=0, equal_nan=True)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jit_passes
+from jit_passes import _C
 from tests.compare import sqnr
 from tests.plans import Grid, plan_of, plans_in, traced
 from tests.test_x86_floats import kinds_of
@@ -39,7 +40,7 @@ class Pooled(nn.Module):
             F.interpolate(y, size=[5, 9], mode="bilinear", align_corners=False),
             F.interpolate(y, scale_factor=2.0, mode="bilinear", align_corners=True),
         )
-        return (self.norm(y), *pools, *resized)
+        return (self.norm(y), *pools, *resized, F.adaptive_max_pool2d(y, (3, 4)))
 
 
 def test_pools_norms_and_resized_images() -> None:
@@ -56,7 +57,7 @@ def test_pools_norms_and_resized_images() -> None:
         with torch.no_grad():
             expected = region(x)
         for place, (got, wanted) in enumerate(zip(plan.run([x]), expected, strict=True)):
-            exact = place in (1, 2, 6)
+            exact = place in (1, 2, 6, 9)
             torch.testing.assert_close(
                 got, wanted, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-5, equal_nan=True
             )
@@ -68,6 +69,41 @@ def test_states_that_were_changed() -> None:
     plan = plan_of(traced(Pooled(), x))
     refused, ran = mutate(plan, x, 400)
     assert refused > 80 and ran > 8
+
+
+class Adaptive(nn.Module):
+    def __init__(self, indices: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.indices = indices
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, places = F.adaptive_max_pool2d_with_indices(self.first(x), [4, 3])
+        return self.last(y + places if self.indices else y)
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("frontend", [torch.jit.script, torch.jit.trace], ids=["script", "trace"])
+def test_largest_numbers_of_adaptive_windows(frontend: Any, mode: str) -> None:
+    """One plan, unless the model reads where they are."""
+    torch.manual_seed(0)
+    data = [torch.randn(2, 3, 9, 10) for _ in range(3)]
+    for indices in (False, True):
+        net = Adaptive(indices).eval()
+        model = net if frontend is torch.jit.script else (net, data[0])
+        script = frontend(*model) if isinstance(model, tuple) else frontend(model)
+        lowered = jit_passes.quantize_script(script, data, mode=mode, target="x86", progress=False)
+        assert len(plans_in(lowered)) == 1 + indices
+        for size in ((9, 10), (12, 8)) if mode == "static" else ((9, 10), (4, 3), (2, 17)):
+            x = torch.randn(1, 3, *size)
+            if not indices:  # else one that is a step away may be the largest
+                with torch.no_grad():
+                    assert sqnr(net(x), lowered(x)) > 25
+
+
+def test_indices_that_are_read_are_named() -> None:
+    region = traced(Adaptive(indices=True), torch.randn(2, 3, 9, 10))
+    assert "the model reads its indices" in _C.plan_refusals(region._c, "forward").values()
 
 
 class Net(nn.Module):

@@ -34,7 +34,10 @@ from tests.x86_kernels import Image, Memory, call, forms
 
 Floats = NDArray[np.float32]
 RELU6 = 2  # a FloatFunction: clip
-SIZES = [(64, 32), (128, 64), (128, 128), (96, 96), (40, 40), (7, 7), (1, 1), (256, 32)]
+SIZES = [
+    (64, 32), (128, 64), (128, 128), (96, 96), (40, 40), (7, 7), (1, 1), (256, 32), (320, 160),
+    (300, 300),
+]  # fmt: skip
 
 
 class Shape(ctypes.Structure):
@@ -103,12 +106,13 @@ bits = pytest.mark.parametrize("bits", [4, 8])
 def test_kernels(inputs: int, group: int, bits: int, form: int) -> None:
     """Against float64, and the bits of the plain form; nothing is read behind weights and rows."""
     rng = np.random.default_rng(inputs)
-    for outputs, rows in itertools.product((1, 16, 17, 40), (1, 2, 3, 4, 7, 9, 37)):
+    for outputs, rows in itertools.product((1, 16, 17, 40), (1, 2, 3, 4, 7, 9, 70)):
         drawn = Drawn(inputs, outputs, group, bits, outputs)
         x = rng.normal(0, 1, (rows, inputs)).astype(np.float32)
         plain = drawn.of_floats(x, 0)
         drawn.close(plain, x.astype(np.float64))
-        assert np.array_equal(drawn.of_floats(x, form, 1, 3), plain)
+        for part in (1, 2, 3):  # blocks of outputs, one by one, in pairs, and both
+            assert np.array_equal(drawn.of_floats(x, form, part, 3), plain)
         codes = rng.integers(0, 256, (rows, inputs), dtype=np.uint8)
         for count in {1, rows}:
             grids = grids_of(count, rng)

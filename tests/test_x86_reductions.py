@@ -195,7 +195,7 @@ def test_models(frontend: str, mode: str) -> None:
 
 
 def test_what_is_left_in_float() -> None:
-    """Other norms, whole tensors, and quotients that are rounded."""
+    """Other norms, whole tensors, computed powers, and quotients that are rounded."""
 
     class Others(nn.Module):
         def __init__(self) -> None:
@@ -204,7 +204,7 @@ def test_what_is_left_in_float() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.one(x)
-            x = x / x.norm(p=1, dim=-1, keepdim=True) / x.sum() + x.abs() ** 0.25
+            x = x / x.norm(p=1, dim=-1, keepdim=True) / x.sum() + x.abs() ** x.abs()
             return self.two(x + torch.div(x, 3, rounding_mode="floor"))
 
     data = batches(3, 5, 8)

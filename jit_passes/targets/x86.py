@@ -145,6 +145,11 @@ def _capability(integer_layer_norm: bool) -> Capability:
                         reads_parts=_joins_channels),
         OperatorSupport("aten::max_pool3d", _SHARED, ranks=(4, 5), check=_in_plan),
         *(
+            OperatorSupport(f"aten::adaptive_max_pool{n}d", _SHARED, (0,), ranks=(n + 1, n + 2),
+                            check=_in_plan)
+            for n in (1, 2, 3)
+        ),
+        *(
             OperatorSupport(f"aten::avg_pool{n}d", _OWN, ranks=(n + 1, n + 2), check=_in_plan)
             for n in (1, 2, 3)
         ),

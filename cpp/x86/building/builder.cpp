@@ -301,8 +301,8 @@ class Walk : ProgramWriter {
     refuseUnless(isPlanned(node), "a plan has no such operator");
     if (keepsCodes(node)) {
       Planned planned = plannedOperator(reader_, node);
-      if (isTensor(node->output())) { // else whoever unpacks the list moves codes
-        move(node, std::move(planned), node->output());
+      if (isTensor(resultOf(node))) { // else whoever unpacks the list moves codes
+        move(node, std::move(planned), resultOf(node));
       }
       return;
     }

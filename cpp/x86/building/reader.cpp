@@ -349,8 +349,10 @@ bool isQuantizedLater(const RegionReader& reader, const Value* value) {
           !leavesForLater(reader, use.user, left[i])) {
         return false;
       }
-      if (use.user->kind() != quantize) {
+      if (use.user->kind() == c10::prim::ListUnpack) {
         left.insert(left.end(), use.user->outputs().begin(), use.user->outputs().end());
+      } else if (use.user->kind() != quantize) {
+        left.push_back(resultOf(use.user));
       }
     }
   }

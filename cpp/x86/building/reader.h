@@ -87,6 +87,8 @@ void append(Planned& planned, const Numbers& numbers);
 bool isPlanned(const Node* node);
 // Whether a plan has the node, and takes that operand in any dtype.
 bool takesAnyDtype(const torch::jit::Use& use);
+// The result that a plan gives: others are refused where they are read.
+inline Value* resultOf(Node* node) { return node->outputs().at(0); }
 // Whether its result has the codes of its operand.
 bool keepsCodes(const Node* node);
 // Refuses by way of `Refusal`.

@@ -45,7 +45,7 @@ class Refusals {
     } else if (isRecurrent(node)) {
       checkRecurrent(reader_, node);
     } else if (isPlanned(node)) {
-      checkPlanned(plannedOperator(reader_, node), node->outputs().at(0));
+      checkPlanned(plannedOperator(reader_, node), resultOf(node));
     }
   }
 

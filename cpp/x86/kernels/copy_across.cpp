@@ -1,7 +1,7 @@
 // Copies between orders of axes. Where channels lie side by side on one side and pixels on the other, a row of pixels is
 // transposed in tiles, so that both sides stay within a few lines of the cache. In registers, elements of four bytes go by
-// eights, and bytes by sixteens; the last tile of a side overlaps the one before. Rows that follow one another in memory
-// are one.
+// eights, and bytes by sixteens; the last tile of a side overlaps the one before. Channels with a step go pixel by pixel.
+// Rows that follow one another in memory are one.
 #include "copy_across.h"
 
 #include <algorithm>
@@ -118,10 +118,47 @@ JIT_PASSES_AVX2 void transposeBytes(const From& from, const To& to, int64_t pixe
   }
 }
 
+// Every second byte of `from`, whose last one may be read with the one behind it.
+JIT_PASSES_AVX2 void copySeconds(const uint8_t* from, int64_t count, uint8_t* to) {
+  const __m256i lower = _mm256_set1_epi16(255);
+  const __m128i lower_half = _mm256_castsi256_si128(lower);
+  int64_t i = 0;
+  for (; i + 32 <= count; i += 32) {
+    const auto* at = reinterpret_cast<const __m256i*>(from + 2 * i);
+    const __m256i both = _mm256_packus_epi16(
+        _mm256_and_si256(_mm256_loadu_si256(at), lower), _mm256_and_si256(_mm256_loadu_si256(at + 1), lower));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm256_permute4x64_epi64(both, 0xD8));
+  }
+  for (; i + 16 <= count; i += 16) {
+    const auto* at = reinterpret_cast<const __m128i*>(from + 2 * i);
+    const __m128i both = _mm_packus_epi16(
+        _mm_and_si128(_mm_loadu_si128(at), lower_half), _mm_and_si128(_mm_loadu_si128(at + 1), lower_half));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), both);
+  }
+  for (; i < count; ++i) {
+    to[i] = from[2 * i];
+  }
+}
+
 #else
+void copySeconds(const uint8_t*, int64_t, uint8_t*) {}
 void transposeFloats(const From&, const To&, int64_t, int64_t) {}
 void transposeBytes(const From&, const To&, int64_t, int64_t) {}
 #endif
+
+// Of each pixel, channels that lie `step` bytes apart.
+template <size_t kBytes>
+void pickChannels(const From& from, const To& to, int64_t pixels, int64_t channels, bool vectors) {
+  for (int64_t x = 0; x < pixels; ++x) {
+    if (kBytes == 1 && vectors && from.channel == 2) {
+      copySeconds(from.at(x, 0), channels, to.at(x, 0));
+      continue;
+    }
+    for (int64_t c = 0; c < channels; ++c) {
+      std::memcpy(to.data + x * to.pixel + c * int64_t(kBytes), from.at(x, c), kBytes);
+    }
+  }
+}
 
 // Rows that have the same distance from pixel to pixel across their ends.
 int64_t rowsTogether(const Image& image) {
@@ -135,6 +172,7 @@ int64_t rowsTogether(const Image& image) {
 void CopyAcross::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
   const auto tiles = bytes == 1 ? copyTiles<1> : copyTiles<4>;
   const auto transpose = bytes == 1 ? transposeBytes : transposeFloats;
+  const auto pick = bytes == 1 ? pickChannels<1> : pickChannels<4>;
   const bool vectors = form >= Form::Avx2;
   const int64_t together = std::min(rowsTogether(in), rowsTogether(out));
   for (int64_t row = begin, rows = 0; row < end; row += rows) {
@@ -152,6 +190,10 @@ void CopyAcross::run(const Image& in, const Image& out, int64_t begin, int64_t e
       transpose(from, to, pixels, out.channels);
     } else if (vectors && in.pixel == bytes && out_channel == bytes) {
       transpose(from.transposed(), to.transposed(), out.channels, pixels);
+    } else if (out_channel == bytes && (out.channels - 1) * in_channel < in.pixel) {
+      // Pixels that follow one another as their channels do are one.
+      const bool dense = in.pixel == out.channels * in_channel && out.pixel == out.channels * bytes;
+      pick(from, to, dense ? 1 : pixels, dense ? pixels * out.channels : out.channels, vectors);
     } else {
       tiles(from, to, pixels, 0, out.channels);
     }

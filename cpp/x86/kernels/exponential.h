@@ -82,6 +82,41 @@ inline __attribute__((always_inline)) float logOnePlusOf(float u) {
   return 2 * s * sum;
 }
 
+// log(x) of a normal number above 0, in double to 13 digits: x = 2^n m, with m between the roots of 1/2 and of 2, and
+// log(m) = 2 artanh(s) with s = (m - 1) / (m + 1). Infinities and NaNs give some number.
+inline __attribute__((always_inline)) double logOf(double x) {
+  constexpr uint64_t kOne = 1023, kLeastBits = 0x3FE6A09E667F3BCD; // the root of 1/2
+  constexpr double kBits = 4503599627370496;                       // 2^52: a whole number is in its last bits
+  const uint64_t bits = std::bit_cast<uint64_t>(x),
+                 exponent = (bits - kLeastBits + (kOne << 52)) >> 52; // n + 1023
+  const double m = std::bit_cast<double>(bits - ((exponent - kOne) << 52));
+  const double n = std::bit_cast<double>(std::bit_cast<uint64_t>(kBits) | exponent) - (kBits + kOne);
+  const double s = (m - 1) / (m + 1), square = s * s;
+  double sum = 1.0 / 17;
+#pragma GCC unroll 8
+  for (int odd = 15; odd > 0; odd -= 2) {
+    sum = __builtin_fma(sum, square, 1.0 / odd);
+  }
+  return __builtin_fma(n, 0.69314718055994530942, 2 * s * sum);
+}
+
+constexpr double kWideTaylor[] = {1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
+                                  1.0 / 24,      1.0 / 6,      0.5,         1,          1};
+
+// exp(x) to 11 digits, for |x| <= 700; a NaN stays.
+inline __attribute__((always_inline)) double wideExpOf(double x) {
+  constexpr double kWideShift = 6755399441055744; // 1.5 * 2^52
+  const double shifted = __builtin_fma(x, 1.44269504088896340736, kWideShift), n = shifted - kWideShift;
+  const double r = __builtin_fma(n, -0.69314718055994530942, x);
+  double value = kWideTaylor[0];
+#pragma GCC unroll 16
+  for (size_t i = 1; i < std::size(kWideTaylor); ++i) {
+    value = __builtin_fma(value, r, kWideTaylor[i]);
+  }
+  const int64_t power = std::bit_cast<int64_t>(shifted) - std::bit_cast<int64_t>(kWideShift);
+  return value * std::bit_cast<double>((power + 1023) << 52);
+}
+
 // Quotients of 1 and exp(-|x|), so that no digits are lost. Sums and products that a compiler may join are joined here.
 inline __attribute__((always_inline)) float sigmoidOf(float x) {
   const auto [value, power] = exponentialOf(-__builtin_fabsf(x));

@@ -354,6 +354,26 @@ JIT_PASSES_FACE void jit_passes_x86_softmax_floats(
   });
 }
 
+JIT_PASSES_FACE void jit_passes_x86_log_softmax_floats(
+    const Image* in, const Image* out, int32_t form, int64_t part) {
+  const LogSoftmaxFloats softmax{formOf(form)};
+  inParts(softmax.items(*out), part, [&](int64_t begin, int64_t end) { softmax.run(*in, *out, begin, end); });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_reduce_floats(
+    const Image* in, const Image* out, int64_t which, int32_t form, int64_t part) {
+  const ReduceFloats reduce{static_cast<ReduceFloats::Which>(which), formOf(form)};
+  inParts(reduce.items(*out), part, [&](int64_t begin, int64_t end) { reduce.run(*in, *out, begin, end); });
+}
+
+JIT_PASSES_FACE void jit_passes_x86_select_floats(
+    const Image* c, const Image* a, const Image* b, const Image* out, int64_t part) {
+  const SelectFloats select;
+  inParts(select.items(*out), part, [&](int64_t begin, int64_t end) {
+    select.run(*c, *a, *b, *out, begin, end);
+  });
+}
+
 JIT_PASSES_FACE Crowd* jit_passes_x86_crowd() { return new Crowd; }
 
 JIT_PASSES_FACE void jit_passes_x86_delete_crowd(Crowd* crowd) { delete crowd; }

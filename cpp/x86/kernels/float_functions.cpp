@@ -1,6 +1,8 @@
 // Functions of float32.
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 
 #include "avx2.h"
 #include "exponential.h"
@@ -134,6 +136,28 @@ JIT_PASSES_VECTORIZED void mishes(const float* in, float* out, int64_t count) {
 JIT_PASSES_VECTORIZED void cubes(const float* in, float* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     out[i] = in[i] * in[i] * in[i];
+  }
+}
+
+// |x|^p = exp(p log|x|), where neither is 0 or infinite. The sign is that of x for odd p; for p that are no whole numbers,
+// a number below 0 gives a NaN, but for minus infinity.
+JIT_PASSES_VECTORIZED void powers(const float* in, float exponent, float* out, int64_t count) {
+  const double p = exponent;
+  const bool whole = std::floor(p) == p, odd = whole && std::floor(p / 2) * 2 != p;
+  const float nan = std::numeric_limits<float>::quiet_NaN(),
+              infinity = std::numeric_limits<float>::infinity();
+  const float of_zero = p > 0 ? 0 : infinity, of_infinity = p > 0 ? infinity : 0;
+  const float sign = odd ? -1 : 1, below = whole ? sign : nan;
+  constexpr double kMost = 200; // beyond it, float32 has no other numbers than 0 and infinity
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = in[i], a = __builtin_fabsf(x);
+    const double product = p * logOf(static_cast<double>(a));
+    const double above = product < -kMost ? -kMost : product;
+    const auto power = static_cast<float>(wideExpOf(above > kMost ? kMost : above));
+    const float finite = x < 0 ? power * below : power;
+    const float end = std::bit_cast<int32_t>(x) < 0 ? sign * (a == 0 ? of_zero : of_infinity)
+                                                    : (a == 0 ? of_zero : of_infinity);
+    out[i] = x != x ? x : a == 0 || a == infinity ? end : finite;
   }
 }
 
@@ -288,6 +312,7 @@ void FloatFunction::run(const float* in, float* out, int64_t count) const {
     case Softplus: return softpluses(in, first, second, out, count);
     case Mish: return mishes(in, out, count);
     case Cube: return cubes(in, out, count);
+    case Power: return powers(in, first, out, count);
     default:
       if (in != out) {
         std::copy_n(in, count, out);

@@ -108,7 +108,12 @@ JIT_PASSES_VECTORIZED void softmaxFloats(
   }
 }
 
-JIT_PASSES_VECTORIZED void logSoftmaxRow(const float* in, int64_t count, float* out) {
+// The largest number of a row, and the sum of exp(x - largest).
+struct LogScale {
+  float largest, sum;
+};
+
+JIT_PASSES_VECTORIZED void measureRow(const float* in, int64_t count, LogScale& scale) {
   float parts[kSumParts];
   std::fill_n(parts, kSumParts, -std::numeric_limits<float>::infinity());
   addToParts(in, count, parts, [](float part, float x) { return x > part ? x : part; });
@@ -118,9 +123,21 @@ JIT_PASSES_VECTORIZED void logSoftmaxRow(const float* in, int64_t count, float* 
     const auto [value, power] = exponentialOf(x - largest);
     return __builtin_fmaf(value, power, part);
   });
-  const auto logarithm = static_cast<float>(std::log(static_cast<double>(sumOfParts(parts))));
+  scale = {largest, sumOfParts(parts)};
+}
+
+// A sum is not below 1, or a NaN, which stays.
+JIT_PASSES_VECTORIZED void logarithmsOf(const float* sums, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) {
-    out[i] = in[i] - largest - logarithm;
+    const auto logarithm = static_cast<float>(logOf(static_cast<double>(sums[i])));
+    out[i] = sums[i] != sums[i] ? sums[i] : logarithm;
+  }
+}
+
+JIT_PASSES_VECTORIZED void subtractBoth(
+    const float* in, float first, float second, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = in[i] - first - second;
   }
 }
 
@@ -252,22 +269,69 @@ JIT_PASSES_VNNI_INLINE FloatExponentials exponentialsOf(__m512 d) {
       value, _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(d, least, _CMP_NLT_UQ), _mm512_castsi512_ps(exponent))};
 }
 
+// take(j, i, lanes) for all numbers of a row, 16 from i on, which belong to the parts from 16 j on.
+template <typename Take>
+JIT_PASSES_VNNI_INLINE void overParts(int64_t count, const Take& take) {
+  const int64_t whole = count / kSumParts * kSumParts;
+  for (int64_t i = 0; i < whole; i += kSumParts) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      take(j, i + 16 * j, static_cast<__mmask16>(-1));
+    }
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    if (whole + 16 * j < count) {
+      take(j, whole + 16 * j, lanesAt(whole + 16 * j, count));
+    }
+  }
+}
+
+// A NaN is none.
+JIT_PASSES_VNNI_INLINE float largestOfRow(const float* in, int64_t count) {
+  __m512 most[4];
+  std::fill_n(most, 4, _mm512_set1_ps(-std::numeric_limits<float>::infinity()));
+  overParts(count, [&](int j, int64_t i, __mmask16 lanes) JIT_PASSES_VNNI {
+    most[j] = _mm512_max_ps(_mm512_mask_loadu_ps(most[j], lanes, in + i), most[j]);
+  });
+  return _mm512_reduce_max_ps(
+      _mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])));
+}
+
+template <size_t kRows>
+JIT_PASSES_VNNI void measureRowsVnni(const Rows<kRows>& rows, int64_t count, LogScale (&scales)[kRows]) {
+  for (size_t row = 0; row < kRows; ++row) {
+    const float* in = rows.in[row];
+    const float largest = largestOfRow(in, count);
+    const __m512 level = _mm512_set1_ps(largest);
+    __m512 sums[4];
+    std::fill_n(sums, 4, _mm512_setzero_ps());
+    overParts(count, [&](int j, int64_t i, __mmask16 lanes) JIT_PASSES_VNNI {
+      const auto [value, power] = exponentialsOf(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i), level));
+      sums[j] = _mm512_mask3_fmadd_ps(value, power, sums[j], lanes);
+    });
+    scales[row] = {largest, sumOfFour(sums)};
+  }
+}
+
+template <size_t kRows>
+JIT_PASSES_VNNI void subtractBothVnni(
+    const Rows<kRows>& rows, int64_t count, const LogScale (&scales)[kRows], const float* logarithms) {
+  for (size_t row = 0; row < kRows; ++row) {
+    const float* in = rows.in[row];
+    float* out = rows.floats[row];
+    const __m512 first = _mm512_set1_ps(scales[row].largest), second = _mm512_set1_ps(logarithms[row]);
+    overParts(count, [&](int, int64_t i, __mmask16 lanes) JIT_PASSES_VNNI {
+      const __m512 x = _mm512_maskz_loadu_ps(lanes, in + i);
+      _mm512_mask_storeu_ps(out + i, lanes, _mm512_sub_ps(_mm512_sub_ps(x, first), second));
+    });
+  }
+}
+
 JIT_PASSES_VNNI void softmaxFloatsVnni(
     const float* in, int64_t count, const SoftmaxFloats& softmax, float* floats, uint8_t* codes) {
   __m512 sums[4];
-  std::fill_n(sums, 4, _mm512_set1_ps(-std::numeric_limits<float>::infinity()));
-  for (int64_t i = 0; i < count; i += kSumParts) {
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      if (i + 16 * j >= count) {
-        break;
-      }
-      const __mmask16 lanes = lanesAt(i + 16 * j, count);
-      sums[j] = _mm512_max_ps(_mm512_mask_loadu_ps(sums[j], lanes, in + i + 16 * j), sums[j]);
-    }
-  }
-  const __m512 most = _mm512_max_ps(_mm512_max_ps(sums[0], sums[1]), _mm512_max_ps(sums[2], sums[3]));
-  const __m512 level = _mm512_set1_ps(levelOf(_mm512_reduce_max_ps(most), softmax.hides));
+  const __m512 level = _mm512_set1_ps(levelOf(largestOfRow(in, count), softmax.hides));
   const auto at = [&](int64_t i, __mmask16 lanes) JIT_PASSES_VNNI {
     return exponentialsOf(_mm512_sub_ps(_mm512_maskz_loadu_ps(lanes, in + i), level));
   };
@@ -311,10 +375,14 @@ void normalizeVnni(const Rows<kRows>& rows, int64_t count, const LayerNormFloats
   }
 }
 constexpr auto softmaxFloatsVnni = softmaxFloats;
+template <size_t kRows>
+void measureRowsVnni(const Rows<kRows>&, int64_t, LogScale (&)[kRows]) {}
+template <size_t kRows>
+void subtractBothVnni(const Rows<kRows>&, int64_t, const LogScale (&)[kRows], const float*) {}
 #endif
 
-// As many rows as layer norm takes at once.
-constexpr size_t kTogether = 4;
+// As many rows as layer norm takes at once, and as many whose logarithms are.
+constexpr size_t kTogether = 4, kLogarithms = 8;
 
 template <size_t kRows>
 Rows<kRows> rowsFrom(const Image& in, const Image* floats, const Image* codes, int64_t index, int64_t first) {
@@ -354,8 +422,27 @@ void SoftmaxFloats::run(
 }
 
 void LogSoftmaxFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  overRows<1>(in, &out, nullptr, begin, end, [&](const Rows<1>& rows) {
-    logSoftmaxRow(rows.in[0], in.channels, rows.floats[0]);
+  overRows<kLogarithms>(in, &out, nullptr, begin, end, [&]<size_t kRows>(const Rows<kRows>& rows) {
+    const bool is_vector = form >= Form::Avx512;
+    LogScale scales[kRows];
+    if (is_vector) {
+      measureRowsVnni(rows, in.channels, scales);
+    }
+    float sums[kRows], logarithms[kRows];
+    for (size_t row = 0; row < kRows; ++row) {
+      if (!is_vector) {
+        measureRow(rows.in[row], in.channels, scales[row]);
+      }
+      sums[row] = scales[row].sum;
+    }
+    logarithmsOf(sums, kRows, logarithms);
+    if (is_vector) {
+      subtractBothVnni(rows, in.channels, scales, logarithms);
+      return;
+    }
+    for (size_t row = 0; row < kRows; ++row) {
+      subtractBoth(rows.in[row], scales[row].largest, logarithms[row], in.channels, rows.floats[row]);
+    }
   });
 }
 

@@ -47,6 +47,15 @@ JIT_PASSES_VECTORIZED void fillFloats(
   }
 }
 
+JIT_PASSES_VECTORIZED void selectFloats(
+    const float* c, const float* a, const float* b, int64_t count, float* out) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    const float chosen = a[i], other = b[i]; // both are read, so that a vector takes one of them
+    out[i] = c[i] != 0 ? chosen : other;
+  }
+}
+
 JIT_PASSES_VECTORIZED void scaleChannels(
     const float* x, const float* factor, const float* bias, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) {
@@ -63,55 +72,75 @@ JIT_PASSES_VECTORIZED void preluFloats(const float* x, const float* slopes, int6
 // At most so many floats of an operand are taken at once.
 constexpr int64_t kFloats = 1024;
 
-// Those from channel `first` on; where there is one channel, as many copies of it.
+// Those from channel `first` on; where there is one channel, as many copies of it, which are made for the first ones.
 const float* floatsAt(
     const FloatOperand& operand, const Image& image, int64_t channels, const uint8_t* pixel, int64_t first,
     int64_t count, float* copies) {
   const bool all = image.channels == channels;
-  if (operand.is_float) {
-    const auto* x = reinterpret_cast<const float*>(pixel);
-    if (!all) {
-      std::fill_n(copies, count, *x);
-    }
-    return all ? x + first : copies;
+  if (all && operand.is_float) {
+    return reinterpret_cast<const float*>(pixel) + first;
   }
-  floatsOfCodes(pixel + (all ? first : 0), all ? count : 1, operand.scale, operand.zero_point, copies);
-  if (!all) {
-    std::fill_n(copies + 1, count - 1, *copies);
+  if (all) {
+    floatsOfCodes(pixel + first, count, operand.scale, operand.zero_point, copies);
+  } else if (first == 0) {
+    float number;
+    if (operand.is_float) {
+      number = *reinterpret_cast<const float*>(pixel);
+    } else {
+      floatsOfCodes(pixel, 1, operand.scale, operand.zero_point, &number);
+    }
+    std::fill_n(copies, count, number);
   }
   return copies;
 }
 
-// combine(a, b, count, out) for all that lies together.
-template <typename Combine>
-void overFloats(
-    const FloatOperand& a, const FloatOperand& b, Image left, Image right, const Image& out, int64_t begin,
+// combine(operands, count, out) for all that lies together: the operands of float32 that `which` says how to read.
+template <size_t kOperands, typename Combine>
+void overFloatOperands(
+    const FloatOperand (&which)[kOperands], Image (&images)[kOperands], const Image& out, int64_t begin,
     int64_t end, const Combine& combine) {
   const auto isDense = [&](const Image& image, bool is_float) {
     return image.channels == out.channels &&
            image.pixel == out.channels * int64_t(is_float ? sizeof(float) : 1);
   };
-  for (Image* operand : {&left, &right}) { // strides of 0 broadcast
-    operand->images = out.images, operand->depth = out.depth, operand->height = out.height;
+  const auto isNumber = [](const Image& image) { return image.channels == 1 && image.pixel == 0; };
+  bool dense = isDense(out, true);
+  for (size_t k = 0; k < kOperands; ++k) { // strides of 0 broadcast
+    images[k].images = out.images, images[k].depth = out.depth, images[k].height = out.height;
+    dense = dense && (isNumber(images[k]) || isDense(images[k], which[k].is_float));
   }
-  const bool dense = isDense(left, a.is_float) && isDense(right, b.is_float) && isDense(out, true);
   const int64_t pixels = dense ? 1 : out.width, channels = dense ? out.width * out.channels : out.channels;
-  if (dense) {
-    left.channels = right.channels = channels;
+  for (Image& image : images) {
+    image.channels = dense && !isNumber(image) ? channels : image.channels;
   }
-  float of_a[kFloats], of_b[kFloats];
+  float copies[kOperands][kFloats];
   for (int64_t index = begin; index < end; ++index) {
-    const uint8_t *row_a = left.rowAt(index), *row_b = right.rowAt(index);
+    const uint8_t* rows[kOperands];
+    std::transform(images, images + kOperands, rows, [&](const Image& image) { return image.rowAt(index); });
     for (int64_t i = 0; i < pixels; ++i) {
       auto* to = reinterpret_cast<float*>(out.rowAt(index) + i * out.pixel);
       for (int64_t c = 0; c < channels; c += kFloats) {
         const int64_t count = std::min(kFloats, channels - c);
-        combine(
-            floatsAt(a, left, channels, row_a + i * left.pixel, c, count, of_a),
-            floatsAt(b, right, channels, row_b + i * right.pixel, c, count, of_b), count, to + c);
+        const float* operands[kOperands];
+        for (size_t k = 0; k < kOperands; ++k) {
+          operands[k] =
+              floatsAt(which[k], images[k], channels, rows[k] + i * images[k].pixel, c, count, copies[k]);
+        }
+        combine(operands, count, to + c);
       }
     }
   }
+}
+
+// combine(a, b, count, out), likewise.
+template <typename Combine>
+void overFloats(
+    const FloatOperand& a, const FloatOperand& b, const Image& left, const Image& right, const Image& out,
+    int64_t begin, int64_t end, const Combine& combine) {
+  Image images[] = {left, right};
+  overFloatOperands({a, b}, images, out, begin, end, [&](const float* const* x, int64_t count, float* to) {
+    combine(x[0], x[1], count, to);
+  });
 }
 
 } // namespace
@@ -148,6 +177,14 @@ void PreluFloats::run(const Image& in, const Image& out, int64_t begin, int64_t 
 
 void DivideFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
   overFloats(a, b, x, y, out, begin, end, divideFloats);
+}
+
+void SelectFloats::run(
+    const Image& c, const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const {
+  Image images[] = {c, a, b};
+  overFloatOperands(
+      {{}, {}, {}}, images, out, begin, end,
+      [&](const float* const* x, int64_t count, float* to) { selectFloats(x[0], x[1], x[2], count, to); });
 }
 
 void FillFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {

@@ -36,6 +36,13 @@ struct DivideFloats {
   void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
 };
 
+// y = c is not 0 ? a : b, float32 all of them, which broadcast as for Add. Items: rows.
+struct SelectFloats {
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(
+      const Image& c, const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // y = b is 0 ? a : number. Operands as for AddFloats. Items: rows.
 struct FillFloats {
   FloatOperand a, b;
@@ -92,6 +99,7 @@ struct SoftmaxFloats {
 // Over the channels of each pixel: y = x - m - log(sum of exp(x - m)), m the largest x. The sum is that of SoftmaxFloats,
 // the logarithm in double. Items: rows.
 struct LogSoftmaxFloats {
+  Form form = bestForm();
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
@@ -125,6 +133,18 @@ struct BlendFloats {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
+// Among 4 x 4 pixels of a plane, y = sum of shares v: with the shares s of an axis, v = fma(d, s[3], fma(c, s[2],
+// fma(b, s[1], a s[0]))), along a row first. Items: rows.
+struct CubicFloats {
+  struct Taps {
+    int64_t at[4];
+    float share[4];
+  };
+  std::vector<Taps> y, x;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // y = (sum of x, pixel by pixel) / count; `divisor` stands in for the count, if not 0. Items: rows times blocks of
 // channels.
 struct AverageFloats {
@@ -141,6 +161,7 @@ struct ReduceFloats {
   enum Which { Sum, Mean, Length, Largest, Smallest };
 
   Which which;
+  Form form = bestForm();
   int64_t items(const Image& out) const;
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
@@ -171,6 +192,7 @@ struct CumulateFloats {
 //   Softplus        log(1 + exp(first * x)) / first, and x where first * x is above second
 //   Mish            x * Tanh(log(1 + exp(x)))
 //   Cube            x * x * x
+//   Power           x to the power of first, finite and not 0, in double
 //
 // P is a polynomial in each of 16 intervals, with an absolute error of 6e-8.
 struct FloatFunction {
@@ -196,12 +218,13 @@ struct FloatFunction {
     Softplus,
     Mish,
     Cube,
+    Power,
     kCount
   };
   static constexpr int64_t numbersOf(int64_t which) {
-    return which == Scale || which == LeakyRelu || which == Elu ? 1
-           : which == Clip || which == Softplus                 ? 2
-                                                                : 0;
+    return which == Scale || which == LeakyRelu || which == Elu || which == Power ? 1
+           : which == Clip || which == Softplus                                   ? 2
+                                                                                  : 0;
   }
 
   Which which = None;

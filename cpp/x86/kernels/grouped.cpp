@@ -108,33 +108,39 @@ float* floatsAt(const Image& image, int64_t row) {
   return reinterpret_cast<float*>(image.rowAt(row / image.width) + row % image.width * image.pixel);
 }
 
-// `rowAt(row)`: where a row begins. `finish(row, a, header)`: 16 sums become results.
+// `rowAt(row)`: where a row begins. `finish(row, a, header)`: 16 sums become results. `pair`, if there is one, takes two
+// blocks at once.
 template <typename T, typename RowAt, typename Finish>
 void runBlocks(
-    const GroupedLinear& linear, GroupedTile<T> tile, const RowAt& rowAt, const Finish& finish,
-    const Image& out, int64_t begin, int64_t end) {
+    const GroupedLinear& linear, GroupedTile<T> tile, GroupedTile<T> pair, const RowAt& rowAt,
+    const Finish& finish, const Image& out, int64_t begin, int64_t end) {
+  constexpr int64_t kMost = kGroupedRows<T>;
   const int64_t rows = out.rows() * out.width;
-  for (int64_t item = begin; item < end; ++item) {
-    const uint8_t* block = linear.packed + item * linear.shape.blockBytes();
-    const int64_t first = item * kOutputs, count = std::min(kOutputs, linear.shape.outputs - first);
-    for (int64_t row = 0; row < rows; row += kGroupedRows) {
-      GroupedRows<T> some{{}, std::min(kGroupedRows, rows - row)};
+  for (int64_t item = begin, blocks = 0; item < end; item += blocks) {
+    blocks = pair ? std::min<int64_t>(end - item, 2) : 1;
+    for (int64_t row = 0; row < rows; row += kMost) {
+      GroupedRows<T> some{{}, std::min(kMost, rows - row)};
       for (int64_t r = 0; r < some.count; ++r) {
         some.row[r] = rowAt(row + r);
       }
-      alignas(64) float a[kGroupedRows * kOutputs];
-      tile(linear.shape, block, some, a);
-      for (int64_t r = 0; r < some.count; ++r) {
-        finish(row + r, a + r * kOutputs, reinterpret_cast<const float*>(block));
-      }
-      linear.function.run(a, a, some.count * kOutputs);
-      for (int64_t r = 0; r < some.count; ++r) {
-        float* y = a + r * kOutputs;
-        if (linear.residual) {
-          const float* other = floatsAt(*linear.residual, row + r) + first;
-          std::transform(y, y + count, other, y, std::plus());
+      alignas(64) float sums[2 * kMost * kOutputs];
+      (blocks == 2 ? pair : tile)(linear.shape, linear.packed + item * linear.shape.blockBytes(), some, sums);
+      for (int64_t i = 0; i < blocks; ++i) {
+        const uint8_t* block = linear.packed + (item + i) * linear.shape.blockBytes();
+        const int64_t first = (item + i) * kOutputs, count = std::min(kOutputs, linear.shape.outputs - first);
+        float* a = sums + i * some.count * kOutputs;
+        for (int64_t r = 0; r < some.count; ++r) {
+          finish(row + r, a + r * kOutputs, reinterpret_cast<const float*>(block));
         }
-        std::copy_n(y, count, floatsAt(out, row + r) + first);
+        linear.function.run(a, a, some.count * kOutputs);
+        for (int64_t r = 0; r < some.count; ++r) {
+          float* y = a + r * kOutputs;
+          if (linear.residual) {
+            const float* other = floatsAt(*linear.residual, row + r) + first;
+            std::transform(y, y + count, other, y, std::plus());
+          }
+          std::copy_n(y, count, floatsAt(out, row + r) + first);
+        }
       }
     }
   }
@@ -175,8 +181,8 @@ void GroupedLinear::run(
                                     : form == Form::Avx512 ? groupedCodesVnni
                                     : form >= Form::Avx2   ? groupedCodesAvx2
                                                            : codesTilePlain;
-  runBlocks(
-      *this, tile, [&](int64_t row) { return codes + row * shape.inputs; },
+  runBlocks<uint8_t>(
+      *this, tile, nullptr, [&](int64_t row) { return codes + row * shape.inputs; },
       [&](int64_t row, float* a, const float* header) {
         onGrid(grids[per_row ? row : 0], header, header + kOutputs, a);
       },
@@ -187,8 +193,10 @@ void GroupedLinear::run(const Image& in, const Image& out, int64_t begin, int64_
   const GroupedTile<float> tile = form >= Form::Avx512 ? groupedFloatsVnni
                                   : form >= Form::Avx2 ? groupedFloatsAvx2
                                                        : floatsTilePlain;
-  runBlocks(
-      *this, tile, [&](int64_t row) { return floatsAt(in, row); },
+  const bool decodes = form >= Form::Avx512 && out.rows() * out.width >= kFewToDecode512;
+  runBlocks<float>(
+      *this, tile, decodes ? groupedPairOfFloatsVnni : nullptr,
+      [&](int64_t row) { return floatsAt(in, row); },
       [&](int64_t, float* a, const float* header) { withBias(header + kOutputs, a); }, out, begin, end);
 }
 

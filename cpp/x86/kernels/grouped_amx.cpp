@@ -96,7 +96,7 @@ JIT_PASSES_VNNI void codesTileAmx(
       shapeOf(half(16), bytes), shapeOf(quads, 64),    {}};
   const TileRegisters configured(registers);
   alignas(64) uint8_t decoded[kAhead * kDecoded];
-  std::fill_n(a, kGroupedRows * 16, 0.0F);
+  std::fill_n(a, kGroupedRows<uint8_t> * 16, 0.0F);
   for (int64_t begin = 0; begin < all; begin += kAhead) {
     const int64_t end = std::min(begin + kAhead, all);
     for (int64_t i = begin; kBits == 4 && i < end; ++i) {

@@ -193,66 +193,108 @@ JIT_PASSES_AVX2_INLINE void decodeStep(const uint8_t* step, float* weights) {
   }
 }
 
-// Adds the products of a step to the parts of each row, [rows][4 octets][16 outputs], which begin with `first`.
+constexpr int64_t kStepsTogether = 4; // whose weights are decoded at a time
+
+// Decoded steps of a group: where they lie, how many they are, and whether they are the first and the last ones.
+struct Decoded256 {
+  const float* weights; // [steps][32 inputs][16 outputs]
+  int64_t steps;
+  bool first, last;
+};
+
+// Adds the products of the octets `first` and first + 1 to a part each, of both halves of the outputs.
 template <int kRows>
-JIT_PASSES_AVX2 void addDecoded(const float* weights, const float* const* x, bool first, float* parts) {
+JIT_PASSES_AVX2_INLINE void addOctets256(
+    const Decoded256& decoded, const float* const* x, int first, __m256 (&sums)[kRows][2][2]) {
   const float* row[kRows];
-  std::copy_n(x, kRows, row);
-  for (int octet = 0; octet < 4; ++octet, parts += 16) {
-    __m256 sums[kRows][2] = {};
-    if (!first) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        sums[r][0] = _mm256_load_ps(parts + 64 * r), sums[r][1] = _mm256_load_ps(parts + 64 * r + 8);
-      }
-    }
+  for (int r = 0; r < kRows; ++r) {
+    row[r] = x[r] + 8 * first;
+  }
+  const float* weights = decoded.weights + 128 * first;
+  for (int64_t step = 0; step < decoded.steps; ++step, weights += 512) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i, weights += 16) {
-      const __m256 lower = _mm256_load_ps(weights), upper = _mm256_load_ps(weights + 8);
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const __m256 number = _mm256_broadcast_ss(row[r] + 8 * octet + i);
-        sums[r][0] = _mm256_fmadd_ps(lower, number, sums[r][0]);
-        sums[r][1] = _mm256_fmadd_ps(upper, number, sums[r][1]);
+    for (int input = 0; input < 8; ++input) {
+#pragma GCC unroll 2
+      for (int octet = 0; octet < 2; ++octet) {
+        const float* at = weights + 128 * octet + 16 * input;
+        const __m256 lower = _mm256_load_ps(at), upper = _mm256_load_ps(at + 8);
+#pragma GCC unroll 3
+        for (int r = 0; r < kRows; ++r) {
+          const __m256 number = _mm256_broadcast_ss(row[r] + 8 * octet + input);
+          sums[r][octet][0] = _mm256_fmadd_ps(lower, number, sums[r][octet][0]);
+          sums[r][octet][1] = _mm256_fmadd_ps(upper, number, sums[r][octet][1]);
+        }
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 3
     for (int r = 0; r < kRows; ++r) {
-      _mm256_store_ps(parts + 64 * r, sums[r][0]), _mm256_store_ps(parts + 64 * r + 8, sums[r][1]);
+      row[r] += 32;
     }
   }
 }
 
-// Many rows take the weights of a step in float32 one after the other.
+// Parts of sums wait in `parts`, [rows][4 octets][16 outputs], for other steps of their group. After the last ones they
+// are added up and scaled, and go to `a`. Two octets at a time: so products of three rows need 12 registers.
+template <int kRows>
+JIT_PASSES_AVX2 void addDecoded(
+    const Decoded256& decoded, const float* const* x, const float* scales, float* parts, float* a) {
+  for (int first = 0; first < 4; first += 2) {
+    __m256 sums[kRows][2][2] = {};
+    if (!decoded.first) {
+#pragma GCC unroll 12
+      for (int i = 0; i < kRows * 4; ++i) {
+        sums[i / 4][i / 2 % 2][i % 2] = _mm256_load_ps(parts + 64 * (i / 4) + 16 * first + 8 * (i % 4));
+      }
+    }
+    addOctets256<kRows>(decoded, x, first, sums);
+    if (!decoded.last) {
+#pragma GCC unroll 12
+      for (int i = 0; i < kRows * 4; ++i) {
+        _mm256_store_ps(parts + 64 * (i / 4) + 16 * first + 8 * (i % 4), sums[i / 4][i / 2 % 2][i % 2]);
+      }
+      continue;
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < kRows * 2; ++i) {
+      const int r = i / 2, h = i % 2;
+      const __m256 both = _mm256_add_ps(sums[r][0][h], sums[r][1][h]);
+      float* half = parts + 64 * r + 8 * h; // of the sum, once its parts are known
+      if (first == 0) {
+        _mm256_store_ps(half, both);
+        continue;
+      }
+      const __m256 sum = _mm256_add_ps(_mm256_load_ps(half), both);
+      float* to = a + 16 * r + 8 * h;
+      _mm256_storeu_ps(to, _mm256_fmadd_ps(sum, _mm256_loadu_ps(scales + 8 * h), _mm256_loadu_ps(to)));
+    }
+  }
+}
+
+// Many rows take the weights of some steps in float32 one after the other.
 template <int kBits>
 JIT_PASSES_AVX2 void decodedTile256(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
-  alignas(32) float weights[32 * 16], parts[kGroupedRows * 64];
-  StepOfFloats<kGroupedRows> x;
+  alignas(32) float weights[kStepsTogether * 512], parts[kGroupedRows<float> * 64];
+  StepOfFloats<kGroupedRows<float>> x;
   std::memset(a, 0, rows.count * 16 * sizeof(float));
   const uint8_t* at = block + kGroupedHeader;
   for (int64_t first = 0; first < shape.inputs; first += shape.group, at += shape.groupBytes()) {
-    for (int64_t own = 0; own < shape.group; own += 32) {
-      decodeStep<kBits>(at + 64 + own / 32 * shape.stepBytes(), weights);
+    const auto* scales = reinterpret_cast<const float*>(at);
+    const uint8_t* step = at + 64;
+    for (int64_t own = 0, steps = 0; own < shape.group; own += 32 * steps) {
+      steps = std::clamp<int64_t>((shape.group - own) / 32, 1, kStepsTogether);
+      for (int64_t i = 0; i < steps; ++i, step += shape.stepBytes()) {
+        decodeStep<kBits>(step, weights + 512 * i);
+      }
       x.at(rows, first + own, shape.group - own);
+      const Decoded256 decoded{weights, steps, own == 0, own + 32 * steps >= shape.group};
       int64_t r = 0;
-      for (; r + 4 <= rows.count; r += 4) {
-        addDecoded<4>(weights, x.row + r, own == 0, parts + 64 * r);
+      for (; r + 3 <= rows.count; r += 3) {
+        addDecoded<3>(decoded, x.row + r, scales, parts + 64 * r, a + 16 * r);
       }
-      for (; r < rows.count; ++r) {
-        addDecoded<1>(weights, x.row + r, own == 0, parts + 64 * r);
-      }
-    }
-    for (int64_t r = 0; r < rows.count; ++r) {
-#pragma GCC unroll 2
-      for (int h = 0; h < 2; ++h) {
-        const float* part = parts + 64 * r + 8 * h;
-        const __m256 sum = _mm256_add_ps(
-            _mm256_add_ps(_mm256_load_ps(part), _mm256_load_ps(part + 16)),
-            _mm256_add_ps(_mm256_load_ps(part + 32), _mm256_load_ps(part + 48)));
-        float* all = a + 16 * r + 8 * h;
-        const __m256 scales = _mm256_loadu_ps(reinterpret_cast<const float*>(at) + 8 * h);
-        _mm256_storeu_ps(all, _mm256_fmadd_ps(sum, scales, _mm256_loadu_ps(all)));
+      if (r < rows.count) {
+        const auto add = rows.count - r == 2 ? addDecoded<2> : addDecoded<1>;
+        add(decoded, x.row + r, scales, parts + 64 * r, a + 16 * r);
       }
     }
   }

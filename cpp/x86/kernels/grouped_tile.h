@@ -7,12 +7,16 @@
 
 namespace jit_passes::x86 {
 
-constexpr int64_t kGroupedRows = 32; // of a tile, at most
+// Of a tile, at most: as many as two tile registers of AMX have, or as share weights that are decoded to float32.
+template <typename T>
+constexpr int64_t kGroupedRows = 32;
+template <>
+inline constexpr int64_t kGroupedRows<float> = 64;
 constexpr int64_t kGroupedHeader = 2 * GroupedShape::kOutputs * int64_t(sizeof(float));
 
 template <typename T>
 struct GroupedRows {
-  const T* row[kGroupedRows];
+  const T* row[kGroupedRows<T>];
   int64_t count;
 
   // At most so many of them, from a row on.
@@ -23,7 +27,7 @@ struct GroupedRows {
   }
 };
 
-// Writes the sums `a` of each row, [rows][16].
+// Writes the sums `a` of each row, [rows][16], or of two blocks one after the other.
 template <typename T>
 using GroupedTile =
     void (*)(const GroupedShape& shape, const uint8_t* block, const GroupedRows<T>& rows, float* a);
@@ -45,6 +49,9 @@ void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uin
 // In AMX where there are rows enough, else as groupedCodesVnni.
 void groupedCodesAmx(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
 void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
+// Of two blocks, for rows enough that weights are decoded for them.
+void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
+constexpr int64_t kFewToDecode512 = 8;
 
 // The inputs of a step, of which the last of a row may have fewer than 32: the others are 0, and nothing behind the row
 // is read.

@@ -151,79 +151,131 @@ JIT_PASSES_VNNI_INLINE void decodeStep512(const uint8_t* step, float* weights) {
   }
 }
 
-// Adds the products of some steps to the parts of each row, [rows][4 octets][16 outputs], which begin with `first`.
-template <int kRows>
-JIT_PASSES_VNNI void addDecoded512(
-    const float* weights, int64_t steps, const float* const* x, bool first, float* parts) {
+// Decoded steps of a group: where they lie, how many they are, and whether they are the first and the last ones.
+struct Decoded512 {
+  const float* weights; // [blocks][kStepsAhead][32 inputs][16 outputs]
+  int64_t steps;
+  bool first, last;
+};
+
+// Adds the products of the octets `first` and first + 1 to a part each.
+template <int kRows, int kBlocks>
+JIT_PASSES_VNNI_INLINE void addOctets512(
+    const Decoded512& decoded, const float* const* x, int first, __m512 (&sums)[kRows][kBlocks][2]) {
   const float* row[kRows];
-  std::copy_n(x, kRows, row);
-  __m512 sums[kRows][4] = {};
-  if (!first) {
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (int octet = 0; octet < 4; ++octet) {
-        sums[r][octet] = _mm512_load_ps(parts + 64 * r + 16 * octet);
-      }
-    }
+  for (int r = 0; r < kRows; ++r) {
+    row[r] = x[r] + 8 * first;
   }
-  for (; steps > 0; --steps, weights += 512) {
-#pragma GCC unroll 4
-    for (int octet = 0; octet < 4; ++octet) {
+  const float* weights = decoded.weights + 128 * first;
+  for (int64_t step = 0; step < decoded.steps; ++step, weights += 512) {
 #pragma GCC unroll 8
-      for (int input = 0; input < 8; ++input) {
-        const __m512 weight = _mm512_load_ps(weights + 128 * octet + 16 * input);
-#pragma GCC unroll 4
+    for (int input = 0; input < 8; ++input) {
+#pragma GCC unroll 2
+      for (int octet = 0; octet < 2; ++octet) {
+        __m512 weight[kBlocks];
+#pragma GCC unroll 2
+        for (int block = 0; block < kBlocks; ++block) {
+          weight[block] = _mm512_load_ps(weights + block * kStepsAhead * 512 + 128 * octet + 16 * input);
+        }
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          sums[r][octet] = _mm512_fmadd_ps(weight, _mm512_set1_ps(row[r][8 * octet + input]), sums[r][octet]);
+          const __m512 number = _mm512_set1_ps(row[r][8 * octet + input]);
+#pragma GCC unroll 2
+          for (int block = 0; block < kBlocks; ++block) {
+            sums[r][block][octet] = _mm512_fmadd_ps(weight[block], number, sums[r][block][octet]);
+          }
         }
       }
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       row[r] += 32;
     }
   }
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int octet = 0; octet < 4; ++octet) {
-      _mm512_store_ps(parts + 64 * r + 16 * octet, sums[r][octet]);
+}
+
+// Parts of sums wait in `parts`, [rows][blocks][4 octets][16 outputs], for other steps of their group. After the last
+// ones they are added up and scaled, and go to `a`, [blocks][rows of all][16 outputs]. Two octets at a time: so products
+// of four rows and two blocks need 16 registers, and half as many loads as products.
+template <int kRows, int kBlocks>
+JIT_PASSES_VNNI void addDecoded512(
+    const Decoded512& decoded, const float* const* x, const float* const* scales, int64_t rows, float* parts,
+    float* a) {
+  __m512 halves[kRows][kBlocks] = {};
+#pragma GCC unroll 2
+  for (int first = 0; first < 4; first += 2) {
+    __m512 sums[kRows][kBlocks][2] = {};
+    if (!decoded.first) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows * kBlocks * 2; ++i) {
+        sums[i / 2 / kBlocks][i / 2 % kBlocks][i % 2] =
+            _mm512_load_ps(parts + 64 * (i / 2) + 16 * (first + i % 2));
+      }
+    }
+    addOctets512<kRows, kBlocks>(decoded, x, first, sums);
+    if (!decoded.last) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows * kBlocks * 2; ++i) {
+        _mm512_store_ps(
+            parts + 64 * (i / 2) + 16 * (first + i % 2), sums[i / 2 / kBlocks][i / 2 % kBlocks][i % 2]);
+      }
+      continue;
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows * kBlocks; ++i) {
+      const int r = i / kBlocks, block = i % kBlocks;
+      const __m512 both = _mm512_add_ps(sums[r][block][0], sums[r][block][1]);
+      if (first == 0) {
+        halves[r][block] = both;
+        continue;
+      }
+      float* to = a + 16 * (block * rows + r);
+      const __m512 sum = _mm512_add_ps(halves[r][block], both);
+      _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, _mm512_loadu_ps(scales[block]), _mm512_loadu_ps(to)));
     }
   }
 }
 
 // Many rows take the weights of some steps in float32 one after the other.
-template <int kBits>
+template <int kBits, int kBlocks>
 JIT_PASSES_VNNI void decodedTile512(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
-  alignas(64) float weights[kStepsAhead * 512], parts[kGroupedRows * 64];
-  StepOfFloats<kGroupedRows> x;
-  std::fill_n(a, rows.count * 16, 0.0F);
+  constexpr int64_t kOctets = 64; // floats of the parts of a row
+  constexpr int kMost = 8 / kBlocks;
+  using Add = void (*)(const Decoded512&, const float* const*, const float* const*, int64_t, float*, float*);
+  constexpr Add kRest[] = {addDecoded512<1, kBlocks>, addDecoded512<2, kBlocks>, addDecoded512<3, kBlocks>};
+  alignas(64) float weights[kBlocks * kStepsAhead * 512], parts[kGroupedRows<float> * kBlocks * kOctets];
+  StepOfFloats<kGroupedRows<float>> x;
+  std::fill_n(a, kBlocks * rows.count * 16, 0.0F);
   const uint8_t* at = block + kGroupedHeader;
   for (int64_t first = 0; first < shape.inputs; first += shape.group, at += shape.groupBytes()) {
+    const float* scales[kBlocks];
+    for (int64_t b = 0; b < kBlocks; ++b) {
+      scales[b] = reinterpret_cast<const float*>(at + b * shape.blockBytes());
+    }
     const uint8_t* step = at + 64;
     for (int64_t own = 0, steps = 0; own < shape.group; own += 32 * steps) {
       steps = std::clamp<int64_t>((shape.group - own) / 32, 1, kStepsAhead);
       for (int64_t i = 0; i < steps; ++i, step += shape.stepBytes()) {
-        decodeStep512<kBits>(step, weights + 512 * i);
+        for (int64_t b = 0; b < kBlocks; ++b) {
+          decodeStep512<kBits>(step + b * shape.blockBytes(), weights + (b * kStepsAhead + i) * 512);
+        }
       }
       x.at(rows, first + own, shape.group - own);
+      const Decoded512 decoded{weights, steps, own == 0, own + 32 * steps >= shape.group};
+      const auto add = [&](Add some, int64_t r) JIT_PASSES_VNNI {
+        some(decoded, x.row + r, scales, rows.count, parts + r * kBlocks * kOctets, a + 16 * r);
+      };
       int64_t r = 0;
+      for (; r + kMost <= rows.count; r += kMost) {
+        add(addDecoded512<kMost, kBlocks>, r);
+      }
       for (; r + 4 <= rows.count; r += 4) {
-        addDecoded512<4>(weights, steps, x.row + r, own == 0, parts + 64 * r);
+        add(addDecoded512<4, kBlocks>, r);
       }
-      for (; r < rows.count; ++r) {
-        addDecoded512<1>(weights, steps, x.row + r, own == 0, parts + 64 * r);
+      if (r < rows.count) {
+        add(kRest[rows.count - r - 1], r);
       }
-    }
-    const __m512 scales = _mm512_loadu_ps(at);
-    for (int64_t r = 0; r < rows.count; ++r) {
-      const float* part = parts + 64 * r;
-      const __m512 sum = _mm512_add_ps(
-          _mm512_add_ps(_mm512_load_ps(part), _mm512_load_ps(part + 16)),
-          _mm512_add_ps(_mm512_load_ps(part + 32), _mm512_load_ps(part + 48)));
-      _mm512_storeu_ps(a + 16 * r, _mm512_fmadd_ps(sum, scales, _mm512_loadu_ps(a + 16 * r)));
     }
   }
 }
@@ -252,14 +304,19 @@ void groupedCodesVnni(
 
 void groupedFloatsVnni(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
-  constexpr int64_t kFewToDecode = 8;
-  if (rows.count >= kFewToDecode) {
-    const auto decoded = shape.bits == 4 ? decodedTile512<4> : decodedTile512<8>;
+  if (rows.count >= kFewToDecode512) {
+    const auto decoded = shape.bits == 4 ? decodedTile512<4, 1> : decodedTile512<8, 1>;
     return decoded(shape, block, rows, a);
   }
   inTiles<float>(
       {floatsTile512Of<1>, floatsTile512Of<2>, floatsTile512Of<3>, floatsTile512Of<4>}, shape, block, rows,
       a);
+}
+
+void groupedPairOfFloatsVnni(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+  const auto decoded = shape.bits == 4 ? decodedTile512<4, 2> : decodedTile512<8, 2>;
+  decoded(shape, block, rows, a);
 }
 
 } // namespace jit_passes::x86
@@ -270,6 +327,7 @@ namespace jit_passes::x86 {
 
 void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*) {}
 void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*) {}
+void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*) {}
 
 } // namespace jit_passes::x86
 

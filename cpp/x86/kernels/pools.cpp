@@ -4,6 +4,7 @@
 
 #include "avx2.h"
 #include "floats.h"
+#include "kept_rows.h"
 #include "plain.h"
 #include "vnni.h"
 
@@ -324,8 +325,6 @@ void AveragePool::run(const Image& in, const Image& out, int64_t begin, int64_t 
 
 namespace {
 
-constexpr int64_t kKept = 1024; // floats of a row of the input that are blended at a time
-
 // Along one row of the input, whose pixels are `pixel` elements apart: the floats between those that `taps` name.
 #define JIT_PASSES_ALONG(Name, Element)                                                            \
   JIT_PASSES_VECTORIZED void Name(                                                                 \
@@ -377,31 +376,6 @@ JIT_PASSES_VECTORIZED void blendFloats(const Between& given, int64_t count, floa
     out[i] = blended(rows, i);
   }
 }
-
-// Rows of the input as they are blended along their pixels. A row of the output reads two, or four of two planes, and
-// the next one often reads some of them again.
-struct KeptRows {
-  const uint8_t* from[4] = {};
-  float values[4][kKept];
-
-  // The kept rows of these of the input; make(row, values) makes one that is not there.
-  template <typename Make>
-  void find(const uint8_t* const* rows, int count, const Make& make, const float** found) {
-    const uint8_t* const* const end = rows + count;
-    for (int i = 0; i < count; ++i) {
-      int kept = static_cast<int>(std::find(from, from + 4, rows[i]) - from);
-      if (kept == 4) {
-        kept = 0;
-        while (std::find(rows, end, from[kept]) != end) {
-          ++kept; // a row that is still read
-        }
-        from[kept] = rows[i];
-        make(rows[i], values[kept]);
-      }
-      found[i] = values[kept];
-    }
-  }
-};
 
 // Rows of the output, some pixels and channels at a time: along(row, pixel, taps, count, channels, values) and
 // store(rows, count, out).

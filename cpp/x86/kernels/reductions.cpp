@@ -5,6 +5,7 @@
 
 #include "floats.h"
 #include "plain.h"
+#include "vnni.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -87,11 +88,13 @@ inline __attribute__((always_inline)) float together(Parts parts) {
     takeRow<Reduction>(row, parts);                                                                          \
   }                                                                                                          \
   JIT_PASSES_VECTORIZED float together##Reduction(const Parts& parts) { return together<Reduction>(parts); } \
-  JIT_PASSES_VECTORIZED float row##Reduction(const Row& row) {                                               \
-    Parts parts;                                                                                             \
-    std::fill_n(parts.of, kSumParts, Reduction::start);                                                      \
-    takeRow<Reduction>(row, parts);                                                                          \
-    return together<Reduction>(parts);                                                                       \
+  JIT_PASSES_VECTORIZED void rows##Reduction(Row row, int64_t count, float* results) {                       \
+    for (int64_t i = 0; i < count; ++i, row.first += row.step) {                                             \
+      Parts parts;                                                                                           \
+      std::fill_n(parts.of, kSumParts, Reduction::start);                                                    \
+      takeRow<Reduction>(row, parts);                                                                        \
+      results[i] = together<Reduction>(parts);                                                               \
+    }                                                                                                        \
   }
 JIT_PASSES_REDUCTION(Sum)
 JIT_PASSES_REDUCTION(SumOfSquares)
@@ -99,24 +102,108 @@ JIT_PASSES_REDUCTION(LargestNumber)
 JIT_PASSES_REDUCTION(SmallestNumber)
 #undef JIT_PASSES_REDUCTION
 
+#ifdef JIT_PASSES_HAS_VNNI
+
+// Sixteen numbers at once.
+template <typename Reduction>
+struct SixteenOf;
+
+template <>
+struct SixteenOf<Sum> {
+  JIT_PASSES_VNNI_INLINE static __m512 add(__m512 part, __m512 x) { return _mm512_add_ps(part, x); }
+  JIT_PASSES_VNNI_INLINE static __m512 join(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
+};
+
+template <>
+struct SixteenOf<SumOfSquares> : SixteenOf<Sum> {
+  JIT_PASSES_VNNI_INLINE static __m512 add(__m512 part, __m512 x) { return _mm512_fmadd_ps(x, x, part); }
+};
+
+template <int kOrder>
+struct Extremes {
+  JIT_PASSES_VNNI_INLINE static __m512 add(__m512 part, __m512 x) {
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(part, part, _CMP_UNORD_Q);
+    return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(part, x, kOrder) | is_nan, part);
+  }
+  JIT_PASSES_VNNI_INLINE static __m512 join(__m512 a, __m512 b) { return add(a, b); }
+};
+
+template <>
+struct SixteenOf<LargestNumber> : Extremes<_CMP_GE_OQ> {};
+template <>
+struct SixteenOf<SmallestNumber> : Extremes<_CMP_LE_OQ> {};
+
+// In the order of `together`.
+template <typename Reduction>
+JIT_PASSES_VNNI_INLINE float togetherVnni(const __m512 (&parts)[4]) {
+  using Of = SixteenOf<Reduction>;
+  __m512 all = Of::join(Of::join(parts[0], parts[2]), Of::join(parts[1], parts[3]));
+  all = Of::join(all, _mm512_shuffle_f32x4(all, all, 0x4E));
+  all = Of::join(all, _mm512_shuffle_f32x4(all, all, 0xB1));
+  all = Of::join(all, _mm512_permute_ps(all, 0x4E));
+  return _mm512_cvtss_f32(Of::join(all, _mm512_permute_ps(all, 0xB1)));
+}
+
+template <typename Reduction>
+JIT_PASSES_VNNI void rowsVnni(Row row, int64_t count, float* results) {
+  const int64_t whole = row.count / kSumParts * kSumParts;
+  const uint64_t lanes = firstLanes(row.count - whole);
+  for (int64_t i = 0; i < count; ++i, row.first += row.step) {
+    __m512 parts[4];
+    std::fill_n(parts, 4, _mm512_set1_ps(Reduction::start));
+    for (int64_t pixel = 0; pixel < row.pixels; ++pixel) {
+      const auto* x = reinterpret_cast<const float*>(row.first + pixel * row.step);
+      for (int64_t c = 0; c < whole; c += kSumParts) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+          parts[j] = SixteenOf<Reduction>::add(parts[j], _mm512_loadu_ps(x + c + 16 * j));
+        }
+      }
+      if (lanes == 0) {
+        continue;
+      }
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const auto some = static_cast<__mmask16>(lanes >> (16 * j));
+        const __m512 rest = _mm512_maskz_loadu_ps(some, x + whole + 16 * j);
+        parts[j] = _mm512_mask_mov_ps(parts[j], some, SixteenOf<Reduction>::add(parts[j], rest));
+      }
+    }
+    results[i] = togetherVnni<Reduction>(parts);
+  }
+}
+
+#define JIT_PASSES_ROWS(Reduction) rows##Reduction, rowsVnni<Reduction>
+#else
+#define JIT_PASSES_ROWS(Reduction) rows##Reduction, rows##Reduction
+#endif
+
 struct Functions {
   float start;
   void (*take)(const Row&, Parts&);
   float (*together)(const Parts&);
-  float (*row)(const Row&); // both for one row, which is often a short one
+  // Both for some results, each of the pixels of one row; more than one result is of one pixel each.
+  void (*rows)(Row, int64_t, float*);
+  void (*rows_vnni)(Row, int64_t, float*);
 };
 
 Functions functionsOf(ReduceFloats::Which which) {
   switch (which) {
     case ReduceFloats::Length:
-      return {SumOfSquares::start, takeRowIntoSumOfSquares, togetherSumOfSquares, rowSumOfSquares};
+      return {
+          SumOfSquares::start, takeRowIntoSumOfSquares, togetherSumOfSquares, JIT_PASSES_ROWS(SumOfSquares)};
     case ReduceFloats::Largest:
-      return {LargestNumber::start, takeRowIntoLargestNumber, togetherLargestNumber, rowLargestNumber};
+      return {
+          LargestNumber::start, takeRowIntoLargestNumber, togetherLargestNumber,
+          JIT_PASSES_ROWS(LargestNumber)};
     case ReduceFloats::Smallest:
-      return {SmallestNumber::start, takeRowIntoSmallestNumber, togetherSmallestNumber, rowSmallestNumber};
-    default: return {Sum::start, takeRowIntoSum, togetherSum, rowSum};
+      return {
+          SmallestNumber::start, takeRowIntoSmallestNumber, togetherSmallestNumber,
+          JIT_PASSES_ROWS(SmallestNumber)};
+    default: return {Sum::start, takeRowIntoSum, togetherSum, JIT_PASSES_ROWS(Sum)};
   }
 }
+#undef JIT_PASSES_ROWS
 
 } // namespace
 
@@ -126,6 +213,7 @@ int64_t ReduceFloats::items(const Image& out) const {
 
 void ReduceFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
   const Functions functions = functionsOf(which);
+  const auto takeRows = form >= Form::Avx512 ? functions.rows_vnni : functions.rows;
   const auto reach = [](int64_t from, int64_t to) { return to == 1 ? from : 1; };
   const int64_t images = reach(in.images, out.images), planes = reach(in.depth, out.depth);
   const int64_t rows = reach(in.height, out.height), pixels = reach(in.width, out.width);
@@ -137,12 +225,19 @@ void ReduceFloats::run(const Image& in, const Image& out, int64_t begin, int64_t
     const int64_t first = item % blocks * kSumParts, row = item / blocks;
     const int64_t y = row % out.height, z = row / out.height % out.depth, n = row / out.height / out.depth;
     const int64_t channels = whole ? in.channels : std::min(kSumParts, out.channels - first);
+    if (whole && images * planes * rows == 1) {
+      for (int64_t x = 0; x < out.width; x += kSumParts) {
+        float results[kSumParts];
+        const int64_t some = std::min(kSumParts, out.width - x);
+        takeRows({in.at(n, z, y, x), pixels, in.pixel, channels}, some, results);
+        for (int64_t i = 0; i < some; ++i) {
+          *reinterpret_cast<float*>(out.at(n, z, y, x + i)) = result(results[i]);
+        }
+      }
+      continue;
+    }
     for (int64_t x = 0; x < out.width; ++x) {
       auto* to = reinterpret_cast<float*>(out.at(n, z, y, x)) + first;
-      if (whole && images * planes * rows == 1) {
-        *to = result(functions.row({in.at(n, z, y, x), pixels, in.pixel, channels}));
-        continue;
-      }
       Parts parts;
       std::fill_n(parts.of, kSumParts, functions.start);
       for (int64_t i = 0; i < images * planes * rows; ++i) {

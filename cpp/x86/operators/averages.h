@@ -1,4 +1,4 @@
-// Windows of pools, and averages over windows.
+// Windows of pools, and averages and largest numbers of windows.
 #pragma once
 
 #include "x86/running/step_context.h"
@@ -22,5 +22,8 @@ Windows adaptiveWindows(const Image& x, const Image& y);
 void joinChannels(Windows& windows, int64_t bytes, Image& x, Image& y);
 // `divisor` stands in for the number of elements, if not 0.
 Part averageOver(const StepContext& c, Windows windows, int64_t divisor, Placed x, Placed y);
+// `dilation`: along depth, height and width.
+Part largestOver(
+    const StepContext& c, Windows windows, const std::array<int64_t, 3>& dilation, Placed x, Placed y);
 
 } // namespace jit_passes::x86

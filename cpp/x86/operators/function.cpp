@@ -37,7 +37,7 @@ Planned softplus(const RegionReader& reader, Node* node) {
   return function(node, FloatFunction::Softplus, {number("beta"), number("threshold")});
 }
 
-// PyTorch computes these powers in the same way.
+// Powers that PyTorch computes in the same way, and any other ones.
 Planned power(const RegionReader& reader, Node* node) {
   static const std::map<double, FloatFunction::Which> known{
       {2, FloatFunction::Square},
@@ -46,8 +46,13 @@ Planned power(const RegionReader& reader, Node* node) {
       {-0.5, FloatFunction::InverseRoot},
       {-1, FloatFunction::Inverse}};
   const auto number = numberOf(reader, node->input(1));
-  refuseUnless(number && known.count(*number), "it has another power than 3, 2, 0.5, -0.5 and -1");
-  return function(node, known.at(*number));
+  refuseUnless(number.has_value(), "its power is computed by the model");
+  if (known.count(*number)) {
+    return function(node, known.at(*number));
+  }
+  const auto power = static_cast<float>(*number);
+  refuseUnless(std::isfinite(power) && power != 0, "its power is ", *number);
+  return function(node, FloatFunction::Power, {power});
 }
 
 Planned negative(const RegionReader&, Node* node) { return function(node, FloatFunction::Scale, {-1}); }

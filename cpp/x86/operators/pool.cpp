@@ -83,15 +83,9 @@ Planned averagePool(const RegionReader& reader, Node* node) {
 }
 
 Part maxPoolKernel(const StepContext& c) {
-  Placed in = image(c.in()), out = image(c.out());
-  Windows windows = windowsOfPool(c);
-  joinChannels(windows, c.out().bytes(), in.image, out.image);
-  const auto& [z, y, x] = windows;
-  const int64_t* dilation = &c.op.attributes[PoolAttributes::Dilation];
-  if (c.out().grid->is_float) {
-    return unary(MaxFloats{z, y, x, dilation[0], dilation[1], dilation[2]}, in, out);
-  }
-  return unary(MaxPool{z, y, x, dilation[0], dilation[1], dilation[2]}, in, out);
+  std::array<int64_t, 3> dilation;
+  std::copy_n(c.op.attributes.begin() + PoolAttributes::Dilation, 3, dilation.begin());
+  return largestOver(c, windowsOfPool(c), dilation, image(c.in()), image(c.out()));
 }
 
 Part averagePoolKernel(const StepContext& c) {
@@ -165,6 +159,16 @@ void joinChannels(Windows& windows, int64_t bytes, Image& x, Image& y) {
     }
     windows[i].resize(1);
   }
+}
+
+Part largestOver(
+    const StepContext& c, Windows windows, const std::array<int64_t, 3>& dilation, Placed x, Placed y) {
+  joinChannels(windows, c.out().bytes(), x.image, y.image);
+  const auto& [along_z, along_y, along_x] = windows;
+  if (c.out().grid->is_float) {
+    return unary(MaxFloats{along_z, along_y, along_x, dilation[0], dilation[1], dilation[2]}, x, y);
+  }
+  return unary(MaxPool{along_z, along_y, along_x, dilation[0], dilation[1], dilation[2]}, x, y);
 }
 
 Part averageOver(const StepContext& c, Windows windows, int64_t divisor, Placed x, Placed y) {

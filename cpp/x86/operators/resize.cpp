@@ -1,4 +1,4 @@
-// Images of another size: interpolated, or averaged.
+// Images of another size: interpolated, or pooled.
 #include "averages.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
@@ -41,6 +41,11 @@ void checkBlended(const Operator& op) {
   checkSizes(op, op.attributes.size() - 2, 1);
 }
 
+void checkCubic(const Operator& op) {
+  refuseUnless(op.attributes[0] == 2, "it has two axes");
+  checkBlended(op);
+}
+
 Sizes sizesOfResized(const Operands& operands) {
   const Operator& op = operands.op;
   const int64_t spatial = op.attributes[0];
@@ -66,11 +71,22 @@ bool computesSizesInFront(const Operator& op, int64_t attribute) {
 }
 
 template <size_t Spatial>
-Planned adaptiveAverage(const RegionReader& reader, Node* node) {
+Planned adaptive(const RegionReader& reader, Node* node, const char* kind) {
   std::vector<int64_t> a{Spatial};
   const auto sizes = reader.integers(node, "output_size", Spatial);
   a.insert(a.end(), sizes.begin(), sizes.end());
-  return {{Kind("adaptive_average"), "", {}, 0, a, {}}, {node->input(0)}};
+  return {{Kind(kind), "", {}, 0, a, {}}, {node->input(0)}};
+}
+
+template <size_t Spatial>
+Planned adaptiveAverage(const RegionReader& reader, Node* node) {
+  return adaptive<Spatial>(reader, node, "adaptive_average");
+}
+
+template <size_t Spatial>
+Planned adaptiveMax(const RegionReader& reader, Node* node) {
+  refuseUnless(node->output(1)->uses().empty(), "the model reads its indices");
+  return adaptive<Spatial>(reader, node, "adaptive_max");
 }
 
 template <size_t Spatial>
@@ -109,9 +125,20 @@ Planned resizeBlended(const RegionReader& reader, Node* node) {
   return planned;
 }
 
+Planned resizeCubic(const RegionReader& reader, Node* node) {
+  Planned planned = resized<2>(reader, node, "resize_cubic");
+  planned.op.attributes.push_back(reader.operand(node, "align_corners").toBool());
+  return planned;
+}
+
 Part adaptiveAverageKernel(const StepContext& c) {
   const Placed x = image(c.in()), y = image(c.out());
   return averageOver(c, adaptiveWindows(x.image, y.image), 0, x, y);
+}
+
+Part adaptiveMaxKernel(const StepContext& c) {
+  const Placed x = image(c.in()), y = image(c.out());
+  return largestOver(c, adaptiveWindows(x.image, y.image), {1, 1, 1}, x, y);
 }
 
 std::optional<double> factorOf(const Operator& op, size_t axis) {
@@ -154,6 +181,15 @@ Part blendedKernel(const StepContext& c) {
   return unary(std::move(kernel), x, y);
 }
 
+Part cubicKernel(const StepContext& c) {
+  const Placed x = image(c.in()), y = image(c.out());
+  const auto taps = [&](size_t axis) {
+    return cubicTaps(
+        sizeOf(x.image, axis), sizeOf(y.image, axis), factorOf(c.op, axis - 1), c.op.attributes.back() != 0);
+  };
+  return unary(CubicFloats{taps(1), taps(2)}, x, y);
+}
+
 // Attributes: spatial axes, sizes; -1 for that of the operand.
 const RegisterOperator adaptive_average_operator{
     {.name = "adaptive_average",
@@ -168,6 +204,21 @@ const RegisterOperator adaptive_average_operator{
      .channels = axisInFront,
      .lower = lowerChannels,
      .kernel = adaptiveAverageKernel}};
+// Likewise.
+const RegisterOperator adaptive_max_operator{
+    {.name = "adaptive_max",
+     .attributes = {2, 4},
+     .types = Types::Same,
+     .keeps_codes = true,
+     .from =
+         {{"adaptive_max_pool1d", adaptiveMax<1>},
+          {"adaptive_max_pool2d", adaptiveMax<2>},
+          {"adaptive_max_pool3d", adaptiveMax<3>}},
+     .check = checkAdaptive,
+     .infer = sizesOfResized,
+     .channels = axisInFront,
+     .lower = lowerChannels,
+     .kernel = adaptiveMaxKernel}};
 // Attributes: spatial axes, sizes; or factors, which are tensors[0].
 template <bool kExact>
 Declaration toNearest(const char* name, std::vector<From> from) {
@@ -210,6 +261,19 @@ const RegisterOperator resized_operator{
      .channels = axisInFront,
      .lower = lowerChannels,
      .kernel = blendedKernel}};
+// In float32, since results reach beyond the range of the operand; attributes as for linear ones.
+const RegisterOperator cubic_operator{
+    {.name = "resize_cubic",
+     .attributes = {2, 4},
+     .tensors = {0, 1},
+     .types = Types::Real,
+     .from = {{"upsample_bicubic2d", resizeCubic}},
+     .check = checkCubic,
+     .infer = sizesOfResized,
+     .computes = computesSizesInFront,
+     .channels = axisInFront,
+     .lower = lowerChannels,
+     .kernel = cubicKernel}};
 
 } // namespace
 } // namespace jit_passes::x86

@@ -15,30 +15,11 @@ Planned where(const RegionReader&, Node* node) {
 Part whereKernel(const StepContext& c) {
   const Dims dims = pixelDims(c.out().sizes, c.out().axis);
   const Placed y = image(c.out(), dims);
-  std::array<Placed, 3> operands;
-  for (size_t i = 0; i < 3; ++i) {
-    operands[i] = broadcastTo(c.out(), c.in(i), dims);
-    Image& image = operands[i].image; // strides of 0 broadcast
-    image.images = y.image.images, image.depth = y.image.depth, image.height = y.image.height;
-  }
-  return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
-            const Image out = y.in(call);
-            const Image in[] = {operands[0].in(call), operands[1].in(call), operands[2].in(call)};
-            for (int64_t index = begin; index < end; ++index) {
-              for (int64_t pixel = 0; pixel < out.width; ++pixel) {
-                const float* x[3];
-                int64_t step[3];
-                for (size_t i = 0; i < 3; ++i) {
-                  x[i] = reinterpret_cast<const float*>(in[i].rowAt(index) + pixel * in[i].pixel);
-                  step[i] = in[i].channels == out.channels;
-                }
-                auto* to = reinterpret_cast<float*>(out.rowAt(index) + pixel * out.pixel);
-                for (int64_t i = 0; i < out.channels; ++i) {
-                  const float chosen = x[1][i * step[1]], other = x[2][i * step[2]];
-                  to[i] = x[0][i * step[0]] != 0 ? chosen : other;
-                }
-              }
-            }
+  const Placed condition = broadcastTo(c.out(), c.in(0), dims);
+  const Placed chosen = broadcastTo(c.out(), c.in(1), dims), other = broadcastTo(c.out(), c.in(2), dims);
+  const SelectFloats kernel;
+  return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
+            kernel.run(condition.in(call), chosen.in(call), other.in(call), y.in(call), begin, end);
           }};
 }
 

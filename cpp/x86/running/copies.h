@@ -2,7 +2,7 @@
 #pragma once
 
 #include "graph/jit.h"
-#include "x86/kernels/kernels.h"
+#include "x86/kernels/floats.h"
 
 namespace jit_passes::x86 {
 
@@ -20,6 +20,9 @@ std::vector<int64_t> nearestExact(int64_t in, int64_t out, std::optional<double>
 // The two elements of an axis between which each of the result lies, and the share of the second, as PyTorch computes
 // them in float32.
 std::vector<Blend::Taps> blendedTaps(
+    int64_t in, int64_t out, std::optional<double> factor, bool aligns_corners);
+// The four, and their shares, likewise.
+std::vector<CubicFloats::Taps> cubicTaps(
     int64_t in, int64_t out, std::optional<double> factor, bool aligns_corners);
 
 } // namespace jit_passes::x86

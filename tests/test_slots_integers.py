@@ -21,12 +21,15 @@ from jit_passes import GraphView, JitPassesError, JitPassesWarning, quantize_slo
 from jit_passes.targets import FixedPoint
 from tests.integer_oracle import Oracle
 from tests.test_export_c import check
-from tests.test_fixed_point import Watch, tabled
+from tests.test_fixed_point import ROUNDED, Watch, tabled
 
 Model = torch.jit.ScriptModule
 SHIFT = FixedPoint("shift")
-# Floats are quantized first, and the last codes become floats.
-ENDS = ["mul", "nan_to_num", "round", "clamp", "_to_copy", "mul"]
+
+
+def ends(rounding: str) -> list[str]:
+    """Return the operators that quantize the input, and dequantize the last codes."""
+    return ["mul", "nan_to_num", *ROUNDED[rounding], "clamp", "_to_copy", "mul"]
 
 
 class Block(nn.Module):
@@ -207,6 +210,13 @@ WAYS: dict[str, tuple[FixedPoint, dict[str, Any]]] = {
     "recipe": (SHIFT, {"recipe": "graffitist"}),
     "tqt": (SHIFT, {"recipe": "graffitist", "fake_quantizer": "tqt"}),
     "half_up": (FixedPoint("shift", "half_up"), {"recipe": "graffitist"}),
+    "half_away": (
+        FixedPoint("shift", "half_away"), {"recipe": "graffitist", "fake_quantizer": "tqt"},
+    ),
+    "truncate": (FixedPoint("shift", "truncate"), {"recipe": "graffitist"}),
+    "truncate_tqt": (
+        FixedPoint("shift", "truncate"), {"recipe": "graffitist", "fake_quantizer": "tqt"},
+    ),
     "three": (SHIFT, {"input": 8, "weight": 8, "sum": 8}),
     "four": (SHIFT, {"input": 6, "weight": 5, "correlation": 14, "sum": 7}),
     "multiplier": (
@@ -215,13 +225,10 @@ WAYS: dict[str, tuple[FixedPoint, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-EXACT = ("recipe", "tqt", "three", "four")  # powers of two, halves to even
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", NETS)
 def test_integers_alone(name: str, way: str, tmp_path: Path) -> None:
-    """The oracle, TorchScript and C have equal codes; with halves to even the trained model too."""
+    """The oracle, TorchScript and C have equal codes; with powers of two the trained model too."""
     target, options = WAYS[way]
     with warnings.catch_warnings():
         warnings.simplefilter("error", JitPassesWarning)  # nothing stays in float
@@ -233,13 +240,12 @@ def test_integers_alone(name: str, way: str, tmp_path: Path) -> None:
     assert torch.equal(found, Oracle(tabled(reference), target.rounding)(x))
     assert len(found.unique()) > 4
     assert torch.equal(reference(x), expected)
-    if way in EXACT:
+    if target.only_shift:
         assert torch.equal(found, expected)
         assert jit_passes.parity(qat, lowered, [x]).equal
-    if target.only_shift:
         with Watch() as watch:
             lowered(x)
-        assert watch.found == ENDS
+        assert watch.found == ends(target.rounding)
     if shutil.which("gcc"):
         jit_passes.export_c(lowered, tmp_path, x[:1], [x[1:2]])
         check(tmp_path, found[:1].numel(), vectors=2)
@@ -330,7 +336,7 @@ def test_module_by_module() -> None:
     assert all(row.dtype == "int8" for row in jit_passes.coverage(lowered))
     with Watch() as watch:
         lowered(x)
-    assert watch.found == ENDS
+    assert watch.found == ends("half_even")
 
 
 def places(model: Model) -> list[str]:

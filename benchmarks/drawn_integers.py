@@ -6,10 +6,11 @@ warnings and sanitizers as errors. Usage, from the repository root::
 
     python -m benchmarks.drawn_integers --count 2000
     python -m benchmarks.drawn_integers --start 17 --count 1
+    python -m benchmarks.drawn_integers --rounding truncate --without-c
 
 Columns: how sums are rescaled and rounded; networks; ones with an operator in float, which C
 refuses; codes of all values at which integers in TorchScript differ from the reference model,
-which is exact with powers of two and halves to even, without softmax and layer norm; codes of
+which is exact with powers of two, without softmax and layer norm; codes of
 results at which C differs from TorchScript. The program fails if one does.
 """
 
@@ -310,10 +311,22 @@ class Count:
         ]
 
 
-def compare(index: int, seed: int, counts: dict[tuple[str, str], Count]) -> str:
-    """Draw a network and compare it; return a difference, or "" for none."""
+def compare(
+    index: int, seed: int, counts: dict[tuple[str, str], Count], rounding: str | None, in_c: bool
+) -> str:
+    """Draw a network and compare it; return a difference, or "" for none.
+
+    Args:
+        index: number of the network.
+        seed: of all networks.
+        counts: are added to.
+        rounding: of powers of two, in place of a target that is drawn.
+        in_c: whether C is compared too.
+    """
     rng = random.Random(f"{seed}/{index}")
     network, target = Network(rng).eval(), drawn_target(rng)
+    if rounding is not None:
+        target = FixedPoint("shift", rounding, target.accumulator_bits)
     config, x = drawn_config(rng, target), network.example
     count = counts[target.requantization, target.rounding]
     count.networks += 1
@@ -326,7 +339,7 @@ def compare(index: int, seed: int, counts: dict[tuple[str, str], Count]) -> str:
         reference = jit_passes.convert(prepared)
         lowered = jit_passes.lower(reference)
     said = []
-    if network.exact and target.only_shift and target.rounding == "half_even":
+    if network.exact and target.only_shift:
         try:
             found = jit_passes.conformance(reference, [x, batches[1]], ["fixed_point"])
         except JitPassesError:  # nothing is quantized
@@ -336,6 +349,8 @@ def compare(index: int, seed: int, counts: dict[tuple[str, str], Count]) -> str:
             count.apart += apart
             count.codes += sum(row.elements for row in found.rows)
             said += [str(found.divergences[0])] if apart else []
+    if not in_c:
+        return "; ".join(said)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         try:
@@ -372,12 +387,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="networks")
     parser.add_argument("--start", type=int, default=0, help="number of the first")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounding", choices=tuple(ROUNDINGS), help="with powers of two")
+    parser.add_argument("--without-c", action="store_true", help="the reference model alone")
     given = parser.parse_args()
     counts: dict[tuple[str, str], Count] = defaultdict(Count)
     failed = 0
     for index in range(given.start, given.start + given.count):
         try:
-            said = compare(index, given.seed, counts)
+            said = compare(index, given.seed, counts, given.rounding, not given.without_c)
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         if said:

@@ -8,7 +8,7 @@ the repository root::
 
     python -m benchmarks.integers
     python -m benchmarks.integers --models keywords --requantization multiplier
-    python -m benchmarks.integers --models resnet18 --slots
+    python -m benchmarks.integers --models resnet18 --slots --rounding truncate
 
 Columns: codes of all values at which TorchScript's integers are another than the reference model's;
 codes of results at which C's are another than TorchScript's, for five test vectors; seconds of a
@@ -47,6 +47,7 @@ from jit_passes.export.c.arena import plan_arena
 from jit_passes.export.c.program import Program
 from jit_passes.export.c.reading import read_program
 from jit_passes.targets import FixedPoint
+from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 
 _HEADER = (
     "model", "input", "TorchScript differs", "C differs", "write, s", "compile, s",
@@ -220,11 +221,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--requantization", choices=("shift", "multiplier"), default="shift")
+    parser.add_argument("--rounding", choices=tuple(ROUNDINGS), default="half_even")
     parser.add_argument("--slots", action="store_true", help="five slots, with powers of two")
     given = parser.parse_args()
     if given.slots and given.requantization != "shift":
         parser.error("--slots trains powers of two: leave --requantization out")
-    target = FixedPoint(given.requantization)
+    target = FixedPoint(given.requantization, given.rounding)
     rows = []
     for name in given.models:
         rows.append(row(CASES[name], target, given.slots))

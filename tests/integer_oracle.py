@@ -21,7 +21,13 @@ from tests.published_forms import quantize_multiplier, twice
 
 Array = np.ndarray[Any, Any]
 CODES = (torch.uint8, torch.int8, torch.int16)
-SKIPPED = ("prim::Constant", "prim::GetAttr", "prim::If", "prim::RaiseException")
+WHOLE: dict[str, Callable[[float], float]] = {
+    "half_even": np.round,
+    "half_up": lambda v: np.floor(v + 0.5),
+    "half_away": lambda v: np.copysign(np.floor(abs(v) + 0.5), v),
+    "floor": np.floor,
+}
+SKIPPED = ("prim::Constant", "prim::GetAttr", "prim::If", "prim::RaiseException", "aten::format")
 
 
 def rounded(numerator: int, denominator: int, rounding: str) -> int:
@@ -54,6 +60,7 @@ class Value:
         count: of an average.
         low, high: of a clip, in input units.
         axis: of the channels, from the end.
+        rounding: of the reference model, for the codes of low and high.
     """
 
     terms: list[Array]
@@ -62,6 +69,7 @@ class Value:
     low: float = -math.inf
     high: float = math.inf
     axis: int = -1
+    rounding: str = "half_even"
 
 
 @dataclass
@@ -148,11 +156,21 @@ class Oracle:
             return np.concatenate(parts, x[1]), zero
         self.sums[node.index] = x
         steps = self.rescaled(x, scale)
-        ends = [self.code(end, scale, zero, low, high) for end in (x.low, x.high)]
+        ends = [self.code(x, end, scale, zero, low, high) for end in (x.low, x.high)]
         return np.clip(np.clip(steps + zero, low, high), *ends), zero
 
-    def code(self, end: float, scale: float, zero: int, low: int, high: int) -> int:
-        return int(np.clip(np.round(end / scale) + zero, low, high))  # NumPy rounds to even
+    def code(self, x: Value, end: float, scale: float, zero: int, low: int, high: int) -> int:
+        return int(np.clip(WHOLE[x.rounding](end / scale) + zero, low, high))
+
+    def fake_quantize(
+        self, node: NodeView, x: Any, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int,
+        axis: None, rounding: str,
+    ) -> Any:  # fmt: skip
+        """Round floats; of whole numbers quantize does it, as the target."""
+        if isinstance(x, torch.Tensor):
+            return torch.ops.jit_passes.fake_quantize(x, scale, zero, low, high, axis, rounding)
+        assert rounding == {"truncate": "floor"}.get(self.rounding, self.rounding)
+        return replace(x, rounding=rounding) if isinstance(x, Value) else x
 
     def rescaled(self, x: Value, scale: float) -> Array:
         if self.rounding == "double_round":

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import JitPassesError, conformance
 from jit_passes.targets import FixedPoint
+from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 from tests.command_line import Run, run_fixture  # noqa: F401
 from tests.engines import quantized
+from tests.integer_oracle import WHOLE
 
 pytestmark = pytest.mark.usefixtures("translations_once")
 
@@ -196,23 +198,70 @@ class Halves(nn.Module):
 
 
 def test_the_sum_before_rounding() -> None:
-    """Sums of exact halves: half to even in one engine, half up in the other."""
+    """Sums of exact halves: half to even in the reference, half up in an engine."""
     config = {
         "version": 1,
         "rules": [{"module": "conv", "output": {"bits": 4, "calibration": "min_max"}}],
     }
-    prepared = jit_passes.prepare(
-        torch.jit.script(Halves().eval()), target=FixedPoint("shift", "half_up"), config=config
-    )
     batch = torch.arange(-64, 64).reshape(1, 1, 8, 16) / 64
+    other = jit_passes.quantize_script(
+        torch.jit.script(Halves().eval()),
+        [batch],
+        target=FixedPoint("shift", "half_up"),
+        config=config,
+    )
+    prepared = jit_passes.prepare(
+        torch.jit.script(Halves().eval()), target=FixedPoint("shift"), config=config
+    )
     jit_passes.calibrate(prepared, [batch])
     model = jit_passes.convert(prepared)
-    first = conformance(model, [batch], ["fixed_point"])["fixed_point"]
+    value = jit_passes.encodings_of(model).activations[-1]
+
+    def kernel(x: Tensor) -> dict[str, Tensor]:
+        return {value.name: (other(x) / value.scale[0]).round().to(torch.int64)}
+
+    first = conformance(model, [batch], [kernel])["kernel"]
     assert first is not None and first.tie and first.operator == "aten::conv2d"
     assert first.steps is not None and first.steps % 1 == 0.5
     assert first.reference == round(first.steps)  # Python rounds halves to even
     assert first.found == first.reference + 1 == int(first.steps // 1) + 1
     assert "test_conformance.py" in first.source and "a tie" in str(first)
+
+
+@compiler
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_engines_round_as_the_target(rounding: str) -> None:
+    """Integers and C have the codes of a reference model that rounds so; floats would not."""
+    model = reference(FixedPoint("shift", rounding))
+    found = conformance(model, data(), ["fixed_point", "c"])
+    assert found.equal and not found.missing, found
+    told = jit_passes.exactness(model, data()[0])
+    doubts = [doubt for doubt in told.doubts if doubt.condition == "rounding"]
+    assert len(doubts) == (0 if rounding == "half_even" else len(NAMES))
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS.values())
+def test_rounding_of_a_model_for_any_engine(rounding: str) -> None:
+    """Where all values of a model are rounded in one way, the integers are; steps say by what."""
+    tensor = {"scheme": "power_of_two", "dtype": "int8", "rounding": rounding}
+    weight = {"scheme": "power_of_two", "channelwise": False}
+    options = {"input": tensor, "output": tensor, "weight": weight}
+    torch.manual_seed(0)
+    prepared = jit_passes.prepare(
+        torch.jit.script(Net().eval()), target="reference", config={"version": 1, "global": options}
+    )
+    jit_passes.calibrate(prepared, data())
+    model = jit_passes.convert(prepared)
+
+    found = conformance(model, data()[:1], ["fixed_point"])
+    assert found.equal and not found.missing, found
+
+    def kernel(x: Tensor) -> dict[str, Tensor]:
+        return {"relu": torch.zeros(2, 4, 8, 8, dtype=torch.int64)}
+
+    first = conformance(model, data()[:1], [kernel])["kernel"]
+    assert first is not None and first.operator == "aten::conv2d" and first.steps is not None
+    assert first.reference == WHOLE[rounding](first.steps)
 
 
 def test_an_engine_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

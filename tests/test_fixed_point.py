@@ -6,6 +6,7 @@ import importlib
 import itertools
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import jit_passes
 from jit_passes import _C, GraphView, JitPassesError, Pipeline
 from jit_passes.passes.pipeline import FOLD_NUMBERS
 from jit_passes.targets import FixedPoint
+from jit_passes.targets.fixed_point.lower import compute_on_integers
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 from tests.integer_oracle import Oracle
 from tests.processes import TESTS, run_python
@@ -94,6 +96,14 @@ class Watch(TorchDispatchMode):
         return result
 
 
+# How floats are rounded, otherwise than halves to even in double precision.
+ROUNDED = {
+    "half_even": ["round"],
+    "half_up": ["_to_copy", "add", "floor"],
+    "half_away": ["_to_copy", "sign", "add", "trunc"],
+    "truncate": ["_to_copy", "floor"],
+    "double_round": ["round"],
+}
 FORMS = [
     *itertools.product(("multiplier", "shift"), ROUNDINGS),
     ("multiplier", "double_round"),
@@ -111,9 +121,10 @@ def test_equals_the_oracle(requantization: str, rounding: str) -> None:
     with Watch() as watch:
         lowered(x)
     # Floats are quantized first, and the last codes become floats. Nothing else does.
-    first = ["_to_copy", "mul", "nan_to_num", "add", "_to_copy", "round", "clamp"]
+    first = ["_to_copy", "mul", "nan_to_num", "add", "_to_copy"]
     if requantization == "shift":  # without zero points
-        first = ["mul", "nan_to_num", "round", "clamp"]
+        first = ["mul", "nan_to_num"]
+    first += [*ROUNDED[rounding], "clamp"]
     last = ["_to_copy", "sub", "mul"] if requantization == "multiplier" else ["_to_copy", "mul"]
     assert watch.found == first + last
 
@@ -189,10 +200,17 @@ def slots(requantization: str) -> tuple[torch.jit.ScriptModule, torch.jit.Script
     return reference, jit_passes.lower(reference)
 
 
-@pytest.mark.parametrize(("requantization", "method"), [("shift", "tqt"), ("multiplier", "lsq")])
-def test_trained(requantization: str, method: str) -> None:
+METHODS = [
+    ("shift", "tqt"), ("shift", "moving_average"),
+    ("multiplier", "lsq"), ("multiplier", "lsq_plus"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize(("requantization", "method"), METHODS)
+def test_trained(requantization: str, method: str, rounding: str) -> None:
     """Integers of the lowered model are those of the model that trained."""
-    target, x = FixedPoint(requantization), data(1, seed=8)[0]
+    target, x = FixedPoint(requantization, rounding), data(1, seed=8)[0]
     trained = jit_passes.prepare_qat(
         torch.jit.script(Residual()), target=target, fake_quantizer=method
     )
@@ -210,12 +228,48 @@ def test_roundings_differ() -> None:
         assert not torch.equal(one, other)
 
 
+@pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("module", [Everything, Residual])
-def test_shift_equals_the_reference(module: Callable[[], nn.Module]) -> None:
+def test_shift_equals_the_reference(module: Callable[[], nn.Module], rounding: str) -> None:
     """With powers of two the reference's float32 is exact, so all codes are equal."""
-    reference, lowered = models(module, FixedPoint("shift"))
+    reference, lowered = models(module, FixedPoint("shift", rounding))
     for x in data(8, seed=5):
         assert torch.equal(lowered(x), reference(x))
+
+
+def test_rounds_as_the_reference() -> None:
+    """Codes that are rounded otherwise than the target rounds are left to the floats."""
+    reference, _ = models(Residual, FixedPoint("shift", "half_up"))
+    math = {"only_shift": True, "accumulator_bits": 32, "multiplier_bits": 31}
+    compute = partial(compute_on_integers, rounding="truncate", **math)
+    with pytest.warns(jit_passes.JitPassesWarning, match="rounded half_up, and the target has fl"):
+        result = Pipeline("compute", (compute,)).run(_C.clone(reference._c, "forward"))
+    kinds = [node.kind for node in GraphView.of(result.module).nodes]
+    assert kinds.count("aten::conv2d") == 2 and "aten::bitwise_right_shift" not in kinds
+
+
+def test_rounding_of_options() -> None:
+    """A rule may ask for the target's rounding; others are refused before any data."""
+    scripted, target = torch.jit.script(Residual().eval()), FixedPoint(rounding="truncate")
+    for rounding, why in (("floor", ""), ("half_even", "rounded half_even, and the target has")):
+        options = {"input": {"rounding": rounding}, "output": {"rounding": rounding}}
+        config = {"version": 1, "global": options}
+        rows = jit_passes.inspect(scripted, target=target, config=config)
+        assert all(why in row.reason for row in rows) and bool(why) == bool(rows[0].reason)
+
+
+def test_fixed_scale_has_the_rounding() -> None:
+    """A scale that is known beforehand trains and lowers with the target's rounding."""
+    config = {"version": 1, "global": {"input": {"scale": 0.125, "dtype": "int8"}}}
+    target, x = FixedPoint(rounding="truncate"), data(1, seed=8)[0]
+    trained = jit_passes.prepare_qat(torch.jit.script(Residual()), target=target, config=config)
+    for batch in data():
+        trained.train()(batch).square().mean().backward()
+    reference = jit_passes.convert(trained.eval())
+    lowered = jit_passes.lower(reference)
+    assert jit_passes.parity(trained, lowered, [x]).equal
+    kinds = [node.kind for node in GraphView.of(reference).nodes]
+    assert kinds.count("jit_passes::fake_quantize") == kinds.count("jit_passes::quantize")
 
 
 @pytest.mark.parametrize("module", [Everything, Residual])
@@ -419,10 +473,11 @@ def test_sizes_are_those_of_codes() -> None:
     assert len(watch.found) == 6
 
 
-def test_input_is_moved_as_codes() -> None:
-    reference, lowered = models(Flat, FixedPoint())
+@pytest.mark.parametrize("rounding", ["half_even", "truncate"])
+def test_input_is_moved_as_codes(rounding: str) -> None:
+    reference, lowered = models(Flat, FixedPoint(rounding=rounding))
     graph = GraphView.of(lowered)
-    (node,) = (node for node in graph.nodes if node.kind == "aten::round")
+    (node,) = (node for node in graph.nodes if node.kind in ("aten::round", "aten::floor"))
     while node.main_operand.producer is not None:
         node = node.main_operand.producer
         assert not node.moves_data
@@ -487,7 +542,7 @@ def test_floats_in_front_of_functions_are_named(function: nn.Module, told: str) 
     net = nn.Sequential(nn.Conv2d(3, 4, 3), norm, function, nn.Conv2d(4, 3, 3))
     target = FixedPoint("shift")
     scripted = torch.jit.script(net)
-    with pytest.warns(jit_passes.JitPassesWarning, match="1:batch_norm: it is no part of a layer"):
+    with pytest.warns(jit_passes.JitPassesWarning, match="1:batch_norm: it is no"):
         trained = jit_passes.quantize_slots(scripted, recipe="graffitist", target=target)
     trained.train()(data(1)[0])
     reference = jit_passes.convert(trained.eval())

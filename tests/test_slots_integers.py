@@ -21,12 +21,15 @@ from jit_passes import GraphView, JitPassesError, JitPassesWarning, quantize_slo
 from jit_passes.targets import FixedPoint
 from tests.integer_oracle import Oracle
 from tests.test_export_c import check
-from tests.test_fixed_point import Watch, tabled
+from tests.test_fixed_point import ROUNDED, Watch, tabled
 
 Model = torch.jit.ScriptModule
 SHIFT = FixedPoint("shift")
-# Floats are quantized first, and the last codes become floats.
-ENDS = ["mul", "nan_to_num", "round", "clamp", "_to_copy", "mul"]
+
+
+def ends(rounding: str) -> list[str]:
+    """Return the operators that quantize the input, and dequantize the last codes."""
+    return ["mul", "nan_to_num", *ROUNDED[rounding], "clamp", "_to_copy", "mul"]
 
 
 class Block(nn.Module):
@@ -141,7 +144,41 @@ class Head(nn.Module):
         return self.bn2(self.fc2(F.relu(self.bn1(self.fc1(x)))))
 
 
+class Dense(nn.Module):
+    """Two layers of a DenseNet: batch norms ahead of convolutions, and behind a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(4), nn.BatchNorm2d(6, affine=False)])
+        self.convs = nn.ModuleList([nn.Conv2d(n, 2, 3, padding=1, bias=False) for n in (4, 6)])
+        self.last, self.fc, self.score = nn.BatchNorm2d(8), nn.Linear(8, 5), nn.BatchNorm1d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for norm, conv in zip(self.norms, self.convs, strict=False):
+            x = torch.cat([x, conv(F.relu(norm(x)))], 1)
+        return self.score(self.fc(F.relu(self.last(x)).mean([2, 3])))
+
+
+class Normal(nn.Module):
+    """A linear whose weight has a norm of its own, and rows with a batch norm in front."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.rows = nn.Conv2d(3, 3, 1), nn.Conv1d(3, 4, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.direction, self.length = nn.Parameter(torch.randn(5, 24)), nn.Parameter(torch.ones(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.flatten(F.relu(self.rows(self.norm(self.stem(x).mean(2)))), 1)
+        weight = self.direction * self.length.reshape(5, 1)
+        return F.linear(x, weight)
+
+
 NETS: dict[str, Callable[[], nn.Module]] = {
+    "dense": Dense,
+    "normal": Normal,
     "resnet": ResNet,
     "mobilenet": MobileNet,
     "unet": UNet,
@@ -207,6 +244,13 @@ WAYS: dict[str, tuple[FixedPoint, dict[str, Any]]] = {
     "recipe": (SHIFT, {"recipe": "graffitist"}),
     "tqt": (SHIFT, {"recipe": "graffitist", "fake_quantizer": "tqt"}),
     "half_up": (FixedPoint("shift", "half_up"), {"recipe": "graffitist"}),
+    "half_away": (
+        FixedPoint("shift", "half_away"), {"recipe": "graffitist", "fake_quantizer": "tqt"},
+    ),
+    "truncate": (FixedPoint("shift", "truncate"), {"recipe": "graffitist"}),
+    "truncate_tqt": (
+        FixedPoint("shift", "truncate"), {"recipe": "graffitist", "fake_quantizer": "tqt"},
+    ),
     "three": (SHIFT, {"input": 8, "weight": 8, "sum": 8}),
     "four": (SHIFT, {"input": 6, "weight": 5, "correlation": 14, "sum": 7}),
     "multiplier": (
@@ -215,13 +259,10 @@ WAYS: dict[str, tuple[FixedPoint, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-EXACT = ("recipe", "tqt", "three", "four")  # powers of two, halves to even
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", NETS)
 def test_integers_alone(name: str, way: str, tmp_path: Path) -> None:
-    """The oracle, TorchScript and C have equal codes; with halves to even the trained model too."""
+    """The oracle, TorchScript and C have equal codes; with powers of two the trained model too."""
     target, options = WAYS[way]
     with warnings.catch_warnings():
         warnings.simplefilter("error", JitPassesWarning)  # nothing stays in float
@@ -233,13 +274,12 @@ def test_integers_alone(name: str, way: str, tmp_path: Path) -> None:
     assert torch.equal(found, Oracle(tabled(reference), target.rounding)(x))
     assert len(found.unique()) > 4
     assert torch.equal(reference(x), expected)
-    if way in EXACT:
+    if target.only_shift:
         assert torch.equal(found, expected)
         assert jit_passes.parity(qat, lowered, [x]).equal
-    if target.only_shift:
         with Watch() as watch:
             lowered(x)
-        assert watch.found == ENDS
+        assert watch.found == ends(target.rounding)
     if shutil.which("gcc"):
         jit_passes.export_c(lowered, tmp_path, x[:1], [x[1:2]])
         check(tmp_path, found[:1].numel(), vectors=2)
@@ -269,6 +309,31 @@ def test_batch_norm_is_a_part_of_the_layer() -> None:
     }
     reference = jit_passes.convert(qat.eval())
     assert jit_passes.encodings_of(reference)["0.weight"].bits == 8
+
+
+def test_batch_norm_that_is_a_layer() -> None:
+    """q8(q16(q8(f) * q8(x)) + q16(beta - mean f)) in double; gradients are near those of floats."""
+    torch.manual_seed(1)
+    net = settled(nn.Sequential(nn.BatchNorm2d(3)))
+    x = data(4)
+    traced = torch.jit.trace(net.eval(), x)
+    qat = quantize_slots(traced, recipe="graffitist", target=SHIFT).train()
+    result = qat(x)
+    probe = torch.randn(result.shape)
+    gamma, beta = torch.autograd.grad((result * probe).sum(), [*net.parameters()])
+    norm = copy.deepcopy(net[0]).double()
+    (norm(x.double()) * probe).sum().backward()
+    for found, wanted in ((gamma, norm.weight.grad), (beta, norm.bias.grad)):
+        assert (found - wanted).abs().max() <= 0.05 * wanted.abs().max()  # of 8 bits
+    with torch.no_grad():
+        factor = norm.weight / (norm.running_var + norm.eps).sqrt()
+        weight = quantized(factor, RECIPE["weight"], 0)[:, None, None]
+        products = quantized(x.double(), RECIPE["input"], -3) * weight
+        total = quantized(products, RECIPE["correlation"], -3)
+        shift = norm.bias - norm.running_mean * factor
+        total = total + quantized(shift, RECIPE["bias"], 0)[:, None, None]
+        expected = quantized(total, RECIPE["sum"], -3)
+    assert_close_to(result.detach(), expected, RECIPE)
 
 
 def test_batch_norms_train_with_statistics_that_stand_still() -> None:
@@ -330,7 +395,7 @@ def test_module_by_module() -> None:
     assert all(row.dtype == "int8" for row in jit_passes.coverage(lowered))
     with Watch() as watch:
         lowered(x)
-    assert watch.found == ENDS
+    assert watch.found == ends("half_even")
 
 
 def places(model: Model) -> list[str]:
@@ -407,13 +472,14 @@ def test_engines_agree_where_codes_are_moved() -> None:
     assert found.equal and not found.missing, found
 
 
-class Dense(nn.Module):
-    """Batch norms ahead of convolutions, and a loop, after a convolution."""
+class Floating(nn.Module):
+    """Batch norms without statistics, and a loop, after a convolution."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 3, 1)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(3) for _ in range(6)])
+        norms = (nn.BatchNorm2d(3, track_running_stats=False) for _ in range(6))
+        self.norms = nn.ModuleList(norms)
         self.convs = nn.ModuleList([nn.Conv2d(3, 3, 1) for _ in range(6)])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -428,10 +494,10 @@ class Dense(nn.Module):
 def test_all_that_stays_in_float_is_told() -> None:
     """No report has batch norms and loops, so the warning leaves none of them out."""
     with pytest.warns(JitPassesWarning, match="stay in float") as caught:
-        quantize_slots(torch.jit.script(Dense()), recipe="graffitist", target=SHIFT)
+        quantize_slots(torch.jit.script(Floating()), recipe="graffitist", target=SHIFT)
     (text,) = [str(w.message) for w in caught if w.category is JitPassesWarning]
     _, *rows, end = text.splitlines()
-    reason = "it is no part of a layer: that takes running statistics, and a convolution,"
+    reason = "it is no layer, nor part of one: that takes running statistics, and a known"
     for number in range(6):
         assert any(row.startswith(f"  norms.{number}:batch_norm: {reason}") for row in rows)
     assert "  Loop: values leave loops as floats: trace the model" in rows

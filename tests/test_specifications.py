@@ -159,13 +159,13 @@ def test_text_round_trip(spec: Any) -> None:
     [
         ('{"spec": {"kind": "observed"}, "group": 3, "users": ["a"]}', "before it had a number"),
         (
-            Place(0, "a", "input", UINT8, 0).to_text().replace('"format": 3', '"format": 9'),
+            Place(0, "a", "input", UINT8, 0).to_text().replace('"format": 4', '"format": 9'),
             "format 9",
         ),
         (  # without headroom in the record of the observer, which would have got some now
             Place(0, "a", "input", UINT8, 0)
             .to_text()
-            .replace('"format": 3', '"format": 2')
+            .replace('"format": 4', '"format": 2')
             .replace('"headroom": 1024', '"bins": 2048'),
             "format 2",
         ),

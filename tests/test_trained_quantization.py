@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,18 @@ OPERATORS = ["lsq", "lsq_plus", "tqt"]
 KERNELS = ["lsq", "lsq_plus", "learnable"]  # of these TQT is the last one, its scale a power of two
 ALL = [*OPERATORS, "learnable"]
 FACTOR = 0.375  # the gradient scale
+ROUND: dict[str, Callable[[float], int]] = {
+    "half_even": round,
+    "half_up": lambda v: math.floor(Fraction(v) + Fraction(1, 2)),
+    "half_away": lambda v: int(math.copysign(math.floor(Fraction(abs(v)) + Fraction(1, 2)), v)),
+    "floor": math.floor,
+}
 
 
 def slow(
-    name: str, x: Tensor, gradient: Tensor, first: float, second: float, low: int, high: int
-) -> tuple[list[float], list[float], float, float]:
+    name: str, x: Tensor, gradient: Tensor, first: float, second: float, low: int, high: int,
+    rounding: str = "half_even",
+) -> tuple[list[float], list[float], float, float]:  # fmt: skip
     """One channel by the equations: values, dx, and the gradients of both parameters.
 
     ``first`` is the scale, or log2 of the threshold; ``second`` the offset.  The number of steps is
@@ -41,14 +49,15 @@ def slow(
         else:
             with np.errstate(over="ignore"):
                 v = float((np.float32(value) - np.float32(second)) * (1 / np.float32(scale)))
-        code = min(max(round(min(max(v, -1e12), 1e12)), low), high)
+        whole = ROUND[rounding](min(max(v, -1e12), 1e12))
+        code = min(max(whole, low), high)
         if name in ("tqt", "learnable"):
-            inside = low <= round(min(max(v, -1e12), 1e12)) <= high
+            inside = low <= whole <= high
             slope = (code - v) if inside else code
             slope *= scale * math.log(2) if name == "tqt" else 1
         else:
             inside = low < v < high
-            slope = ((round(v) - v) if inside else (low if v <= low else high)) * FACTOR
+            slope = ((code - v) if inside else (low if v <= low else high)) * FACTOR
         if x.dtype == torch.float64:
             values.append(code * scale + second)
         else:
@@ -60,11 +69,13 @@ def slow(
 
 
 def call(
-    name: str, x: Tensor, parameters: tuple[Tensor, ...], low: int, high: int, axis: int | None
-) -> Tensor:
+    name: str, x: Tensor, parameters: tuple[Tensor, ...], low: int, high: int, axis: int | None,
+    rounding: str = "half_even",
+) -> Tensor:  # fmt: skip
     """The operator of that name."""
     factor = (FACTOR,) if name.startswith("lsq") else ()
-    return getattr(own, f"fake_quantize_{name}")(x, *parameters, low, high, *factor, axis)
+    operator = getattr(own, f"fake_quantize_{name}")
+    return operator(x, *parameters, low, high, *factor, axis, rounding)
 
 
 def call_backward(
@@ -104,15 +115,16 @@ def differentiate(
 
 
 def check(
-    name: str, x: Tensor, parameters: tuple[Tensor, ...], low: int, high: int, axis: int | None
-) -> None:
+    name: str, x: Tensor, parameters: tuple[Tensor, ...], low: int, high: int, axis: int | None,
+    rounding: str = "half_even",
+) -> None:  # fmt: skip
     """Values and dx to the bit.
 
     Gradients of parameters to 1e-6 of the sum of magnitudes: a float32 slope is rounded once, and
     so is the sum.
     """
     gradient = numbers(x.shape, 5, x.dtype)
-    found = differentiate(name, x, parameters, gradient, low, high, axis)
+    found = differentiate(name, x, parameters, gradient, low, high, axis, rounding)
     assert [t.dtype for t in found] == [x.dtype, x.dtype, *(p.dtype for p in parameters)]
     assert [t.shape for t in found] == [x.shape, x.shape, *(p.shape for p in parameters)]
     channels = 1 if axis is None else x.size(axis)
@@ -120,7 +132,9 @@ def check(
         part = (lambda t: t) if axis is None else (lambda t, i=i: t.select(axis, i))
         grid = [p.reshape(-1)[i].item() for p in parameters]
         second = grid[1] if len(grid) > 1 else 0.0
-        values, dx, slope, outside = slow(name, part(x), part(gradient), grid[0], second, low, high)
+        values, dx, slope, outside = slow(
+            name, part(x), part(gradient), grid[0], second, low, high, rounding
+        )
         expected = torch.tensor(values, dtype=torch.float64).to(x.dtype)
         assert torch.equal(part(found[0]).reshape(-1), expected)
         assert torch.equal(part(found[1]).reshape(-1), torch.tensor(dx, dtype=x.dtype))
@@ -158,6 +172,20 @@ def test_definition(name: str, grid: tuple[int, int], dtype: torch.dtype) -> Non
         else:
             for offset in (0.0, 0.3, -1.7):
                 check(name, x + offset, (first, torch.full_like(first, offset)), *grid, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("rounding", ROUND)
+@pytest.mark.parametrize("name", ALL)
+def test_roundings(name: str, rounding: str, dtype: torch.dtype) -> None:
+    """Values, masks and sums with each rounding, per tensor and per channel."""
+    x = values(0.25, -8, 7, dtype)
+    first = torch.tensor([1.0 if name == "tqt" else 0.25], dtype=dtype)
+    parameters = (first, torch.tensor([0.5], dtype=dtype))[: 1 + (name == "lsq_plus")]
+    check(name, x, parameters, -8, 7, None, rounding)
+    rows = numbers((3, 70), 4, dtype)
+    check(name, rows, parameters_of(name, 3, dtype), -8, 7, 0, rounding)
+    check(name, rows.T.contiguous(), parameters_of(name, 3, dtype), -8, 7, 1, rounding)
 
 
 def one(name: str, x: float, parameters: tuple[float, ...]) -> list[float]:

@@ -43,30 +43,31 @@ def unseen(*channels: int) -> Tensor:
 def lsq(
     x: Tensor, scale: Tensor, fold: Tensor | None = None, grid: tuple[int, int] = (-8, 7),
     *, axis: int | None = None, fold_axis: int = 0, observe: bool = True, enabled: bool = True,
-    rule: str = "lsq", per_sample: bool = False, group: str = "", count: Tensor | None = None,
+    rule: str = "lsq", per_sample: bool = False, rounding: str = "half_even", group: str = "",
+    count: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     count = corrections() if count is None else count
     before = (x, scale, count, fold, fold_axis, observe, enabled, rule, per_sample)
-    return own.train_lsq(*before, *grid, axis, 0, group, "conv1 weight", "{}")
+    return own.train_lsq(*before, *grid, axis, rounding, 0, group, "conv1 weight", "{}")
 
 
 def tqt(
     x: Tensor, threshold: Tensor, fold: Tensor | None = None, grid: tuple[int, int] = (-8, 7),
     *, axis: int | None = None, fold_axis: int = 0, observe: bool = True, enabled: bool = True,
-    rule: str = "max", group: str = "",
+    rule: str = "max", rounding: str = "half_even", group: str = "",
 ) -> Tensor:  # fmt: skip
     before = (x, threshold, fold, fold_axis, observe, enabled, rule)
-    return own.train_tqt(*before, *grid, axis, group, "conv1 weight", "{}")
+    return own.train_tqt(*before, *grid, axis, rounding, group, "conv1 weight", "{}")
 
 
 def lsq_plus(
     x: Tensor, scale: Tensor, offset: Tensor, grid: tuple[int, int] = (-8, 7), *,
-    observe: bool = True, enabled: bool = True, per_sample: bool = False, group: str = "",
-    count: Tensor | None = None,
+    observe: bool = True, enabled: bool = True, per_sample: bool = False,
+    rounding: str = "half_even", group: str = "", count: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     count = corrections() if count is None else count
     before = (x, scale, offset, count, observe, enabled, per_sample)
-    return own.train_lsq_plus(*before, *grid, group, "conv1 input", "{}")
+    return own.train_lsq_plus(*before, *grid, rounding, group, "conv1 input", "{}")
 
 
 def average(
@@ -586,14 +587,14 @@ def test_threads(name: str) -> None:
 def test_fixed() -> None:
     """fake_quantize with constants."""
     x = numbers(50, seed=14).requires_grad_()
-    result = own.train_fixed(x, 0.1, 3, True, 0, 15, "x", "")
+    result = own.train_fixed(x, 0.1, 3, True, 0, 15, "half_even", "x", "")
     wanted = own.fake_quantize(x, torch.tensor([0.1]), torch.tensor([3]), 0, 15)
     assert torch.equal(result, wanted)
     assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (result, wanted)))
-    result = own.train_fixed(x, 0.1, 3, False, 0, 15, "x", "")
+    result = own.train_fixed(x, 0.1, 3, False, 0, 15, "half_even", "x", "")
     assert torch.equal(result, x) and result.data_ptr() != x.data_ptr()
     with pytest.raises(RuntimeError, match="the scale of 'x' must be finite and above 0, got -1"):
-        own.train_fixed(x, -1.0, 3, True, 0, 15, "x", "")
+        own.train_fixed(x, -1.0, 3, True, 0, 15, "half_even", "x", "")
 
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
@@ -637,18 +638,18 @@ class Scripted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.ops.jit_passes.train_lsq_plus(
             x, self.input_scale, self.input_offset, self.corrections, self.training, True, True,
-            -128, 127, "", "input", ""
+            -128, 127, "half_even", "", "input", ""
         )  # fmt: skip
         weight = self.linear.weight
         if self.which == "lsq":
             weight = torch.ops.jit_passes.train_lsq(
                 weight, self.weight_parameter, self.corrections, self.gamma, 0, self.training,
-                True, "lsq", False, -8, 7, None, 0, "", "weight", ""
+                True, "lsq", False, -8, 7, None, "half_even", 0, "", "weight", ""
             )  # fmt: skip
         elif self.which == "tqt":
             weight = torch.ops.jit_passes.train_tqt(
                 weight, self.weight_parameter, self.gamma, 0, self.training, True, "max",
-                -8, 7, None, "", "weight", ""
+                -8, 7, None, "half_even", "", "weight", ""
             )  # fmt: skip
         else:
             weight = torch.ops.jit_passes.fake_quantize_moving_average(
@@ -656,7 +657,9 @@ class Scripted(nn.Module):
                 "per_tensor_symmetric", None, "half_even", "", "weight", ""
             )  # fmt: skip
         y = torch.nn.functional.linear(x, weight) * self.gamma
-        return torch.ops.jit_passes.train_fixed(y, 0.02, 0, True, -512, 511, "output", "")
+        return torch.ops.jit_passes.train_fixed(
+            y, 0.02, 0, True, -512, 511, "half_even", "output", ""
+        )
 
 
 @makes_scales_positive
@@ -695,29 +698,29 @@ OPCHECKS: dict[str, Callable[[], tuple[Any, tuple[Any, ...]]]] = {
     "lsq": lambda: (
         own.train_lsq,
         (torch.tensor([0.1]).requires_grad_(), corrections(), None, 0, False, True, "lsq", True,
-         -8, 7, None, 8, "", "x", ""),
+         -8, 7, None, "half_even", 8, "", "x", ""),
     ),
     "lsq_fold": lambda: (
         own.train_lsq,
         (torch.tensor([0.1]).requires_grad_(), corrections(), torch.tensor([1.0, -2.0]), 0, True,
-         True, "lsq", False, -8, 7, None, 0, "", "x", ""),
+         True, "lsq", False, -8, 7, None, "half_up", 0, "", "x", ""),
     ),
     "lsq_plus": lambda: (
         own.train_lsq_plus,
         (torch.tensor([0.1]).requires_grad_(), torch.zeros(1).requires_grad_(), corrections(),
-         True, True, True, -8, 7, "", "x", ""),
+         True, True, True, -8, 7, "floor", "", "x", ""),
     ),
     "tqt": lambda: (
         own.train_tqt,
         (torch.tensor([1.3]).requires_grad_(), torch.tensor([1.0, -2.0]), 0, True, True, "max",
-         -8, 7, None, "", "x", ""),
+         -8, 7, None, "half_away", "", "x", ""),
     ),
     "average": lambda: (
         own.fake_quantize_moving_average,
         (unseen(2), torch.tensor([1.0, -2.0]).requires_grad_(), 0, True, True, 0.1, True, -8, 7,
          "per_channel_symmetric", 0, "half_even", "", "x", ""),
     ),
-    "fixed": lambda: (own.train_fixed, (0.1, 3, True, 0, 15, "x", "")),
+    "fixed": lambda: (own.train_fixed, (0.1, 3, True, 0, 15, "half_even", "x", "")),
 }  # fmt: skip
 
 

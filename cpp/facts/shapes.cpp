@@ -175,4 +175,20 @@ std::optional<int64_t> Shapes::featuresRead(const Value* tensor) const {
   return std::nullopt;
 }
 
+std::map<int64_t, int64_t> operandRanks(const torch::jit::Module& module, const std::string& method) {
+  const Options no_options;
+  const PassContext context(module, method, no_options);
+  const Shapes shapes(context);
+  std::map<int64_t, int64_t> found;
+  int64_t number = 0;
+  for (const Node* node : nodesInOrder(*context.graph())) {
+    const bool reads = !node->inputs().empty() && isTensor(node->input(0));
+    if (const auto rank = reads ? shapes.rank(node->input(0)) : std::nullopt) {
+      found.emplace(number, *rank);
+    }
+    ++number;
+  }
+  return found;
+}
+
 } // namespace jit_passes

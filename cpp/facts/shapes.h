@@ -96,4 +96,7 @@ class Shapes {
   mutable std::unordered_map<const Value*, bool> not_negative_;
 };
 
+// By number of a node in program order: how many axes its first operand has, where that is known.
+std::map<int64_t, int64_t> operandRanks(const torch::jit::Module& module, const std::string& method);
+
 } // namespace jit_passes

@@ -11,6 +11,7 @@ inline const auto dequantize_per_channel = symbol("jit_passes::dequantize_per_ch
 inline const auto choose_qparams = symbol("jit_passes::choose_qparams");
 inline const auto quantize_dynamic = symbol("jit_passes::quantize_dynamic");
 inline const auto dequantize_dynamic = symbol("jit_passes::dequantize_dynamic");
+inline const auto fake_quantize = symbol("jit_passes::fake_quantize");
 inline const auto lookup_table = symbol("jit_passes::lookup_table");
 inline const auto edge = symbol("jit_passes::edge");
 inline const auto correlation = symbol("jit_passes::correlation");

@@ -18,7 +18,7 @@
 // The value checks of the scales are made on the CPU only: elsewhere they would wait for the device.
 //
 // jit_passes::train_fixed: fake_quantize with a scale and a zero point that are known, as those of a
-// sigmoid's result; halves to even.
+// sigmoid's result.
 #include "fake_quantize.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -219,7 +219,7 @@ Tensor maskGradientAutograd(const Tensor& gradient, const Tensor& inside) {
 
 Tensor trainFixed(
     const Tensor& x, double scale, int64_t zero_point, bool enabled, int64_t quant_min, int64_t quant_max,
-    string_view name, string_view) {
+    string_view rounding, string_view name, string_view) {
   TORCH_CHECK(
       scale > 0 && std::isfinite(scale), "the scale of '", name, "' must be finite and above 0, got ", scale);
   if (!enabled) {
@@ -230,7 +230,7 @@ Tensor trainFixed(
   };
   return callFakeQuantize(
       x, constant(scale, computedIn(x)), constant(static_cast<double>(zero_point), at::kLong), quant_min,
-      quant_max, std::nullopt, "half_even");
+      quant_max, std::nullopt, rounding);
 }
 
 const RegisterOp fake_quantize_op{
@@ -256,7 +256,7 @@ const RegisterOp mask_gradient_op{
 
 const RegisterOp train_fixed_op{
     "train_fixed(Tensor x, float scale, int zero_point, bool enabled, int quant_min, int quant_max, "
-    "str name, str spec) -> Tensor",
+    "str rounding, str name, str spec) -> Tensor",
     "Fake-quantize with a scale and a zero point that are known.", composed(trainFixed)};
 
 } // namespace

@@ -1,7 +1,7 @@
 // jit_passes::fake_quantize_lsq: fake quantization with a step size that is trained (LSQ).
 //
 //   v  = x / scale
-//   x^ = round(clip(v, quant_min, quant_max)) * scale                  halves to even
+//   x^ = round(clip(v, quant_min, quant_max)) * scale                  by `rounding`
 //   dx = g where quant_min < v < quant_max, else 0
 //   d scale = gradient_scale * sum of g * { round(v) - v   where quant_min < v < quant_max
 //                                         { quant_min      where v <= quant_min
@@ -49,35 +49,39 @@ using c10::string_view;
 
 Tensor fakeQuantizeLsq(
     const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max, double, Axis ch_axis,
-    int64_t zero_point) {
+    string_view rounding, int64_t zero_point) {
   checkCount(scale, "scale", x, wrapAxis(ch_axis, x));
   return callFakeQuantize(
       x, scale, at::full_like(scale, zero_point), quant_min + zero_point, quant_max + zero_point, ch_axis,
-      "half_even");
+      rounding);
 }
 
-template <auto findGradients>
+template <bool kCpu>
 std::tuple<Tensor, Tensor> lsqBackward(
     const Tensor& gradient, const Tensor& x, const Tensor& scale, int64_t quant_min, int64_t quant_max,
-    double gradient_scale, Axis ch_axis) {
+    double gradient_scale, Axis ch_axis, string_view rounding) {
   const auto axis = wrapAxis(ch_axis, x);
   checkGrid(x, quant_min, quant_max);
   checkCount(scale, "scale", x, axis);
-  const auto found = findGradients(gradient, x, scale, Tensor(), quant_min, quant_max, axis);
+  const auto found = dispatchRounding(rounding, [&](auto kind) {
+    using Rule = SlopeOfClip<decltype(kind)>;
+    constexpr auto findGradients = kCpu ? gradientsOnCpu<Rule> : gradientsByOperators<Rule>;
+    return findGradients(gradient, x, scale, Tensor(), quant_min, quant_max, axis);
+  });
   return {found.x, gradientOf(scale, gradient_scale * found.slopes)};
 }
 
 const RegisterOp fake_quantize_lsq_op{
     "fake_quantize_lsq(Tensor x, Tensor scale, int quant_min, int quant_max, float gradient_scale, "
-    "int? ch_axis=None, int zero_point=0) -> Tensor",
+    "int? ch_axis=None, str rounding=\"half_even\", int zero_point=0) -> Tensor",
     "Fake-quantize with a trained scale (LSQ).", onAnyDevice(fakeQuantizeLsq), onMeta(likeOperands()),
     withGradient(byBackward())};
 const RegisterOp fake_quantize_lsq_backward_op{
     "fake_quantize_lsq_backward(Tensor gradient, Tensor x, Tensor scale, int quant_min, int quant_max, "
-    "float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor)",
+    "float gradient_scale, int? ch_axis=None, str rounding=\"half_even\") -> (Tensor, Tensor)",
     "Gradients of fake_quantize_lsq, in one pass over memory.",
-    onCpu(lsqBackward<gradientsOnCpu<SlopeOfClip>>),
-    onAnyDevice(lsqBackward<gradientsByOperators<SlopeOfClip>>),
+    onCpu(lsqBackward<true>),
+    onAnyDevice(lsqBackward<false>),
     onMeta(likeOperands()),
     withGradient(torch::autograd::autogradNotImplementedFallback())};
 
@@ -126,7 +130,8 @@ void prepareLsq(
 Tensor trainLsq(
     const Tensor& x, const Tensor& scale, const Tensor& corrections, const std::optional<Tensor>& fold,
     int64_t fold_axis, bool observe, bool enabled, string_view rule, bool per_sample, int64_t quant_min,
-    int64_t quant_max, Axis ch_axis, int64_t zero_point, string_view group, string_view name, string_view) {
+    int64_t quant_max, Axis ch_axis, string_view rounding, int64_t zero_point, string_view group,
+    string_view name, string_view) {
   static const auto prepare = findOperator<decltype(prepareLsq<true>)>("jit_passes::prepare_lsq");
   static const auto quantize = findOperator<decltype(fakeQuantizeLsq)>("jit_passes::fake_quantize_lsq");
   callWithoutGradient(
@@ -140,17 +145,17 @@ Tensor trainLsq(
   }
   const double gradient_scale = gradientScale(x, quant_max, ch_axis, per_sample);
   if (!fold) {
-    return quantize.call(x, scale, quant_min, quant_max, gradient_scale, ch_axis, zero_point);
+    return quantize.call(x, scale, quant_min, quant_max, gradient_scale, ch_axis, rounding, zero_point);
   }
   const auto known = scale.detach();
   const auto folded = foldScale(known + gradient_scale * (scale - known), *fold);
-  return quantize.call(x, folded, quant_min, quant_max, 1, fold_axis, zero_point);
+  return quantize.call(x, folded, quant_min, quant_max, 1, fold_axis, rounding, zero_point);
 }
 
 const RegisterOp train_lsq_op{
     "train_lsq(Tensor x, Tensor(a!) scale, Tensor(b!) corrections, Tensor? fold, int fold_axis, "
     "bool observe, bool enabled, str rule, bool per_sample, int quant_min, int quant_max, int? ch_axis, "
-    "int zero_point, str group, str name, str spec) -> Tensor",
+    "str rounding, int zero_point, str group, str name, str spec) -> Tensor",
     "Fake-quantize with a trained scale that starts from the data (LSQ).", composed(trainLsq)};
 const RegisterOp prepare_lsq_op{
     "prepare_lsq(Tensor x, Tensor(a!) scale, Tensor(b!) corrections, Tensor? fold, int fold_axis, "

@@ -2,7 +2,7 @@
 // (LSQ+).
 //
 //   z  = (x - offset) / scale
-//   x^ = round(clip(z, quant_min, quant_max)) * scale + offset          halves to even
+//   x^ = round(clip(z, quant_min, quant_max)) * scale + offset          by `rounding`
 //   dx = g where quant_min < z < quant_max, else 0
 //   d scale  = gradient_scale * sum of g * { round(z) - z   where quant_min < z < quant_max
 //                                          { quant_min      where z <= quant_min
@@ -39,32 +39,32 @@ namespace {
 using at::Tensor;
 using c10::string_view;
 
-template <typename Number>
+template <typename Rounding, typename Number>
 inline Number quantized(
     Number x, Number scale, Number inverse_scale, Number offset, Number low, Number high) {
-  const Number code = nearestEven(clampTo(inSteps(x - offset, scale, inverse_scale), low, high));
+  const Number code = Rounding::round(clampTo(inSteps(x - offset, scale, inverse_scale), low, high));
   return rounded(code * scale) + offset;
 }
 
-template <typename Number>
+template <typename Rounding, typename Number>
 JIT_PASSES_VECTORIZED void lsqPlusRow(
     const Number* x, Number* result, int64_t count, Number scale, Number offset, Number low, Number high) {
   const Number inverse_scale = inverseOf(scale);
   for (int64_t i = 0; i < count; ++i) {
-    result[i] = quantized(x[i], scale, inverse_scale, offset, low, high);
+    result[i] = quantized<Rounding>(x[i], scale, inverse_scale, offset, low, high);
   }
 }
 
-template <typename Number>
+template <typename Rounding, typename Number>
 JIT_PASSES_VECTORIZED void quantizeAcross(
     const Number* x, Number* result, int64_t count, const Number* scales, const Number* inverse_scales,
     const Number* offsets, Number low, Number high) {
   for (int64_t i = 0; i < count; ++i) {
-    result[i] = quantized(x[i], scales[i], inverse_scales[i], offsets[i], low, high);
+    result[i] = quantized<Rounding>(x[i], scales[i], inverse_scales[i], offsets[i], low, high);
   }
 }
 
-template <typename Number>
+template <typename Rounding, typename Number>
 void runLsqPlus(const Tensor& x, Tensor& result, const Grid<Number>& grid, Axis axis) {
   const auto layout = channelLayout(x, axis);
   const Number* from = x.const_data_ptr<Number>();
@@ -72,12 +72,12 @@ void runLsqPlus(const Tensor& x, Tensor& result, const Grid<Number>& grid, Axis 
   overChannels(
       layout,
       [&](int64_t begin, int64_t count, int64_t channel) {
-        lsqPlusRow(
+        lsqPlusRow<Rounding>(
             from + begin, to + begin, count, grid.scales[channel], grid.offsets[channel], grid.low,
             grid.high);
       },
       [&](int64_t begin) {
-        quantizeAcross(
+        quantizeAcross<Rounding>(
             from + begin, to + begin, layout.channels, grid.scales.data(), grid.inverse_scales.data(),
             grid.offsets.data(), grid.low, grid.high);
       });
@@ -95,32 +95,40 @@ Axis checkedAxis(
 
 Tensor fakeQuantizeLsqPlusCpu(
     const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max, double,
-    Axis ch_axis) {
+    Axis ch_axis, string_view rounding) {
   const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
   const auto values = denseOf(x).to(computedIn(x));
   auto result = at::empty_strided(values.sizes(), values.strides(), values.options());
-  dispatchPrecision(values, [&](auto number) {
-    runLsqPlus<decltype(number)>(values, result, {scale, offset, quant_min, quant_max}, axis);
-  });
+  const auto compute = [&](auto kind, auto number) {
+    const Grid<decltype(number)> grid(scale, offset, quant_min, quant_max);
+    runLsqPlus<decltype(kind)>(values, result, grid, axis);
+  };
+  dispatchRounding(
+      rounding, [&](auto kind) { dispatchPrecision(values, [&](auto number) { compute(kind, number); }); });
   return result.to(x.scalar_type());
 }
 
 Tensor fakeQuantizeLsqPlusByOperators(
     const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min, int64_t quant_max, double,
-    Axis ch_axis) {
+    Axis ch_axis, string_view rounding) {
   const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
   const auto dtype = computedIn(x);
   const auto step = alongAxis(scale.to(dtype), x, axis), origin = alongAxis(offset.to(dtype), x, axis);
-  const auto code = at::round(at::clamp(inSteps(x.to(dtype) - origin, step), quant_min, quant_max));
+  const auto steps = at::clamp(inSteps(x.to(dtype) - origin, step), quant_min, quant_max);
+  const auto code = dispatchRounding(rounding, [&](auto kind) { return decltype(kind)::round(steps); });
   return (code * step + origin).to(x.scalar_type());
 }
 
-template <auto findGradients>
+template <bool kCpu>
 std::tuple<Tensor, Tensor, Tensor> lsqPlusBackward(
     const Tensor& gradient, const Tensor& x, const Tensor& scale, const Tensor& offset, int64_t quant_min,
-    int64_t quant_max, double gradient_scale, Axis ch_axis) {
+    int64_t quant_max, double gradient_scale, Axis ch_axis, string_view rounding) {
   const auto axis = checkedAxis(x, scale, offset, quant_min, quant_max, ch_axis);
-  const auto found = findGradients(gradient, x, scale, offset, quant_min, quant_max, axis);
+  const auto found = dispatchRounding(rounding, [&](auto kind) {
+    using Rule = SlopeOfClip<decltype(kind)>;
+    constexpr auto findGradients = kCpu ? gradientsOnCpu<Rule, true> : gradientsByOperators<Rule>;
+    return findGradients(gradient, x, scale, offset, quant_min, quant_max, axis);
+  });
   return {
       found.x, gradientOf(scale, gradient_scale * found.slopes),
       gradientOf(offset, gradient_scale * found.outside)};
@@ -128,7 +136,7 @@ std::tuple<Tensor, Tensor, Tensor> lsqPlusBackward(
 
 const RegisterOp fake_quantize_lsq_plus_op{
     "fake_quantize_lsq_plus(Tensor x, Tensor scale, Tensor offset, int quant_min, int quant_max, "
-    "float gradient_scale, int? ch_axis=None) -> Tensor",
+    "float gradient_scale, int? ch_axis=None, str rounding=\"half_even\") -> Tensor",
     "Fake-quantize with a trained scale and offset (LSQ+).",
     onCpu(fakeQuantizeLsqPlusCpu),
     onAnyDevice(fakeQuantizeLsqPlusByOperators),
@@ -136,10 +144,11 @@ const RegisterOp fake_quantize_lsq_plus_op{
     withGradient(byBackward())};
 const RegisterOp fake_quantize_lsq_plus_backward_op{
     "fake_quantize_lsq_plus_backward(Tensor gradient, Tensor x, Tensor scale, Tensor offset, "
-    "int quant_min, int quant_max, float gradient_scale, int? ch_axis=None) -> (Tensor, Tensor, Tensor)",
+    "int quant_min, int quant_max, float gradient_scale, int? ch_axis=None, "
+    "str rounding=\"half_even\") -> (Tensor, Tensor, Tensor)",
     "Gradients of fake_quantize_lsq_plus, in one pass over memory.",
-    onCpu(lsqPlusBackward<gradientsOnCpu<SlopeOfClip, true>>),
-    onAnyDevice(lsqPlusBackward<gradientsByOperators<SlopeOfClip>>),
+    onCpu(lsqPlusBackward<true>),
+    onAnyDevice(lsqPlusBackward<false>),
     onMeta(likeOperands()),
     withGradient(torch::autograd::autogradNotImplementedFallback())};
 
@@ -183,8 +192,8 @@ void prepareLsqPlus(
 
 Tensor trainLsqPlus(
     const Tensor& x, const Tensor& scale, const Tensor& offset, const Tensor& corrections, bool observe,
-    bool enabled, bool per_sample, int64_t quant_min, int64_t quant_max, string_view group, string_view name,
-    string_view) {
+    bool enabled, bool per_sample, int64_t quant_min, int64_t quant_max, string_view rounding,
+    string_view group, string_view name, string_view) {
   static const auto prepare = findOperator<decltype(prepareLsqPlus<true>)>("jit_passes::prepare_lsq_plus");
   static const auto quantize =
       findOperator<decltype(fakeQuantizeLsqPlusCpu)>("jit_passes::fake_quantize_lsq_plus");
@@ -202,13 +211,13 @@ Tensor trainLsqPlus(
       callFakeQuantizeLearnable(known, step, -quant_max, -quant_min, std::nullopt, "half_even");
   return quantize.call(
       x, scale, whole, quant_min, quant_max, gradientScale(x, quant_max, std::nullopt, per_sample),
-      std::nullopt);
+      std::nullopt, rounding);
 }
 
 const RegisterOp train_lsq_plus_op{
     "train_lsq_plus(Tensor x, Tensor(a!) scale, Tensor(b!) offset, Tensor(c!) corrections, bool observe, "
-    "bool enabled, bool per_sample, int quant_min, int quant_max, str group, str name, str spec) -> "
-    "Tensor",
+    "bool enabled, bool per_sample, int quant_min, int quant_max, str rounding, str group, str name, "
+    "str spec) -> Tensor",
     "Fake-quantize with a trained scale and zero point that start from the data (LSQ+).",
     composed(trainLsqPlus)};
 const RegisterOp prepare_lsq_plus_op{

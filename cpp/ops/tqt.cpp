@@ -81,16 +81,17 @@ Tensor powerOfTwoScaleMeta(const Tensor& log2_threshold, int64_t, int64_t) {
 }
 
 Tensor fakeQuantizeTqt(
-    const Tensor& x, const Tensor& log2_threshold, int64_t quant_min, int64_t quant_max, Axis ch_axis) {
+    const Tensor& x, const Tensor& log2_threshold, int64_t quant_min, int64_t quant_max, Axis ch_axis,
+    string_view rounding) {
   checkGrid(x, quant_min, quant_max);
   checkCount(log2_threshold, "log2_threshold", x, wrapAxis(ch_axis, x));
   const auto scale = scaleOfThreshold(log2_threshold, quant_min, quant_max);
-  return callFakeQuantizeLearnable(x, scale, quant_min, quant_max, ch_axis, "half_even");
+  return callFakeQuantizeLearnable(x, scale, quant_min, quant_max, ch_axis, rounding);
 }
 
 const RegisterOp fake_quantize_tqt_op{
     "fake_quantize_tqt(Tensor x, Tensor log2_threshold, int quant_min, int quant_max, "
-    "int? ch_axis=None) -> Tensor",
+    "int? ch_axis=None, str rounding=\"half_even\") -> Tensor",
     "Fake-quantize with a trained threshold, its scale a power of two (TQT).", composed(fakeQuantizeTqt)};
 const RegisterOp power_of_two_scale_op{
     "power_of_two_scale(Tensor log2_threshold, int quant_min, int quant_max) -> Tensor",
@@ -144,7 +145,7 @@ void prepareTqt(
 Tensor trainTqt(
     const Tensor& x, const Tensor& log2_threshold, const std::optional<Tensor>& fold, int64_t fold_axis,
     bool observe, bool enabled, string_view rule, int64_t quant_min, int64_t quant_max, Axis ch_axis,
-    string_view group, string_view name, string_view) {
+    string_view rounding, string_view group, string_view name, string_view) {
   static const auto prepare = findOperator<decltype(prepareTqt<true>)>("jit_passes::prepare_tqt");
   callWithoutGradient(
       prepare, x, log2_threshold, fold, fold_axis, observe, enabled, rule, quant_min, quant_max, ch_axis,
@@ -157,14 +158,14 @@ Tensor trainTqt(
   }
   const auto scale = scaleOfThreshold(log2_threshold, quant_min, quant_max);
   return fold ? callFakeQuantizeLearnable(
-                    x, foldScale(scale, *fold), quant_min, quant_max, fold_axis, "half_even")
-              : callFakeQuantizeLearnable(x, scale, quant_min, quant_max, ch_axis, "half_even");
+                    x, foldScale(scale, *fold), quant_min, quant_max, fold_axis, rounding)
+              : callFakeQuantizeLearnable(x, scale, quant_min, quant_max, ch_axis, rounding);
 }
 
 const RegisterOp train_tqt_op{
     "train_tqt(Tensor x, Tensor(a!) log2_threshold, Tensor? fold, int fold_axis, bool observe, "
-    "bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str group, str name, str spec) -> "
-    "Tensor",
+    "bool enabled, str rule, int quant_min, int quant_max, int? ch_axis, str rounding, str group, str name, "
+    "str spec) -> Tensor",
     "Fake-quantize with a trained threshold that starts from the data (TQT).", composed(trainTqt)};
 const RegisterOp prepare_tqt_op{
     "prepare_tqt(Tensor x, Tensor(a!) log2_threshold, Tensor? fold, int fold_axis, bool observe, "

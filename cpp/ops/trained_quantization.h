@@ -21,7 +21,7 @@
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
-#include "grid.h"
+#include "rounding.h"
 #include "vectorize.h"
 
 namespace jit_passes {
@@ -34,15 +34,16 @@ struct Slope {
 
 // Of round(clip(steps, low, high)), with the round a straight line: LSQ and LSQ+. Codes at the very end
 // of the range are outside.
+template <typename Rounding>
 struct SlopeOfClip {
   template <typename Number>
   static Slope<Number> of(Number steps, Number low, Number high) {
     const bool inside = (steps > low) & (steps < high);
-    return {inside, inside ? nearestEven(steps) - steps : clampTo(steps, low, high)};
+    return {inside, inside ? Rounding::round(steps) - steps : clampTo(steps, low, high)};
   }
   static std::pair<at::Tensor, at::Tensor> of(const at::Tensor& steps, int64_t low, int64_t high) {
     const auto inside = at::logical_and(at::gt(steps, low), at::lt(steps, high));
-    return {inside, at::where(inside, at::round(steps) - steps, at::clamp(steps, low, high))};
+    return {inside, at::where(inside, Rounding::round(steps) - steps, at::clamp(steps, low, high))};
   }
 };
 

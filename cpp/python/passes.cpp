@@ -239,6 +239,7 @@ void bindPasses(py::module_& m) {
   m.def("snapshot_of_graph", [](const GraphPointer& graph) { return toTuple(takeSnapshot(graph)); });
 
   m.def("float_operators", &floatOperators, py::arg("module"), py::arg("method"));
+  m.def("operand_ranks", &operandRanks, py::arg("module"), py::arg("method"));
   m.def("find_regions", &regionsOf);
   m.def(
       "replace_region",

@@ -135,7 +135,7 @@ std::optional<NormalizedOperator> normalizedOperator(
     return std::nullopt;
   }
   const bool apart = op->spatial_dims == 0
-                         ? !joined && !isMatrix(producer->output())
+                         ? !joined && !isMatrix(producer->output()) && ranks.at(norm) != 2
                          : joined || hasNoBatchAxis(producer->output(), *op, ranks.at(norm));
   if (apart) { // axis 1 may be another one than that of its channels
     return std::nullopt;

@@ -14,6 +14,7 @@ const auto kQuantize = symbol("jit_passes::quantize");
 const auto kQuantizePerChannel = symbol("jit_passes::quantize_per_channel");
 const auto kDequantize = symbol("jit_passes::dequantize");
 const auto kDequantizePerChannel = symbol("jit_passes::dequantize_per_channel");
+const auto kRound = symbol("jit_passes::fake_quantize"); // otherwise than halves to even, ahead of quantize
 
 void setConstant(ValueRecord& record, const c10::IValue& constant) {
   record.constant = constant;
@@ -228,7 +229,7 @@ std::vector<QuantizedValue> quantizedValues(Graph& graph) {
   for (const Node* node : nodesInOrder(graph)) {
     const auto name = names.find(node);
     for (const Value* operand : node->inputs()) {
-      if (name == names.end() || !dequantizes(operand->node())) {
+      if (name == names.end() || node->kind() == kRound || !dequantizes(operand->node())) {
         continue;
       }
       const auto read = codes.find(mainOperand(operand->node()));
@@ -241,7 +242,7 @@ std::vector<QuantizedValue> quantizedValues(Graph& graph) {
       continue;
     }
     const Value* value = mainOperand(node);
-    while (quantizes(value->node()) || dequantizes(value->node())) {
+    while (quantizes(value->node()) || dequantizes(value->node()) || value->node()->kind() == kRound) {
       value = mainOperand(value->node());
     }
     codes.emplace(node->output(), found.size());

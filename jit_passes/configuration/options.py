@@ -245,11 +245,8 @@ class TensorOptions:
             if not quant_min <= self.zero_point <= quant_max:
                 codes = f"one of the codes {quant_min} to {quant_max}, not {self.zero_point}"
                 raise OptionError("zero_point", f"zero_point is {codes}")
-            if spec.rounding != "half_even":
-                why = f"a fixed scale cannot round as {spec.rounding}: give a range"
-                raise OptionError("scale", why)
             return FixedQParamsQuantizationSpec(
-                self.scale, self.zero_point, dtype, quant_min, quant_max
+                self.scale, self.zero_point, dtype, quant_min, quant_max, rounding=spec.rounding
             )
         scheme = self.scheme or spec.qscheme.split("_", 2)[2]  # per_tensor_, per_channel_
         axis, group_size = spec.ch_axis, self.group_size

@@ -148,7 +148,7 @@ def scale_qparams(scale: torch.Tensor, quant_min: int, spec: QuantizationSpec) -
     """
     if bool(scale.isinf().all()):
         return None
-    grid = (spec.quant_min, spec.quant_max, spec.dtype)
+    grid = (spec.quant_min, spec.quant_max, spec.dtype, spec.rounding)
     zero = spec.quant_min - quant_min
     scales = positive(scale).double()
     if spec.ch_axis is None:

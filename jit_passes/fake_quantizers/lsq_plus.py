@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ..specification.parameters import QParams
@@ -68,4 +68,4 @@ class LSQPlus(FakeQuantizer):
             return None
         steps = round(float(-offset * (1 / scale)))  # in float32, as the operator does
         zero = min(max(steps, spec.quant_min), spec.quant_max)
-        return QParams(found.scale, zero, None, spec.quant_min, spec.quant_max, spec.dtype)
+        return replace(found, zero_point=zero)

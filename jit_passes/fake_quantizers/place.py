@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ..errors import JitPassesError
 from ..specification.groups import rows_of
 from ..specification.place import Place
 from ..specification.specification import (
@@ -138,11 +137,6 @@ def trained_grid(place: TrainingPlace) -> tuple[int, int]:
     """Return the smallest and largest code, counted from the one that means 0."""
     spec = place.spec
     assert isinstance(spec, QuantizationSpec)
-    if spec.rounding != "half_even":
-        raise JitPassesError(
-            f"'{place.name}' is to be rounded {spec.rounding}: trained scales round halves to "
-            "even; use the method 'moving_average'"
-        )
     zero = zero_point(spec, place.signed)
     return spec.quant_min - zero, spec.quant_max - zero
 

@@ -214,10 +214,12 @@ class SlotQuantizer(Quantizer):
             return "its correlation is quantized, and the target rounds once the bias is added"
         if reason := self.target.refusal(op.merged):
             return str(reason)
-        for slot, operand in (("input", 0), ("weight", 1), ("sum", None)):
-            if (spec := specs.get(slot)) is None:
+        operands = {"input": 0, "weight": 1, "correlation": None, "sum": None}
+        for slot, operand in operands.items():
+            if (spec := specs.get(slot)) is None and slot != "correlation":
                 return f"its {slot} is not quantized"
-            if reason := self.target.refusal(op.merged, operand, spec):
+            reason = None if spec is None else self.target.refusal(op.merged, operand, spec)
+            if reason:
                 return f"its {slot} is to be {reason}"
         return None
 

@@ -41,7 +41,7 @@ class SpecSupport:
         grids: by dtype, the smallest and the largest code.
         qschemes: the schemes.
         whole: whether the codes must be all of that grid: kernels saturate at its ends.
-        roundings: how it rounds.
+        roundings: how it rounds; the first is the default.
         groups: a channel may have a scale for each group of its inputs, whose size is a multiple of
             this number; 0 where it has one scale.
         range_forms: whose formulas choose parameters, where that is part of its kernels; the
@@ -92,6 +92,8 @@ class SpecSupport:
             spec = replace(spec, qscheme=self.qschemes[0], ch_axis=axis, group_size=groups)
         if spec.range_form not in self.range_forms:
             spec = replace(spec, range_form=self.range_forms[0])
+        if spec.rounding not in self.roundings:
+            spec = replace(spec, rounding=self.roundings[0])
         return spec
 
     def nearest_dynamic(self, spec: QuantizationSpec) -> QuantizationSpec:
@@ -111,7 +113,7 @@ class SpecSupport:
             return text + f": give it {bits} bits, or take the target 'reference'" * few
         if not _schemes(spec) & set(self.qschemes):
             return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
-        if isinstance(spec, QuantizationSpec) and spec.rounding not in self.roundings:
+        if spec.rounding not in self.roundings:
             return f"rounded {spec.rounding}, and the target has {', '.join(self.roundings)}"
         if isinstance(spec, QuantizationSpec) and (why := self._no_groups(spec.group_size)):
             return why

@@ -16,6 +16,7 @@ from ..stages.recording import Recorder, copy_of
 from ..stages.values import DEQUANTIZE, QUANTIZE, QuantizedValue, grid_operands
 from ..tables import html_table
 from ..targets.fixed_point.accumulator import reach
+from ..targets.reference_nodes import rounding_of, unrounded
 from .conformance.subject import Subject, is_power
 from .conformance.values import dequantize_of, results_of
 from .places import sites_of
@@ -175,9 +176,12 @@ class _Reader:
                 yield Doubt(name, "", "", "rounding", "the result is not quantized")
 
     def _value(self, quantize: NodeView, value: QuantizedValue) -> Iterator[Doubt]:
-        maker = _maker(quantize.main_operand)
+        maker = _maker(unrounded(quantize))
         operator, source = (maker.kind, maker.source) if maker else ("", quantize.source)
         found = [*_grid(value.scale, value.zero_point)]
+        if (rounding := rounding_of(quantize)) is not None:
+            how = rounding.operand("rounding").constant
+            found.append(("rounding", f"{how}, and engines round halves to even"))
         if maker is not None and maker.kind not in DEQUANTIZE:
             found += self._operator(maker)
         for condition, reason in found:

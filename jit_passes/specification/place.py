@@ -19,7 +19,7 @@ from .specification import (
     ResolvedSpec,
 )
 
-FORMAT = 3  # of the text; another number for each change that older versions cannot read
+FORMAT = 4  # of the text; another number for each change that older versions cannot read
 _BEFORE_SPEC = f', "format": {FORMAT}, "spec": '
 _KINDS: dict[str, type[ResolvedSpec]] = {
     "observed": QuantizationSpec,

@@ -13,6 +13,7 @@ from ..errors import JitPassesError, warn
 from ..observers import HistogramObserver, ObserverState
 from ..observers.headroom import widened
 from .derivation import find_derivation
+from .grid import DTYPES
 from .groups import spread
 from .parameters import QParams
 from .specification import FixedQParamsQuantizationSpec, GroupDerivation, QuantizationSpec
@@ -166,7 +167,7 @@ def choose_qparams(
 
 def fixed_qparams(spec: FixedQParamsQuantizationSpec) -> QParams:
     """Return the parameters that a specification fixes."""
-    grid = (spec.quant_min, spec.quant_max, spec.dtype)
+    grid = (spec.quant_min, spec.quant_max, spec.dtype, spec.rounding)
     return QParams(spec.scale, spec.zero_point, None, *grid)
 
 
@@ -211,6 +212,17 @@ def spread_qparams(qparams: QParams, shape: Sequence[int]) -> tuple[torch.Tensor
     if qparams.axis is None:
         return scale, zero_point
     return spread(scale, qparams.axis, shape), spread(zero_point, qparams.axis, shape)
+
+
+def codes_of(values: torch.Tensor, grid: QParams) -> torch.Tensor:
+    """Return the codes of numbers of float32, with one scale, as a reference model has them."""
+    ops, ends = torch.ops.jit_passes, (grid.quant_min, grid.quant_max)
+    scale, zero_point = float(grid.scale), int(grid.zero_point)
+    if grid.rounding != "half_even":
+        numbers = torch.tensor([scale]), torch.tensor([zero_point])
+        values = ops.fake_quantize(values, *numbers, *ends, None, grid.rounding)
+    found: torch.Tensor = ops.quantize(values, scale, zero_point, *ends, DTYPES[grid.dtype])
+    return found
 
 
 def dequantized(codes: torch.Tensor, qparams: QParams) -> torch.Tensor:

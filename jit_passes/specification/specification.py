@@ -47,7 +47,7 @@ class QuantizationSpec:
         observer: watches the value during calibration; a histogram, or per channel the smallest and
             the largest number, unless given.
         rounding: half_even; half_away (from zero); half_up; floor; ceil; toward_zero. Others than
-            half_even are for fake quantization: backends' kernels round halves to even.
+            half_even are for targets that round so; most kernels round halves to even.
         range_form: whose formulas take a range to scale and zero point: pytorch (see
             `affine_qparams`) or glow (see `glow_qparams`). They differ in how symmetric and
             power_of_two treat the one code more below 0 than above, and in the scale of zeros.
@@ -227,10 +227,11 @@ class FixedQParamsQuantizationSpec:
         zero_point: the q that means 0.
         dtype, quant_min, quant_max: as in `QuantizationSpec`.
         qscheme: "per_tensor_affine", or another per-tensor scheme, for readers of the model.
+        rounding: as in `QuantizationSpec`.
 
     Raises:
         JitPassesError: the range does not fit the dtype, zero_point is outside of it, scale is not
-            finite and above 0, or the scheme is one per channel.
+            finite and above 0, the scheme is one per channel, or the rounding is unknown.
     """
 
     scale: float
@@ -240,10 +241,13 @@ class FixedQParamsQuantizationSpec:
     quant_max: int = _OF_DTYPE
     qscheme: str = "per_tensor_affine"
     is_dynamic: bool = False
+    rounding: str = "half_even"
 
     def __post_init__(self) -> None:
         _not_dynamic(self)
         settle(self, None)
+        if self.rounding not in ROUNDINGS:
+            raise ArgumentError(not_among("rounding", self.rounding, ROUNDINGS))
         low, high = self.quant_min, self.quant_max
         if not 0 < self.scale < float("inf"):
             raise ArgumentError(f"scale is finite and above 0, not {self.scale}")

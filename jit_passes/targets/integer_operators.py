@@ -22,10 +22,9 @@ from .reference_nodes import (
     specs_of,
     specs_of_weight,
 )
-from .units import DEQUANTIZE, QUANTIZE, IntegerOperators, choice_of, laid_out
+from .units import DEQUANTIZE, QUANTIZE, ROUND, IntegerOperators, choice_of, laid_out
 
 LAYOUT = "the model asks how its result lies in memory"
-ROUND = "jit_passes::fake_quantize"  # rounds otherwise than halves to even, in front of quantize
 
 _WEIGHT = 1
 

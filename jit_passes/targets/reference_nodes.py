@@ -13,7 +13,7 @@ from ..quantizers.support import Spec
 from ..specification.grid import DTYPES
 from ..specification.parameters import QParams
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
-from .units import DEQUANTIZE, QUANTIZE
+from .units import DEQUANTIZE, QUANTIZE, ROUND
 
 PER_CHANNEL = f"{DEQUANTIZE}_per_channel"
 _PARAMETERS = ("scale", "zero_point", "quant_min", "quant_max", "dtype")
@@ -31,7 +31,21 @@ def quantizer_of(value: ValueView) -> NodeView | None:
 def parameters_of(quantize: NodeView) -> QParams:
     """Return the parameters of an activation."""
     scale, zero_point, low, high, dtype = (quantize.operand(p).constant for p in _PARAMETERS)
-    return QParams(scale, zero_point, None, low, high, dtype_of(dtype))
+    rounding = rounding_of(quantize)
+    how = "half_even" if rounding is None else rounding.operand("rounding").constant
+    return QParams(scale, zero_point, None, low, high, dtype_of(dtype), how)
+
+
+def rounding_of(quantize: NodeView) -> NodeView | None:
+    """Return the operator in front of quantize that rounds otherwise than halves to even."""
+    maker = quantize.main_operand.producer
+    return maker if maker is not None and maker.kind == ROUND else None
+
+
+def unrounded(quantize: NodeView) -> ValueView:
+    """Return the value that quantize is about, as it is before it is rounded."""
+    rounding = rounding_of(quantize)
+    return (rounding or quantize).main_operand
 
 
 def dtype_of(number: int) -> str:
@@ -97,7 +111,7 @@ def specs_of(quantize: NodeView) -> list[Spec]:
     if math.frexp(p.scale)[0] == 0.5:
         schemes.append("per_tensor_power_of_two")
     grid = (p.scale, p.zero_point, p.dtype, p.quant_min, p.quant_max)
-    return [FixedQParamsQuantizationSpec(*grid, scheme) for scheme in schemes]
+    return [FixedQParamsQuantizationSpec(*grid, scheme, rounding=p.rounding) for scheme in schemes]
 
 
 def specs_of_weight(dequantize: NodeView) -> list[Spec]:

@@ -13,6 +13,7 @@ from ..quantizers.selection import LISTS
 
 QUANTIZE = "jit_passes::quantize"
 DEQUANTIZE = "jit_passes::dequantize"
+ROUND = "jit_passes::fake_quantize"  # rounds otherwise than halves to even, in front of quantize
 CHOOSE = "jit_passes::choose_qparams"
 QUANTIZE_DYNAMIC = f"{QUANTIZE}_dynamic"
 DEQUANTIZE_DYNAMIC = f"{DEQUANTIZE}_dynamic"

@@ -22,7 +22,7 @@ from ..stages.annotate import Mode, annotate
 from ..stages.normalize import normalize_training
 from ..targets import Target, resolve_target
 from .prepare import train_at
-from .standing_norms import absent_of, fold_standing_norms
+from .standing_norms import absent_of, fold_standing_norms, put_behind_layers, standing_norms
 
 SPLIT_LAYERS = (
     "canonicalize_convolution",
@@ -77,8 +77,8 @@ def quantize_slots(
     concatenations and means, have results on grids like that of the slot "input": where one layer
     alone reads a result, in that layer's own input slot. A batch norm behind a layer is a part of
     it, with statistics that stand still: the slot "weight" is about w gamma / sqrt(var + eps), and
-    "bias" about (b - mean) gamma / sqrt(var + eps) + beta. A bias without a slot is
-    in steps of the sum of products.
+    "bias" about (b - mean) gamma / sqrt(var + eps) + beta. One that is behind none is a depthwise
+    convolution with w = 1. A bias without a slot is in steps of the sum of products.
 
     With the method "moving_average", activations have the moving average of each batch's range in
     training mode, and what it has come to in eval mode; weights and biases the range of their own
@@ -140,13 +140,16 @@ def split_for_integers(model: torch.jit.ScriptModule, method: str, where: Sequen
     """Return a C++ module as `split` does, in the canonical form of a model that trains.
 
     Operators between layers then have the forms that targets know, batch norms behind the layers
-    that `where` names are a part of these, and dropout that a trace has switched off is gone.
+    that `where` names are a part of these, others are layers of their own, and dropout that a trace
+    has switched off is gone.
     """
     module = normalize_training(model, method)
+    layers = partial(put_behind_layers, where=where, norms=standing_norms(module, method))
+    module = Pipeline("put_behind_layers", (layers,)).run(module, method).module
     module = SPLIT_FOR_INTEGERS.run(module, method).module
     absent = absent_of(GraphView.of(module, method, parameters=True))
-    norms = partial(fold_standing_norms, where=where, absent=absent)
-    return Pipeline("fold_standing_norms", (norms, "remove_dead_code")).run(module, method).module
+    folded = partial(fold_standing_norms, where=where, absent=absent)
+    return Pipeline("fold_standing_norms", (folded, "remove_dead_code")).run(module, method).module
 
 
 SPLITTING = Mode(check_script, split, parameters=True, again=CORRELATION)

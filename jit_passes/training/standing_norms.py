@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from .. import _C
 from ..graph.editor import GraphEditor
 from ..graph.modules import cover_of
 from ..graph.view import GraphView, NodeView, ValueView
@@ -13,6 +17,67 @@ from ..specification.slots import ADD_BIAS, CORRELATION, Correlation
 
 FLOAT64 = 7  # as graphs have dtypes
 BATCH_NORM = 9  # operands of aten::batch_norm
+
+
+@dataclass(frozen=True)
+class StandingNorm:
+    """A batch norm of a graph that has running statistics.
+
+    Attributes:
+        spatial_dims: axes behind that of the channels.
+        mean: its running mean, one number for each channel.
+    """
+
+    spatial_dims: int
+    mean: torch.Tensor
+
+
+def standing_norms(module: Any, method: str) -> dict[int, StandingNorm]:
+    """Return batch norms of images and rows that no layer has in it, by index of their node."""
+    graph, ranks = GraphView.of(module, method, parameters=True), _C.operand_ranks(module, method)
+    found = {}
+    for node in graph.nodes:
+        dims = ranks.get(node.index, 0) - 2
+        if node.kind != "aten::batch_norm" or dims not in (1, 2):
+            continue
+        mean, variance = (node.operand(f"running_{name}").constant for name in ("mean", "var"))
+        if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
+            found[node.index] = StandingNorm(dims, mean)
+    return found
+
+
+def put_behind_layers(graph: GraphEditor, where: Sequence[str], norms: Any) -> None:
+    """Put batch norms behind convolutions that change nothing, whose weights they then are.
+
+        %z = aten::batch_norm(%x, %gamma, %beta, %mean, %var, ...)
+    ->  %y = aten::conv2d(%x, ones[C, 1, 1, 1], None, 1, 0, 1, C)
+        %z = jit_passes::deferred_batch_norm(%y, %gamma, %beta, %mean, %var, ...)
+
+    Args:
+        graph: a graph with its parameters, behind `defer_batch_norm`.
+        where: patterns of the paths of modules whose batch norms are meant.
+        norms: which may be; see `standing_norms`.
+    """
+    covers = cover_of(tuple(where))
+    for norm in [node for node in graph.nodes if node.index in norms]:
+        if covers(norm.module):
+            result = _put_behind_layer(graph, norm, norms[norm.index])
+            graph.replace(norm.output, result)
+            graph.remove(norm)
+
+
+def _put_behind_layer(graph: GraphEditor, norm: NodeView, standing: StandingNorm) -> ValueView:
+    def insert(kind: str, *operands: Any) -> ValueView:
+        return graph.insert(kind, operands, before=norm, like=norm).output
+
+    dims, mean = standing.spatial_dims, standing.mean
+    ones = torch.ones(mean.numel(), *[1] * (dims + 1), dtype=mean.dtype)
+    x, *rest = norm.inputs[:BATCH_NORM]
+    lists = [1] * dims, [0] * dims, [1] * dims
+    layer = insert(f"aten::conv{dims}d", x, ones, None, *lists, mean.numel())
+    names = ("weight", "bias", "running_mean", "running_var", "eps")
+    shift = insert("jit_passes::fold_bias", None, *map(norm.operand, names))
+    return insert(DEFERRED, layer, *rest, shift, None, False)
 
 
 def absent_of(graph: GraphView) -> list[int]:

@@ -7,7 +7,8 @@
 //
 // Between them may stand any operators that work element by element, as long as nothing but numbers
 // comes in from elsewhere. These very operators are run on all codes that the input can have, from its
-// quant_min, %first, to its quant_max: an entry is what the reference model computes for its code. At
+// quant_min, %first, to its quant_max: an entry is what the reference model computes for its code, and is
+// rounded as there, where fake_quantize stands in front of quantize. At
 // most 16 bits of codes; more stay as they are. A dequantized value with other users is kept for them.
 //
 // A table of a table is one table, where nothing else reads the one in between:
@@ -41,8 +42,13 @@ class Function {
  public:
   static std::optional<Function> into(const Node* quantize, const Written& written) {
     Function function(written);
+    Value* value = inputOf(quantize, "x");
+    if (value->node()->kind() == fake_quantize && restIsConstant(value->node())) {
+      function.rounding_ = value->node();
+      value = inputOf(function.rounding_, "x");
+    }
     const bool closed = restIsConstant(quantize) && !written.count(quantize->output()) &&
-                        function.collect(inputOf(quantize, "x")) && function.codes_ != nullptr;
+                        function.collect(value) && function.codes_ != nullptr;
     // Without an operator in between it is a change of scale, which takes no table.
     const bool computes = function.nodes_.size() > 1 && function.nodes_.back()->kind() != dequantize;
     return closed && computes && !written.count(function.codes_) ? std::optional(std::move(function))
@@ -58,6 +64,9 @@ class Function {
     std::unordered_map<const Value*, c10::IValue> values{{codes_, codes}};
     for (const Node* node : nodes_) {
       values[node->output()] = computed(node, values);
+    }
+    if (rounding_ != nullptr) {
+      values[rounding_->output()] = computed(rounding_, values);
     }
     return computed(quantize, values).toTensor();
   }
@@ -104,6 +113,7 @@ class Function {
   std::unordered_set<const Value*> seen_;
   std::vector<Node*> nodes_;
   Value* codes_ = nullptr;
+  Node* rounding_ = nullptr; // otherwise than halves to even, in front of quantize
 };
 
 // All codes that a value can have, in order; none if they are unknown or more than 16 bits of them.

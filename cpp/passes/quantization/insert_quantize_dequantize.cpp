@@ -56,7 +56,6 @@ Value* rounded(Node* before, Value* value, const Parameters& parameters) {
       constant("quant_max"),
       constant("axis"),
       constant("rounding")};
-  static const auto fake_quantize = symbol("jit_passes::fake_quantize");
   return insertValue(before, fake_quantize, operands, before);
 }
 

@@ -39,6 +39,9 @@
 //
 // Under autocast, a correlation casts as conv2d does. On the CPU PyTorch does not cast for a traced
 // _convolution_mode, so there the result takes another dtype, as it does in canonicalize_convolution.
+#include <unordered_set>
+
+#include "facts/shapes.h"
 #include "graph/alias.h"
 #include "graph/dialect.h"
 #include "graph/registry.h"
@@ -55,16 +58,17 @@ bool isAutocast(const Node* node) {
 class Splitter {
  public:
   explicit Splitter(const PassContext& context)
-      : graph_(context.graph()), known_(context), linears_(context.option("linears").toBool()) {}
+      : context_(context), graph_(context.graph()), known_(context) {}
 
   bool run() {
+    findMatrices();
     forEachNode(*graph_, [&](Node* node) {
       if (node->kind() == prim::Enter || node->kind() == prim::Exit) {
         autocasts_ += !isAutocast(node) ? 0 : node->kind() == prim::Enter ? 1 : -1;
       } else if (autocasts_ == 0) {
         if (const auto convolution = readConvolution(node)) {
           split(node, *convolution);
-        } else if (linears_ && node->kind() == aten::linear && known_.rank(inputOf(node, "weight")) == 2) {
+        } else if (matrices_.count(node) > 0) {
           splitLinear(node);
         }
       }
@@ -76,6 +80,19 @@ class Splitter {
   }
 
  private:
+  // A weight may be computed by the model, and then the graph tells its axes.
+  void findMatrices() {
+    if (!context_.option("linears").toBool()) {
+      return;
+    }
+    const Shapes shapes(context_);
+    for (const Node* node : nodesWhere(*graph_, [](const Node* n) { return n->kind() == aten::linear; })) {
+      if (known_.rank(inputOf(node, "weight")) == 2 || shapes.weightRank(node) == 2) {
+        matrices_.insert(node);
+      }
+    }
+  }
+
   void split(Node* node, const Convolution& convolution) {
     const auto dims = spatialDims(convolution);
     static const auto maybe_tensor = c10::OptionalType::ofTensor();
@@ -169,10 +186,11 @@ class Splitter {
     return branch->output();
   }
 
+  const PassContext& context_;
   std::shared_ptr<Graph> graph_;
   KnownValues known_;
-  bool linears_;
-  int64_t autocasts_ = 0; // of scripted code, around the node
+  std::unordered_set<const Node*> matrices_; // linears, if asked to, whose weight has two axes
+  int64_t autocasts_ = 0;                    // of scripted code, around the node
   bool changed_ = false;
 };
 

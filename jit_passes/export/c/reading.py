@@ -22,7 +22,7 @@ from .program import CODES, Argument, Buffer, Call, Constant, Program, identifie
 from .structs import AXES
 from .sums import FormError, SumReader
 
-_OF_INPUT = ("to", "clamp", "round", "nan_to_num", "mul", "add")  # which quantize it
+_OF_INPUT = ("to", "clamp", "round", "floor", "trunc", "nan_to_num", "mul", "add")  # quantize it
 _HOLD = ("prim::Constant", "prim::GetAttr")
 _MOVES = ("copy", "gather", "max_pool2d")  # kernels that keep the grid
 PRODUCTS = ("aten::conv1d", "aten::conv2d", "aten::linear", "aten::matmul", "aten::bmm")

@@ -10,6 +10,7 @@ import torch
 
 from ...errors import ArgumentError, JitPassesError, first_line
 from ...graph.view import NodeView
+from ...targets.reference_nodes import unrounded
 from ..places import Site
 from .engines import ENGINES, Engine
 from .result import Conformance, Divergence, EngineValue
@@ -193,7 +194,7 @@ def maker_of(subject: Subject, sites: Mapping[str, list[Site]], name: str) -> tu
         return "", ""
     node: NodeView | None = subject.graph.nodes[sites[name][0].node]
     assert node is not None
-    maker = node.main_operand.producer
+    maker = unrounded(node).producer
     while maker is not None and maker.clip is not None and maker.main_operand.producer:
         maker = maker.main_operand.producer
     return (maker.kind, maker.source) if maker is not None else ("", node.source)

@@ -14,8 +14,12 @@ import torch
 
 from ...errors import JitPassesError
 from ...export.c import export_c
+from ...export.c.program import Buffer
 from ...export.c.reading import example_of, read_program
+from ...specification.parameters import QParams
+from ...specification.qparams import codes_of
 from ...stages.recording import tensors_of
+from ...targets.fixed_point.rescale import rounding_of_codes
 from .subject import Subject
 from .values import OUTPUT, Codes
 
@@ -75,7 +79,7 @@ class _Library:
 
     def __call__(self, given: dict[str, torch.Tensor]) -> Codes:
         inputs, outputs = self.program.inputs, self.program.outputs
-        codes = [_quantized(given[b.name], b.scale, b.zero_point, b.dtype) for b in inputs]
+        codes = [codes_of(given[b.name], self.grid_of(b)).contiguous() for b in inputs]
         results = [torch.zeros(buffer.shape, dtype=buffer.dtype) for buffer in outputs]
         self.function(*(ctypes.c_void_p(t.data_ptr()) for t in (*codes, *results)))
         found: Codes = {}
@@ -85,11 +89,8 @@ class _Library:
                 found[name] = grid.codes(values)
         return found
 
-
-def _quantized(x: torch.Tensor, scale: float, zero: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the codes of an input, which the caller of a program in C computes."""
-    limits = torch.iinfo(dtype)
-    found: torch.Tensor = torch.ops.jit_passes.quantize(
-        x, scale, zero, limits.min, limits.max, dtype
-    )
-    return found.contiguous()
+    def grid_of(self, x: Buffer) -> QParams:
+        """Return the grid of an input, whose codes the caller of a program in C computes."""
+        ends, dtype = torch.iinfo(x.dtype), str(x.dtype).removeprefix("torch.")
+        rounding = rounding_of_codes(self.program.rounding)
+        return QParams(x.scale, x.zero_point, None, ends.min, ends.max, dtype, rounding)

@@ -10,6 +10,7 @@ import torch
 from ...export.program.forms import form_of
 from ...graph.view import GraphView, NodeView, ValueView
 from ...stages.values import DEQUANTIZE, QUANTIZE
+from ...targets.reference_nodes import unrounded
 from .values import Grid
 
 NEAR = 1e-9  # of a step: double sums of codes times powers of two are exact
@@ -36,7 +37,7 @@ def before_rounding(
     if node.kind not in QUANTIZE:
         return None
     try:
-        value = _value(node.main_operand, codes)
+        value = _value(unrounded(node), codes)
     except Exception:  # operators have errors of many kinds; a double is only for the report
         return None
     if not isinstance(value, torch.Tensor) or value.dtype != torch.float64:

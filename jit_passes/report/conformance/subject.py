@@ -19,6 +19,9 @@ from ...stages.lower import lowered
 from ...stages.module import CONVERTED, Report, part_of, stage_of
 from ...stages.recording import copy_of
 from ...targets import FixedPoint, Target
+from ...targets.fixed_point.rescale import ROUNDINGS
+from ...targets.reference_nodes import parameters_of
+from ...targets.units import QUANTIZE
 from ..places import sites_of
 from .values import Grid, Watched, grids_of
 
@@ -83,11 +86,14 @@ class Subject:
 
     @property
     def fixed_point(self) -> FixedPoint:
-        """The target `fixed_point` that fits: the model's own, or by its scales."""
+        """The target `fixed_point` that fits: the model's own, or by its scales and roundings."""
         made_for = Target.from_record(self.report.target)
         if isinstance(made_for, FixedPoint):
             return made_for
-        return FixedPoint("shift" if self.powers_of_two else "multiplier")
+        made = (node for node in self.graph.nodes if node.kind == QUANTIZE)
+        found = {parameters_of(quantize).rounding for quantize in made}
+        rounding = next((name for name, word in ROUNDINGS.items() if found == {word}), "half_even")
+        return FixedPoint("shift" if self.powers_of_two else "multiplier", rounding)
 
     def lowered(self, target: Target) -> torch.jit.ScriptModule:
         """Return the model lowered for a target, whichever it was made for."""

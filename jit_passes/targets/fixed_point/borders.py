@@ -6,13 +6,16 @@
 
 The first gives the codes of the dialect in this torch, ties included: see `cpp/ops/rounding.h`.
 Torch 2.13 rounds x * (1 / scale) + zero_point, which is one operation in float32. In double
-precision the product is exact, so the sum has the same bits once it is float32. NaN becomes code 0.
+precision the product is exact, so the sum has the same bits once it is float32. So do roundings
+otherwise than halves to even, for which fake_quantize stands in front of quantize, in any torch.
+NaN becomes code 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -46,7 +49,31 @@ def _steps(x: str) -> str:
     return f"aten::nan_to_num(aten::mul({x}, %inverse), %code_0, None, None)"
 
 
+# Of a number of float32 in double precision, where a half is added exactly.
+_ROUNDED = {
+    "half_up": "aten::floor(aten::add(%v, 0.5, 1))",
+    "half_away": "aten::trunc(aten::add(%v, aten::sign(%v), 0.5))",
+    "floor": "aten::floor(%v)",
+}
+
+
+def _rounding_rules() -> Iterator[Any]:
+    total = f"aten::add({_steps(_cast('%x', FLOAT64))}, %zero, 1)"
+    for (rounding, rounded), (zero, code) in product(
+        _ROUNDED.items(), (("0", _steps("%x")), ("%zero", _cast(total, FLOAT32)))
+    ):
+        source = f'jit_passes::fake_quantize(%x, %s, %z, %low, %high, None, "{rounding}")'
+        yield _rule(
+            "rounding",
+            f"quantize({source}, %scale, {zero}, %low, %high, %dtype)",
+            f"%v = {_cast(code, FLOAT64)}\n"
+            f"aten::to(aten::clamp({rounded}, %low, %high), %dtype, False, False, None)",
+            compute=_numbers,
+        )
+
+
 def _rules() -> Iterator[Any]:
+    yield from _rounding_rules()
     rounded = f"aten::round({_steps('%x')})"
     if ROUNDS_STEPS:
         moved = f"aten::add({rounded}, %zero, 1)"

@@ -18,7 +18,7 @@ from .groups import GROUPS
 from .masks import FILL, SOFTMAX, hide_scores, is_mask, refusal_of_mask
 from .operators import PRODUCTS
 from .recurrent import equal_values, unroll_layers
-from .rescale import DOUBLE_ROUND
+from .rescale import DOUBLE_ROUND, rounding_of_codes
 from .rows import NORMS
 
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
@@ -136,7 +136,8 @@ def capability_of(
     moves: dict[str, Check | None] = dict.fromkeys(SUPPORTED_MOVES)
     return Capability(
         table,
-        SpecSupport(CODES, POWERS[:1] if only_shift else PER_TENSOR),
+        SpecSupport(CODES, POWERS[:1] if only_shift else PER_TENSOR,
+                    roundings=(rounding_of_codes(rounding),)),
         SpecSupport({"int8": CODES["int8"], "int16": CODES["int16"]},
                     POWERS if only_shift else SYMMETRIC),
         SpecSupport(BIASES, SYMMETRIC),

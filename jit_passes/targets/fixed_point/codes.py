@@ -10,8 +10,8 @@ import torch
 
 from ...graph.editor import GraphEditor
 from ...graph.view import NodeView, ValueView, is_literal
-from ..reference_nodes import PER_CHANNEL, parameters_of
-from ..units import DEQUANTIZE, QUANTIZE
+from ..reference_nodes import PER_CHANNEL, parameters_of, rounding_of
+from ..units import DEQUANTIZE, QUANTIZE, ROUND
 
 CLIPS = ("aten::relu", "aten::clamp")
 # Operators that give codes of their operand in another order, or some of them.
@@ -129,11 +129,10 @@ class CodeFinder:
             value = maker.main_operand
         if not moves or value.producer is not None or value.written:
             return None
-        operands = [value, *quantize.inputs[1:]]
-        node = self.graph.insert(QUANTIZE, operands, before=moves[-1])
+        codes = quantize_as(self.graph, value, quantize, before=moves[-1])
         grid = parameters_of(quantize)
         ends = (grid.quant_min, grid.quant_max)
-        found = Codes(node.output, float(grid.scale), int(grid.zero_point), *ends, grid.dtype)
+        found = Codes(codes, float(grid.scale), int(grid.zero_point), *ends, grid.dtype)
         for move in reversed(moves):
             found = self._behind(move, found)
         return found
@@ -231,6 +230,21 @@ class CodeFinder:
         for number, value in enumerate(unpack.outputs):
             part = self.graph.insert(PART, [parts, number], before=unpack).output
             self._moved[value.id] = replace(source, value=part)
+
+
+def quantize_as(
+    graph: GraphEditor,
+    value: ValueView,
+    quantize: NodeView,
+    before: NodeView,
+    like: NodeView | None = None,
+) -> ValueView:
+    """Return codes of a value, on the grid of a quantize and rounded as there."""
+    if (rounding := rounding_of(quantize)) is not None:
+        operands = [value, *rounding.inputs[1:]]
+        value = graph.insert(ROUND, operands, before=before, like=like).output
+    operands = [value, *quantize.inputs[1:]]
+    return graph.insert(QUANTIZE, operands, before=before, like=like).output
 
 
 def _range(codes: ValueView) -> tuple[int, int, str]:

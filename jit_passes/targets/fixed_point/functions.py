@@ -9,8 +9,8 @@ import torch
 from ...graph.editor import GraphEditor
 from ...graph.view import NodeView, ValueView
 from ..reference_nodes import parameters_of
-from ..units import DEQUANTIZE, QUANTIZE
-from .codes import SUPPORTED_MOVES
+from ..units import DEQUANTIZE, QUANTIZE, ROUND
+from .codes import SUPPORTED_MOVES, quantize_as
 from .operators import FORMS
 
 
@@ -55,17 +55,17 @@ def quantize_ahead_of_moves(graph: GraphEditor) -> None:
         readers = [reader for move, _ in moves for reader in _behind(move)]
         if not readers or any(reader.kind != QUANTIZE for reader in readers):
             continue
-        grid = readers[0].inputs[1:]
         constant = all(operand.is_constant for reader in readers for operand in reader.inputs[1:])
         if constant and len({parameters_of(reader) for reader in readers}) == 1:
-            _requantize(graph, node.output, grid, moves)
+            _requantize(graph, node.output, readers[0], moves)
 
 
 def _behind(move: NodeView) -> Iterator[NodeView]:
     """Yield the operators that read the numbers of a move's result."""
     for value in move.outputs:
         for user, place in value.uses:
-            if user.kind == "prim::ListUnpack" or (user.kind in SUPPORTED_MOVES and not place):
+            passed = user.kind in ("prim::ListUnpack", ROUND)
+            if passed or (user.kind in SUPPORTED_MOVES and not place):
                 yield from _behind(user)
             elif value.written or not user.traits.asks_for_shape:
                 yield user
@@ -90,19 +90,20 @@ def _quantize(graph: GraphEditor, value: ValueView) -> None:
     if dequantize is None or made is None or made.kind != QUANTIZE:
         return
     users = [(user, place) for user, place in value.uses if user.traits.elementwise]
-    _requantize(graph, value, made.inputs[1:], users)
+    _requantize(graph, value, made, users)
 
 
 def _requantize(
-    graph: GraphEditor, value: ValueView, grid: list[ValueView], users: list[tuple[NodeView, int]]
+    graph: GraphEditor, value: ValueView, quantize: NodeView, users: list[tuple[NodeView, int]]
 ) -> None:
-    """Let users read a value from codes on a grid: scale, zero point, ends and dtype."""
+    """Let users read a value from codes that are made as a quantize makes them."""
     node = value.producer
     if node is None or any(user.block != node.block for user, _ in users):
         return
     first = min((user for user, _ in users), key=lambda user: user.index)
-    codes = graph.insert(QUANTIZE, [value, *grid], before=first, like=node).output
-    floats = graph.insert(DEQUANTIZE, [codes, *grid[:2]], before=first, like=node).output
+    codes = quantize_as(graph, value, quantize, before=first, like=node)
+    operands = [codes, *quantize.inputs[1:3]]
+    floats = graph.insert(DEQUANTIZE, operands, before=first, like=node).output
     for user, place in users:
         graph.set_input(user, place, floats)
 

@@ -13,9 +13,9 @@ from ...graph.view import NodeView, ValueView
 from ...passes.rule import RewriteRule
 from ...passes.steps import RuleSet
 from ...quantizers.capability import Capability
-from ...specification.grid import DTYPES
 from ...specification.parameters import QParams
-from ..reference_nodes import parameters_of
+from ...specification.qparams import codes_of
+from ..reference_nodes import parameters_of, unrounded
 from ..units import DEQUANTIZE, QUANTIZE
 from .accumulator import products_in_sum
 from .arithmetic import Arithmetic
@@ -24,6 +24,7 @@ from .capability import capability_of
 from .codes import CLIPS, PARTS, CodeFinder, Codes, RefusedError
 from .operators import FORMS, PRODUCTS, moved_to
 from .recurrent import refusal_of_layer
+from .rescale import rounding_of_codes
 
 
 def compute_on_integers(
@@ -37,9 +38,9 @@ def compute_on_integers(
         %d = jit_passes::dequantize(%c, scale, zero)
         %q = jit_passes::quantize(%d, scale, zero, ...)
 
-    What is in front of quantize then has its grid, and `store_codes` takes quantize out. An
-    operator that has no integer form gets a remark, and stays in float. The options are those of
-    `Rules`.
+    What is in front of quantize then has its grid, and `store_codes` takes quantize out. So does
+    what is in front of fake_quantize, which rounds as the target does. An operator that has no
+    integer form gets a remark, and stays in float. The options are those of `Rules`.
     """
     rules = Rules(only_shift, rounding, accumulator_bits, multiplier_bits)
     capability = capability_of(only_shift, rounding, accumulator_bits)
@@ -86,14 +87,14 @@ class _Lowering:
 
     def lower(self, quantize: NodeView) -> None:
         """Put codes that are dequantized in front of quantize, or remark why not."""
-        values, bounds = _clipped(quantize.main_operand)
+        values, bounds = _clipped(unrounded(quantize))
         value, node = values[-1], values[-1].producer
         if not all(operand.is_constant for operand in quantize.inputs[1:]) or node is None:
             return  # an input of the model, or a grid that the model computes
         form = FORMS.get(node.kind)
         place = node if form else quantize
         try:
-            grid = _within(parameters_of(quantize), bounds)
+            grid = _within(self._rounded(parameters_of(quantize)), bounds)
             math = Arithmetic(self.graph, place, node, self.rules.rounding)
             products = self._products.get(node.index, 1)
             call = Call(node, grid, self.finder, math, self.rules, products)
@@ -119,6 +120,17 @@ class _Lowering:
         if form is not None:
             for known in values:
                 self._codes.setdefault(known.id, codes)
+
+    def _rounded(self, grid: QParams) -> QParams:
+        """Return the grid, if the target rounds as the reference model does, or halves to even.
+
+        Raises:
+            RefusedError: it does not.
+        """
+        own = rounding_of_codes(self.rules.rounding)
+        if grid.rounding not in ("half_even", own):
+            raise RefusedError(f"its result is rounded {grid.rounding}, and the target has {own}")
+        return grid
 
     def _refuse(self, node: NodeView, reason: str) -> None:
         self.graph.remark(node, reason)
@@ -241,8 +253,4 @@ def _within(grid: QParams, bounds: Bounds) -> QParams:
 
 
 def _code(number: float, grid: QParams) -> int:
-    ends = (grid.quant_min, grid.quant_max)
-    found = torch.ops.jit_passes.quantize(
-        torch.tensor(float(number)), grid.scale, grid.zero_point, *ends, DTYPES[grid.dtype]
-    )
-    return int(found)
+    return int(codes_of(torch.tensor(float(number)), grid))

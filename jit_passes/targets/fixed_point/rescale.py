@@ -30,7 +30,10 @@ from dataclasses import dataclass
 
 from ...errors import JitPassesError
 
-ROUNDINGS = ("half_even", "half_up", "half_away", "truncate")  # once
+# How a number is rounded once, and the word that the reference model has for it.
+ROUNDINGS = {
+    "half_even": "half_even", "half_up": "half_up", "half_away": "half_away", "truncate": "floor",
+}  # fmt: skip
 DOUBLE_ROUND = "double_round"
 HIGH = 31  # bits that double rounding drops first
 LONGEST = 62  # bits of a shift: the product has 64 with its sign
@@ -64,6 +67,14 @@ class Rescale:
             tuple(m << lift for m, lift in zip(self.multipliers, lifts, strict=True)),
             tuple(s + lift for s, lift in zip(self.shifts, lifts, strict=True)),
         )
+
+
+def rounding_of_codes(rounding: str) -> str:
+    """Return how the reference model of a target rounds: `QuantizationSpec.rounding`.
+
+    The second of two roundings has no form in floats, which round once.
+    """
+    return ROUNDINGS.get(rounding, "half_even")
 
 
 def rounding_of_quotients(rounding: str) -> str:

@@ -39,7 +39,8 @@ class FixedPoint(Target):
             powers of two.
         rounding: of that product: "half_even"; "half_up", as TFLite and TOSA with single rounding;
             "half_away" from zero; "truncate", which drops bits and so rounds down; "double_round",
-            twice, as gemmlowp, TFLite and CMSIS-NN without single rounding, and TOSA.
+            twice, as gemmlowp, TFLite and CMSIS-NN without single rounding, and TOSA. The reference
+            model, and a model that trains, round activations so, but for the last: halves to even.
         accumulator_bits: 16, 24, 32 or 48. Layers whose weights could overflow it stay in float,
             and the report says by how much.
         steps: how many steps the sequences of recurrent layers have, which are unrolled; None
@@ -105,7 +106,7 @@ class FixedPoint(Target):
         """Return its quantizer: of powers of two, int8 with one scale for each tensor."""
         if not self.only_shift:
             return BackendQuantizer(self)
-        activation = QuantizationSpec("int8", qscheme=POWERS[0])
+        activation = self.capability.activations.nearest(QuantizationSpec("int8"))
         weight = QuantizationSpec("int8", qscheme=POWERS[0], observer=MinMax())
         return BackendQuantizer(self, activation=activation, weight=weight)
 

@@ -40,12 +40,21 @@ def error_of(
     return float((importance * ((rounded - zero) * scale - row).square()).sum())
 
 
-def candidates(row: Tensor, symmetric: bool, steps: int) -> Iterator[tuple[float, float]]:
-    """All ranges of a grid."""
+def candidates(
+    row: Tensor, codes: tuple[int, int], symmetric: bool, steps: int
+) -> Iterator[tuple[float, float]]:
+    """All ranges of a grid; symmetric ones up to the first with a code for each number."""
     low, high = min(float(row.min()), 0.0), max(float(row.max()), 0.0)
     if symmetric:
         low, high = -max(-low, high), max(-low, high)
     together = symmetric or low == 0 or high == 0
+    if symmetric and sum(codes) != 0:
+        least, most = codes
+        middle = (least + most + 1) // 2
+        widest = (most - least) / 2 / min(most - middle, middle - least)
+        yield widest * low, widest * high
+        for a in range(steps + 1, int(widest * steps) + 1):
+            yield a / steps * low, a / steps * high
     for a in range(1, steps + 1):
         for b in (a,) if together else range(1, steps + 1):
             yield a / steps * low, b / steps * high
@@ -72,7 +81,7 @@ def test_each_row_has_its_best_range(
     for i in (0, 1, 3, 4, 5, 6, 7, 8):
         row, counts = rows[i].double(), importance[i].double()
         error = partial(error_of, row, counts, codes=codes, symmetric=symmetric)
-        errors = [error(*ends) for ends in candidates(row, symmetric, FACTORS)]
+        errors = [error(*ends) for ends in candidates(row, codes, symmetric, FACTORS)]
         assert error(*exact[:, i].tolist()) <= min(errors) * (1 + 1e-5)
         # Coarse to fine resolves a thousandth, and may end in another dent of the error. Of two
         # ends, one is looked for after the other.
@@ -194,7 +203,7 @@ def test_layers_of_all_kinds(observer: Any) -> None:
         for row, counts, scale in zip(rows, importance, found[name].tolist(), strict=True):
             errors = [
                 error_of(row, counts, *ends, (-7, 7), True)
-                for ends in candidates(row, True, FACTORS)
+                for ends in candidates(row, (-7, 7), True, FACTORS)
             ]
             own = error_of(row, counts, -7 * scale, 7 * scale, (-7, 7), True)
             assert own <= min(errors) * (1.1 if observer != MeanSquaredError(FACTORS) else 1.0001)

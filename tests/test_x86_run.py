@@ -335,7 +335,7 @@ class Float(nn.Module):
             "aten::conv2d.*part of a plan: its weight is in float",
         ),
         (
-            lambda: nn.Sequential(Grid(0.1, 100), Weighted(nn.Conv2d(3, 4, 3))),
+            lambda: nn.Sequential(Grid(0.1, 100), Weighted(nn.ConvTranspose2d(3, 4, 3))),
             "its result is read in float",
         ),
         (lambda: nn.Sequential(Grid(0.1, 100, torch.int16)), "its codes are not of 8 bits"),

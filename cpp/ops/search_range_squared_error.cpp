@@ -7,14 +7,14 @@
 // matters after a ReLU.
 //
 // jit_passes::search_range_l2: the range with the least error. Both ends are searched together, coarse to
-// fine, and then each by itself around what was found.
+// fine, and then each by itself around what was found. A symmetric range may be wider than the numbers: see widestOf.
 //
 // jit_passes::search_range_exhaustive: the range of a grid with the least error.
 //
 //   low = a / factors * min(min, 0), high = b / factors * max(max, 0)      a, b in 1 .. factors
 //
 // with a = b where the range is symmetric or one-sided: search_range_l2 without its assumption that both
-// ends can be found one after the other. Of ranges with the same error the widest upper end wins, then
+// ends can be found one after the other. Symmetric ones go on up to the widest: see widestOf. Of ranges with the same error the widest upper end wins, then
 // the widest lower end.
 //
 // jit_passes::search_range_of_rows: one of the two for each row of a matrix. All numbers are known, and each is
@@ -106,38 +106,53 @@ float errorOf(const Bins& bins, const IntegerGrid& grid, float min, float max) {
                    : std::numeric_limits<float>::infinity();
 }
 
-// Of evenly spaced numbers within (0, 1], the one with the least error; then around it, more and more
-// finely. The error has no gradient and many small dents, so neighbours are tried on both sides.
+// The factor of the widest symmetric range. Where a grid has a code more below 0 than above it, as [-8, 7] has, a
+// number as large as the range is half a step beyond the last code above 0. The range that is wider by that half step,
+// times 15 / 14 there, has a code for it, if float32 has such a number. Other ranges are as wide as the numbers at most.
+float widestOf(const IntegerGrid& grid, float high) {
+  const int64_t middle = (grid.quant_min + grid.quant_max + 1) / 2;
+  const int64_t codes = std::min(grid.quant_max - middle, middle - grid.quant_min); // on the shorter side
+  const auto steps = static_cast<float>(grid.quant_max - grid.quant_min);
+  const float widest = codes > 0 ? std::max(steps / static_cast<float>(2 * codes), 1.0f) : 1.0f;
+  return grid.symmetric && std::isfinite(high * widest) ? widest : 1.0f;
+}
+
+// Of evenly spaced numbers within (low, high], and `widest`, the one with the least error; then around it, more and
+// more finely. The error has no gradient and many small dents, so neighbours are tried on both sides.
 template <typename Error>
-float searchFactor(Error error, float low, float high, int steps, int rounds) {
+float searchFactor(Error error, float low, float high, int steps, int rounds, float widest = 1) {
   constexpr int kFine = 4;
   float step = (high - low) / steps, best = high, least = error(high);
   const auto tryFactor = [&](float factor) {
-    if (factor > 0 && factor < 1) {
-      if (const float candidate = error(factor); candidate < least) {
-        best = factor;
-        least = candidate;
-      }
+    if (const float candidate = error(factor); candidate < least) {
+      best = factor;
+      least = candidate;
     }
   };
   for (int i = 1; i < steps; ++i) {
     tryFactor(low + i * step);
   }
+  if (widest > 1) {
+    tryFactor(widest);
+  }
   for (int round = 0; round < rounds; ++round) {
     const float centre = best;
     for (int i = 1; i < kFine; ++i) {
-      tryFactor(centre - i * step / kFine);
-      tryFactor(centre + i * step / kFine);
+      for (const float factor : {centre - i * step / kFine, centre + i * step / kFine}) {
+        if (factor > 0 && factor < widest) {
+          tryFactor(factor);
+        }
+      }
     }
     step /= kFine;
   }
   return best;
 }
 
-// The whole of (0, 1].
+// The whole of (0, 1], and beyond up to the widest range.
 template <typename Error>
-float searchFactor(Error error) {
-  return searchFactor(error, 0, 1, /*steps=*/16, /*rounds=*/3);
+float searchFactor(Error error, float widest) {
+  return searchFactor(error, 0, 1, /*steps=*/16, /*rounds=*/3, widest);
 }
 
 // Around what is nearly best already.
@@ -154,11 +169,13 @@ Range searchCoarseToFine(const Bins& bins, const IntegerGrid& grid, double min, 
   float low = std::min(min, 0.0), high = std::max(max, 0.0);
   if (grid.symmetric) {
     high = std::max(-low, high);
-    high *= searchFactor([&](float factor) { return errorOf(bins, grid, -high * factor, high * factor); });
+    high *= searchFactor(
+        [&](float factor) { return errorOf(bins, grid, -high * factor, high * factor); },
+        widestOf(grid, high));
     return {-high, high};
   }
   const float both =
-      searchFactor([&](float factor) { return errorOf(bins, grid, low * factor, high * factor); });
+      searchFactor([&](float factor) { return errorOf(bins, grid, low * factor, high * factor); }, 1);
   if (low == 0 || high == 0) {
     return {low * both, high * both};
   }
@@ -189,14 +206,17 @@ Range searchGrid(const Bins& bins, const IntegerGrid& grid, double min, double m
     low = -high;
   }
   const bool together = grid.symmetric || low == 0 || high == 0;
-  const int64_t inner = together ? 1 : factors;
+  const float widest = widestOf(grid, high);
+  const int64_t first = widest > 1, outer = static_cast<int64_t>(static_cast<float>(factors) * widest);
+  const int64_t inner = together ? 1 : factors, count = first + outer * inner;
   const auto range = [&](int64_t candidate) {
-    const float above = static_cast<float>(factors - candidate / inner) / factors;
+    const int64_t steps = outer - (candidate - first) / inner;
+    const float above = candidate < first ? widest : static_cast<float>(steps) / factors;
     const float below = together ? above : static_cast<float>(factors - candidate % inner) / factors;
     return std::pair<float, float>{low * below, high * above};
   };
-  std::vector<float> errors(factors * inner);
-  at::parallel_for(0, factors * inner, 64, [&](int64_t begin, int64_t end) {
+  std::vector<float> errors(count);
+  at::parallel_for(0, count, 64, [&](int64_t begin, int64_t end) {
     for (int64_t candidate = begin; candidate < end; ++candidate) {
       const auto [from, to] = range(candidate);
       errors[candidate] = errorOf(bins, grid, from, to);

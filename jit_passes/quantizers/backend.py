@@ -197,6 +197,9 @@ class BackendQuantizer(Quantizer):
             if unfulfilled := selection.float_inputs_on_integers():
                 float_inputs -= unfulfilled
                 continue
+            if added := selection.added_in_float():
+                float_results |= added
+                continue
             writer = AnnotationWriter(self.policy, selection, resolved)
             refusals = Refusals(writer)
             if not (found := refusals.find()):
@@ -247,8 +250,10 @@ class BackendQuantizer(Quantizer):
 
         Rules for single layers do not count: a layer that one makes dynamic is among them.
         """
-        if not has_float_sums(self.policy.capability) or not (found := find_summed(graph)):
+        can = self.policy.capability
+        if not has_float_sums(can) or not (found := find_summed(graph)):
             return set()
+        found -= {node.index for node in graph.nodes if can.adds_in_float(node)}
         return found & self._static(graph, replace(self.configuration, rules=()))
 
     def _static(self, graph: GraphView, configuration: Configuration) -> set[int]:

@@ -21,6 +21,7 @@ DYNAMIC = QuantizationSpec("uint8", is_dynamic=True)
 WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
 
 _WEIGHT, _BIAS = 1, 2  # the operands of all weighted operators
+SUMS = ("aten::add", "aten::sub")
 HEADER = ("operator", "how", "operands", "weights", "ranks", "modes", "absorbs")
 
 
@@ -86,6 +87,15 @@ class Capability:
         """Say whether the backend has the operator as one with weights."""
         row = self.operators.get(node.kind)
         return row is not None and row.role is Role.WEIGHTED
+
+    def adds_in_float(self, node: NodeView) -> bool:
+        """Say whether a sum alone reads an operator's result, and takes it in float in one step."""
+        row = self.operators.get(node.kind)
+        if row is None or not row.float_in_regions:
+            return False
+        value = node.output
+        sums = [user.kind in SUMS and user.block == node.block for user, _ in value.uses]
+        return sums == [True] and not (value.is_result or value.written)
 
     def has_mode(self, node: NodeView, mode: str) -> bool:
         """Say whether the backend has an operator in a mode, for any weight."""

@@ -283,6 +283,18 @@ class Selection:
         found = self.float_inputs - self.dynamic
         return {index for index in found if self.integers_of(self.nodes[index])}
 
+    def added_in_float(self) -> set[int]:
+        """Return operators with weights whose results sums in float take without rounding."""
+        summed = {weighted.index for weighted in self.summed.values()}
+        return {
+            node.index
+            for node in self.by_output.values()
+            if node.index not in summed
+            and node.index not in self.own_results
+            and self.capability.adds_in_float(node)
+            and not any(self.reads(*use) for use in node.output.uses)
+        }
+
     def flows(self) -> list[Flow]:
         """Return maker and readers of each value that selected operators make or read.
 

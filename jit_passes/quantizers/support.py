@@ -186,6 +186,8 @@ class OperatorSupport:
             one of its two operands, of a function its only one. Its own result alone is quantized
             then, where nothing else reads that of the weighted operator.
         gives_float: whether its result may stay in float while its operands are quantized.
+        float_in_regions: of an operator with weights, whether regions have a form of it that reads
+            integers and gives float, to which a sum in float is added in one step.
         constants: whether it takes constant tensors among its operands, on grids of their own.
         modes: the modes that it has: "static", parameters of its input come from calibration;
             "dynamic", from the input itself as the model runs, and its result is float;
@@ -214,6 +216,7 @@ class OperatorSupport:
     only_part: bool = False
     sums: tuple[str, ...] = ()
     gives_float: bool = True
+    float_in_regions: bool = False
     constants: bool = False
     modes: tuple[str, ...] = ("static",)
     dynamic: SpecSupport | None = None

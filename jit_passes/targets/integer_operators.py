@@ -235,7 +235,7 @@ class UnitFinder:
         readers = list(readers_of(value, lambda user, _: user.kind not in LISTS))
         if readers and all(self._takes_parts(use, node) for use in readers):
             return None
-        if value.is_result or others or not quantizers:
+        if (value.is_result or others or not quantizers) and not row.float_in_regions:
             return "its result is not quantized"
         if any(quantize.block != node.block for quantize in quantizers):
             return "its result is quantized in another branch or loop"

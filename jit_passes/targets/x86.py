@@ -119,7 +119,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
     ]
     rows += [
         OperatorSupport(f"aten::conv{n}d", Role.WEIGHTED, clips=CLIPS, ranks=(n + 1, n + 2),
-                        check=_in_plan, modes=("static", "dynamic"), dynamic=of_images)
+                        check=_in_plan, modes=("static", "dynamic"), dynamic=of_images,
+                        float_in_regions=True)
         for n in (1, 2, 3)
     ]  # fmt: skip
     rows += [
@@ -131,7 +132,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         ),
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=RANKS,
                         check=_in_plan, mode_weights=_LINEAR_WEIGHTS,
-                        modes=("static", "dynamic", "weight_only")),
+                        modes=("static", "dynamic", "weight_only"), float_in_regions=True),
         *lookups(),
         *(
             replace(row, dynamic=of_pytorch) if row.kind in GATED else row for row in recurrent()

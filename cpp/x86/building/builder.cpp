@@ -312,7 +312,7 @@ class Walk : ProgramWriter {
   void visitPlanned(Node* node, Planned planned) {
     planned.op.name = nameOf(node);
     numbers_.set(planned.op, planned.computed);
-    takeSum(planned);
+    takeSum(node, planned);
     const bool joins = isJoin(reader_, node) || isAffine(planned.op.kind);
     for (const Value* operand : planned.operands) {
       if (const auto joined = joins ? joined_.find(operand) : joined_.end(); joined != joined_.end()) {
@@ -333,7 +333,9 @@ class Walk : ProgramWriter {
     }
     const bool later = isQuantizedLater(reader_, node->output()) || isSummed(node, planned.op);
     Pending pending{planned.op};
-    if (floats || !hasCodes(planned.op) || (!later && hasFloats(planned.op.kind))) {
+    if (!later && declarationOf(planned.op.kind).in_floats) {
+      pending.floats = emitFloats(inFloats(std::move(planned.op)));
+    } else if (floats || !x86::hasCodes(planned.op) || (!later && hasFloats(planned.op.kind))) {
       pending.floats = emitFloats(std::move(planned.op));
     }
     refuseUnless(later || pending.floats, "its result is read in float");
@@ -344,13 +346,38 @@ class Walk : ProgramWriter {
     wait(node->output(), std::move(pending));
   }
 
-  // A sum with the result of an operator with weights that is still to be quantized becomes part of that operator.
-  void takeSum(Planned& planned) const {
-    for (size_t own = 0; own < 2 && planned.op.kind == Kind::Add; ++own) {
-      if (const auto found = pending_.find(planned.operands[own]); found != pending_.end()) {
-        planned = {withSum(found->second.op, planned.op, own), {planned.operands[1 - own]}};
+  // A sum with the result of a layer that is still to be quantized becomes part of that layer, where both of its operands
+  // have codes and the sum gets some. Elsewhere the layer gives float32.
+  void takeSum(const Node* node, Planned& planned) {
+    for (size_t own = 0; own < planned.operands.size(); ++own) {
+      const auto found = pending_.find(planned.operands[own]);
+      if (found == pending_.end()) {
+        continue;
       }
+      if (planned.op.kind == Kind::Add && isQuantizedLater(reader_, node->output()) &&
+          hasCodes(planned.operands[1 - own])) {
+        planned = {withSum(found->second.op, planned.op, own), {planned.operands[1 - own]}};
+        return;
+      }
+      floats_[planned.operands[own]] = emitFloats(inFloats(found->second.op));
     }
+  }
+
+  // Whether a value has codes by now.
+  bool hasCodes(const Value* value) const {
+    const auto known = floats_.find(value);
+    if (known != floats_.end()) {
+      return !program_.grids[known->second].is_float;
+    }
+    const auto constant = reader_.constant(value);
+    return constant && !constant->second.is_float;
+  }
+
+  static Operator inFloats(Operator op) {
+    const char* kind = declarationOf(op.kind).in_floats;
+    refuseUnless(kind != nullptr, "its result is read in float");
+    op.kind = kindNamed(kind);
+    return op;
   }
 
   const RegionReader& reader_;

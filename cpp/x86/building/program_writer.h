@@ -20,11 +20,12 @@ class ProgramWriter {
     return program_.operators.back().output;
   }
 
-  // In float32, of its inputs. Sums take codes as they are.
+  // In float32, of its inputs. Sums take codes as they are, and so do layers.
   int64_t emitFloats(Operator op) {
     for (int64_t& input : op.inputs) {
-      const bool codes = !program_.grids[input].is_float;
-      input = codes && declarationOf(op.kind).types != Types::Mixed ? dequantized(input) : input;
+      const Types types = declarationOf(op.kind).types;
+      const bool takes_codes = types == Types::Mixed || types == Types::ToFloats;
+      input = program_.grids[input].is_float || takes_codes ? input : dequantized(input);
     }
     auto inputs = op.inputs;
     return emit(std::move(op), std::move(inputs), kFloat32);

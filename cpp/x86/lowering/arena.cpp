@@ -144,9 +144,7 @@ std::span<const size_t> operandsInPlace(const Lowered& lowered, const Step& step
   if (step.does == Does::Convolve) {
     return all.subspan(1);
   }
-  // A convolution adds by rows. A linear layer reads codes that have no axis of channels.
-  const bool adds = step.does == Does::ToFloats && lowered.memory[all[0]].axis < 0;
-  return adds ? all.subspan(1) : all.first(0);
+  return step.adds_in_place ? all.subspan(1) : all.first(0);
 }
 
 // Whether the result of a step can lie where that memory does, which nobody reads later.

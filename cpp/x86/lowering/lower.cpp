@@ -169,7 +169,7 @@ void Lowering::findBorders() {
   for (Step& step : result.steps) {
     const Operator& op = program.operators[step.index];
     if (step.does != Does::Convolve && step.does != Does::ConvolveTransposed &&
-        (step.does != Does::ToFloats || isLinear(op.kind))) {
+        (step.does != Does::ToFloats || (isLinear(op.kind) && isDynamic(op.kind)))) {
       continue;
     }
     const Memory& in = memory(step.inputs[0]);

@@ -46,7 +46,9 @@ void lowerFloatLayer(Lowering& state, size_t index) {
   const auto inputs = isDynamic(op.kind) ? quantizedInput(state, index) : state.wantAll(op);
   const int64_t value = state.emitWithTable(does, index, inputs, axis);
   Step& step = state.result.steps.back();
-  step.packed = does == Does::ToFloats ? state.weights.packed(state.program, op, true) : nullptr;
+  step.packed =
+      isDynamic(op.kind) && does == Does::ToFloats ? state.weights.packed(state.program, op, true) : nullptr;
+  step.adds_in_place = does == Does::ToFloats && isLinear(op.kind); // a convolution adds by rows
   const auto& uses = state.uses[value];
   if (uses.size() != 1 || uses[0] == SIZE_MAX || state.program.operators[uses[0]].kind != Kind::Add) {
     return;

@@ -37,7 +37,9 @@ using Kernels = std::vector<Convolution>;
 std::shared_ptr<const Kernels> pack(const Program& program, const Operator& op, bool dense) {
   const at::NoGradGuard no_gradients;
   const auto& weight = op.tensors[kWeight];
-  const int64_t zero_point = isAffine(op.kind) ? 0 : program.grids[op.inputs[0]].zero_point;
+  const Grid& grid = program.grids[op.inputs[0]];
+  // Sums that become float32 take it off behind the products: see SumsToFloats.
+  const int64_t zero_point = isAffine(op.kind) || program.grids[op.output].is_float ? 0 : grid.zero_point;
   auto kernels = std::make_shared<Kernels>();
   const auto add = [&](const Window& window, const at::Tensor& ordered) {
     kernels->emplace_back(
@@ -88,7 +90,7 @@ std::shared_ptr<const Packed> numbersOf(
   const Grid& out = program.grids[op.output];
   auto packed = std::make_shared<Packed>(
       Packed{std::move(kernels), std::vector<float>(outputs), std::vector<float>(outputs), 0, {}});
-  if (isDynamic(op.kind)) {
+  if (out.is_float) {
     packed->sums = sumsOf(op);
   }
   const double out_scale = static_cast<float>(out.scale);

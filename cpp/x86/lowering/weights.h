@@ -20,7 +20,7 @@ struct Packed {
   std::shared_ptr<const std::vector<Convolution>> kernels;
   std::vector<float> multiplier, offset;
   float residual_multiplier;
-  // Of the weights for each result, of one kernel after the other, where the input is quantized as the plan runs.
+  // Of the weights for each result, of one kernel after the other, where the result is float32.
   std::vector<int32_t> sums;
 
   std::shared_ptr<const RecurrentLayer> recurrent = nullptr;

@@ -150,12 +150,25 @@ const RegisterOperator convolution_operator{
      .attributes = {kOwn, kOwn},
      .tensors = {3, 4},
      .layer = LayerKind::Convolution,
+     .in_floats = "convolution_to_floats",
      .from = {{"conv1d", convolution<1>}, {"conv2d", convolution<2>}, {"conv3d", convolution<3>}},
      .check = checkConvolution,
      .infer = sizesOfConvolution,
      .channels = axisInFront,
      .lower = lowerWithTable,
      .step = Does::Convolve}};
+// Its form whose result is float32. Attributes: see ConvolutionAttributes.
+const RegisterOperator float_convolution_operator{
+    {.name = "convolution_to_floats",
+     .attributes = {kOwn, kOwn},
+     .tensors = {3, 3},
+     .types = Types::ToFloats,
+     .layer = LayerKind::Convolution,
+     .check = checkConvolution,
+     .infer = sizesOfConvolution,
+     .channels = axisInFront,
+     .lower = lowerFloatLayer,
+     .step = Does::ToFloats}};
 // Attributes: see ConvolutionAttributes.
 const RegisterOperator transposed_operator{
     {.name = "transposed_convolution",

@@ -13,6 +13,8 @@ void checkLinear(const Operator& op) {
   checkSum(op);
 }
 
+void checkFloatLinear(const Operator& op) { checkWeights(op, 2); }
+
 void checkDynamicLinear(const Operator& op) {
   checkDynamic(op);
   checkWeights(op, 2);
@@ -81,12 +83,24 @@ const RegisterOperator linear_operator{
      .inputs = {1, 2},
      .tensors = {3, 4},
      .layer = LayerKind::Linear,
+     .in_floats = "linear_to_floats",
      .from = {{"linear", linear}},
      .check = checkLinear,
      .infer = sizesOfLinear,
      .channels = lastAxisOf,
      .lower = lowerWithTable,
      .step = Does::Convolve}};
+// Its form whose result is float32.
+const RegisterOperator float_linear_operator{
+    {.name = "linear_to_floats",
+     .tensors = {3, 3},
+     .types = Types::ToFloats,
+     .layer = LayerKind::Linear,
+     .check = checkFloatLinear,
+     .infer = sizesOfLinear,
+     .channels = lastAxisOf,
+     .lower = lowerFloatLayer,
+     .step = Does::ToFloats}};
 // A linear layer whose input is quantized as the plan runs. Attributes: see DynamicAttributes.
 const RegisterOperator dynamic_linear_operator{
     {.name = "linear_dynamic",

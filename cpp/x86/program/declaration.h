@@ -32,7 +32,7 @@ enum class Does {
   Measure,      // the extents of float32, for a grid
   QuantizeRows, // on grids that follow from it; inputs: float32 and, if there is one grid for all, its extents
   QuantizeImage, // the same on one grid; inputs: float32 and extents
-  ToFloats,      // sums of an operator that is dynamic; see addendOf
+  ToFloats,      // sums of a layer whose result is float32; see addendOf
   Recur,         // through all steps of a recurrent layer
   Copy,
   Rename,
@@ -89,13 +89,14 @@ struct Declaration {
   Types types = Types::Codes;
   int64_t most_axes = kMostAxes; // of operands and result
   LayerKind layer = LayerKind::None;
-  bool dynamic = false;        // a layer whose input is quantized as the plan runs
-  size_t any_dtype = SIZE_MAX; // the operand that may have any dtype where it comes in: truths, indices
-  bool moves = false;          // only moves the elements of its operand
-  bool keeps_codes = moves;    // the result has the grid of the operand
-  bool permutes = false;       // its axes, see permutationOf
-  bool views = false;          // the result is a view: other sizes, strides and offset
-  bool takes_shape = false;    // all attributes are sizes of the result
+  bool dynamic = false;            // a layer whose input is quantized as the plan runs
+  const char* in_floats = nullptr; // the kind of the form that gives float32 of codes
+  size_t any_dtype = SIZE_MAX;     // the operand that may have any dtype where it comes in: truths, indices
+  bool moves = false;              // only moves the elements of its operand
+  bool keeps_codes = moves;        // the result has the grid of the operand
+  bool permutes = false;           // its axes, see permutationOf
+  bool views = false;              // the result is a view: other sizes, strides and offset
+  bool takes_shape = false;        // all attributes are sizes of the result
   std::optional<ReduceFloats::Which> reduces = std::nullopt; // axes
 
   std::vector<From> from = {};

@@ -12,7 +12,8 @@ void absorbPaddings(std::vector<Operator>& operators) {
     if (op.kind == Kind::Pad && op.computed.empty()) {
       paddings.emplace(op.output, &op);
     }
-    const auto found = op.kind == Kind::Convolution ? paddings.find(op.inputs[0]) : paddings.end();
+    const bool reads_codes = declarationOf(op.kind).layer == LayerKind::Convolution && !isDynamic(op.kind);
+    const auto found = reads_codes ? paddings.find(op.inputs[0]) : paddings.end();
     if (found == paddings.end()) {
       continue;
     }

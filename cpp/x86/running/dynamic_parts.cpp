@@ -1,4 +1,4 @@
-// Phases of dynamic operators, and functions of float32.
+// Phases of layers that give float32, most of which are dynamic, and functions of float32.
 #include "placed.h"
 #include "x86/kernels/dynamic.h"
 #include "x86/lowering/transposed.h"
@@ -55,18 +55,25 @@ Image codesFor(const Image& image, int64_t channels) {
 } // namespace
 
 std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vector<Memory>& memory) {
-  const bool linear = isLinear(op.kind), per_row = dynamicAttribute(op, DynamicAttributes::PerRow);
+  const bool linear = isLinear(op.kind), dynamic = isDynamic(op.kind);
+  const bool per_row = dynamic && dynamicAttribute(op, DynamicAttributes::PerRow);
   const auto view = [&](size_t id) { return linear ? rowsOf(memory[id]) : image(memory[id]); };
   const Memory& codes = memory[step.inputs[0]];
   const Placed y = view(step.output);
   const int64_t first = per_row ? bytesOfGrids(y.image.rows() * y.image.width) : 0;
-  const Placed x = linear ? Placed{codesFor(y.image, op.tensors[kWeight].size(1)), codes.offset + first}
-                          : view(step.inputs[0]);
+  const Placed x = linear && dynamic
+                       ? Placed{codesFor(y.image, op.tensors[kWeight].size(1)), codes.offset + first}
+                       : view(step.inputs[0]);
   const auto addend = addendOf(step, op);
   const auto residual = addend ? std::optional(view(*addend)) : std::nullopt;
-  const DynamicGrid grid{
-      per_row ? 0 : memory[step.inputs[1]].offset,
-      static_cast<RangeForm>(dynamicAttribute(op, DynamicAttributes::Form))};
+  DynamicGrid grid{};
+  std::optional<RowGrid> known;
+  if (!dynamic) { // the scale is part of the multipliers
+    known = RowGrid{1, static_cast<int32_t>(codes.grid->zero_point)};
+  } else {
+    grid.offset = per_row ? 0 : memory[step.inputs[1]].offset;
+    grid.form = static_cast<RangeForm>(dynamicAttribute(op, DynamicAttributes::Form));
+  }
   const Packed& weights = *step.packed;
   const int64_t outputs = op.tensors[kWeight].size(0);
   const auto part = [&](size_t number, const Placed& to, const std::optional<Placed>& added) -> Part {
@@ -81,7 +88,8 @@ std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vect
     const int64_t lines = linear ? pixels : linesOf(pixelDims(codes.sizes, codes.axis));
     return {
         weights.kernel(number).items(x.image, to.image, added ? &added->image : nullptr),
-        [=, packed = step.packed, grids = GridsOfCodes{per_row, codes.offset, grid, samples, lines, pixels}](
+        [=, packed = step.packed,
+         grids = GridsOfCodes{per_row, codes.offset, grid, samples, lines, pixels, known}](
             const Call& call, int64_t begin, int64_t end) {
           const Image other = added ? added->in(call) : Image{};
           SumsToFloats own = how;

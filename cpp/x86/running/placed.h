@@ -46,16 +46,20 @@ struct DynamicGrid {
       const Call& call, const RowGrid& grid, int64_t samples, int64_t lines, int64_t pixels) const;
 };
 
-// The grids of codes in the arena: in front of rows that have one each, or found by extents.
+// The grids of codes in the arena: in front of rows that have one each, or found by extents. Or one is known.
 struct GridsOfCodes {
   bool per_row;
   int64_t rows; // where their grids begin
   DynamicGrid all;
   int64_t samples, lines, pixels;
+  std::optional<RowGrid> known = {};
 
   // Calls `use(grids, whether each pixel has one)`.
   template <typename Use>
   void with(const Call& call, const Use& use) const {
+    if (known) {
+      return use(&*known, false);
+    }
     if (per_row) {
       return use(reinterpret_cast<const RowGrid*>(call.arena() + rows), true);
     }

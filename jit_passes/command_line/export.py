@@ -141,7 +141,9 @@ def export(
 def _check_version(form: str, version: str | None) -> None:
     if version is None:
         return
-    if form in MODELS and (form != "onnx" or not version.isdigit()):
+    if form == "onnx" and not version.isdigit():
+        raise click.UsageError(f"--version: that of onnx is an opset, 21 say, not {version!r}")
+    if form in MODELS and form != "onnx":
         raise click.UsageError(f"--version: {form} has one only; onnx has opsets, 21 say")
     if form in FORMATS and "version" not in inspect.signature(FORMATS[form].write).parameters:
         raise click.UsageError(f"--version: the form {form} has one only")

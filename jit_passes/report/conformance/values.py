@@ -97,9 +97,11 @@ def grids_of(model: torch.jit.ScriptModule, report: Report) -> dict[str, Grid]:
     found = {value.label: Grid.of(value) for value in report.values}
     graph = GraphView.of(model, report.method)
     for name, value in results_of(graph):
-        grids = [node and _grid_of(node) for node in dequantizes_of(graph, value)]
-        if grids and grids[0] is not None and all(grid == grids[0] for grid in grids):
-            found[name] = grids[0]
+        makers = dequantizes_of(graph, value)
+        grids = [None if maker is None else _grid_of(maker) for maker in makers]
+        first = next(iter(grids), None)
+        if first is not None and all(grid == first for grid in grids):
+            found[name] = first
     return found
 
 

@@ -189,6 +189,9 @@ def test_a_result_of_a_loop() -> None:
     rows = {row.engine: row for row in found.rows if row.name == "output"}
     assert rows["fixed_point"].elements == 64 and rows["fixed_point"].different == 0
     assert rows["moved"].different == 16 * sum(bool(x.sum() > 0) for x in batches) > 0
+    # A loop may run no round, for all that the graph says, and then gives floats.
+    told = [doubt for doubt in jit_passes.exactness(model).doubts if doubt.name == "output"]
+    assert [doubt.condition for doubt in told] == ["rounding"]
 
 
 def test_the_first_divergence() -> None:

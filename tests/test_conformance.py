@@ -161,6 +161,41 @@ def test_branches() -> None:
     assert len([row for row in found.rows if row.engine == "fixed_point"]) > 3
 
 
+class Repeated(nn.Module):
+    """A layer in a loop whose rounds the data decide; its result is that of the last round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(1 + int(x.sum() > 0)):
+            x = self.a(x)
+        return x.reshape(-1)
+
+
+def test_a_result_of_a_loop() -> None:
+    """Its grid is that of each round, though the loop begins with floats."""
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randn(2, 8, generator=generator) for _ in range(4)]
+    batches[0], batches[1] = batches[0].abs(), -batches[1].abs()
+    model = quantized(Repeated(), batches, "reference")
+
+    value = jit_passes.encodings_of(model).activations[-1]
+
+    def moved(x: Tensor) -> dict[str, Tensor]:
+        codes = (model(x) / value.scale[0] + value.zero_point[0]).round().to(torch.int64)
+        return {"output": codes + (x.sum() > 0)}
+
+    found = conformance(model, batches, ["fixed_point", moved])
+    rows = {row.engine: row for row in found.rows if row.name == "output"}
+    assert rows["fixed_point"].elements == 64 and rows["fixed_point"].different == 0
+    assert rows["moved"].different == 16 * sum(bool(x.sum() > 0) for x in batches) > 0
+    # A loop may run no round, for all that the graph says, and then gives floats.
+    told = [doubt for doubt in jit_passes.exactness(model).doubts if doubt.name == "output"]
+    assert [doubt.condition for doubt in told] == ["rounding"]
+
+
 def test_the_first_divergence() -> None:
     """An engine of one's own, one code of which is moved."""
     model = reference()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from tests.command_line import Run, run_fixture  # noqa: F401
-from tests.engines import Between, Block, apart, data, quantized
+from tests.engines import Between, Block, apart, data, promised, quantized
 
 
 def reasons(model: nn.Module, target: str, config: Any = None) -> list[str]:
@@ -103,6 +103,21 @@ def test_placement_and_grids(target: str, rounded: bool) -> None:
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
 
 
+def test_openvino_rounds_only_what_is_read_on_integers() -> None:
+    """A layer norm, and the caller, read floats; a gelu reads the sums of products."""
+    network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.LayerNorm(8))
+    network.append(nn.Linear(8, 4))
+    batches = data(3, 8)
+    rounded = ["input", "1:gelu", "3:layer_norm"]
+    model = quantized(network, batches, "openvino")
+    assert [value.name for value in jit_passes.encodings_of(model).activations] == rounded
+    assert promised(model) == 3
+    config = {"version": 1, "rules": [{"module": "2", "output": {"bits": 8}}]}
+    asked = quantized(network, batches, "openvino", config=config)
+    names = [value.name for value in jit_passes.encodings_of(asked).activations]
+    assert names == [*rounded[:2], "2:linear", rounded[2]]
+
+
 def test_one_command_quantizes_and_exports(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     onnx = pytest.importorskip("onnx")
@@ -120,6 +135,8 @@ def test_one_command_quantizes_and_exports(run: Run, tmp_path: Path) -> None:
     assert kinds.count("QuantizeLinear") > 4
     for words, *arguments in (
         ("--engine: 'x86' reads no files", "--engine", "x86"),
+        ("--engine none: there is none of that name", "--engine", "none"),
+        ("is an opset, 21 say, not 'old'", "--version", "old"),
         ("give --engine too", "--mode", "static"),
     ):
         done = run("export", model, "--to", "onnx", *given[:2], *arguments, "-o", tmp_path / "no")

@@ -189,7 +189,8 @@ def test_openvino_computes_functions_within_a_convolution(
     layers, found = executed(model, batches[0], tmp_path / "model.onnx")
     functions = {kind for kind, _ in layers} - {"Const", "Input", "Output", "Reorder", "Reshape"}
     assert functions == {"Convolution", "Subgraph"}  # which quantizes and dequantizes
-    assert len(jit_passes.encodings_of(model).activations) == 3
+    names = [value.name for value in jit_passes.encodings_of(model).activations]
+    assert names == ["x", f"function:{function._get_name().lower()}"]
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
 
 
@@ -202,6 +203,36 @@ def test_openvino_computes_behind_what_only_rearranges(tmp_path: Path) -> None:
     model = quantized(Between(Repeated()), batches, "openvino")
     layers, _ = executed(model, batches[0], tmp_path / "model.onnx")
     assert [kind for kind in layers if kind[0] == "Convolution"] == [("Convolution", "u8")] * 2
+
+
+class Means(nn.Module):
+    """Means over tokens, of values that a layer reads too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        y = self.body(x)
+        pooled = nn.functional.adaptive_avg_pool1d(y.transpose(1, 2), 1)
+        return self.head(y), y.mean(1), pooled, y.unsqueeze(3).mean([1, 2])
+
+
+def test_openvino_averages_tokens_in_float(tmp_path: Path) -> None:
+    """Its kernels on integers average the tokens of the first sample alone."""
+    batches = data(3, 7, 8)
+    kinds = []
+    for target in ("onnxruntime", "openvino"):
+        model, path = quantized(Means(), batches, target), tmp_path / f"{target}.onnx"
+        export_onnx(model, path, batches[0])
+        kinds.append([node.op_type for node in onnx.load(path).graph.node].count("Max"))
+    assert kinds == [0, 3]
+    openvino = pytest.importorskip("openvino")
+    options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    found = openvino.Core().compile_model(str(path), "CPU", options)([batches[0].numpy()])
+    for result, expected in zip(found.to_tuple()[1:], model(batches[0])[1:], strict=True):
+        assert expected.std() > 0
+        torch.testing.assert_close(torch.tensor(result), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -30,7 +30,8 @@ from ..export.encoding import KINDS
 from ..files import write_whole
 from ..quantize import quantize_script
 from ..report import coverage
-from ..targets import Target
+from ..stages.module import Report, quantized_part
+from ..targets import Engine, Target
 from . import options
 from .files import check_output, load_model
 from .outcome import show
@@ -41,11 +42,6 @@ MODELS = {  # and who reads them
     "onnx": "ONNX Runtime",
     "c": "C99",
     "vectors": "testbenches",
-}
-READ = {
-    "onnx": ("onnxruntime", "openvino", "tensorrt", "qonnx"),
-    "pt2": ("inductor", "xnnpack"),
-    "aoti": ("inductor",),
 }
 FOLDERS = ("c", "vectors")
 VECTORS = 8  # samples that a program in C is tested with, at most
@@ -106,7 +102,7 @@ def export(
     target = None if engine is None else _engine_of(engine)
     _check_version(form, version)
     if target is not None:
-        kinds = [kind for kind, names in READ.items() if target.name in names]
+        kinds = target.reads if isinstance(target, Engine) else ()
         if kinds and form not in kinds:
             known = " or ".join(kinds)
             raise click.UsageError(f"--engine {target.name} reads files of --to {known}")
@@ -131,8 +127,7 @@ def export(
         result["operators"] = [asdict(row) for row in rows]
     if batches is not None and form in MODELS:
         _export_model(loaded, output, form, version, method, batches, kernels)
-        reader = target.name if target is not None and form == "onnx" else MODELS[form]
-        show(f"{told}{output}: the model, for {reader}", result, as_json)
+        show(f"{told}{output}: the model, for {_reader_of(loaded, method, form)}", result, as_json)
         return
     text, counts = _export_scales(loaded, output, form, version)
     show(told + text, result | counts, as_json)
@@ -141,7 +136,9 @@ def export(
 def _check_version(form: str, version: str | None) -> None:
     if version is None:
         return
-    if form in MODELS and (form != "onnx" or not version.isdigit()):
+    if form == "onnx" and not version.isdigit():
+        raise click.UsageError(f"--version: that of onnx is an opset, 21 say, not {version!r}")
+    if form in MODELS and form != "onnx":
         raise click.UsageError(f"--version: {form} has one only; onnx has opsets, 21 say")
     if form in FORMATS and "version" not in inspect.signature(FORMATS[form].write).parameters:
         raise click.UsageError(f"--version: the form {form} has one only")
@@ -168,11 +165,20 @@ def _engine_of(name: str) -> Target:
     Raises:
         UsageError: the target of that name computes in this package, or in PyTorch.
     """
-    target = options.target_of(name)
+    target = options.target_of(name, "--engine")
     if not target.is_reference:
         known = ", ".join(name for name, kind in Target.named().items() if kind.is_reference)
         raise click.UsageError(f"--engine: '{target.name}' reads no files: one of {known}")
     return target
+
+
+def _reader_of(model: torch.jit.ScriptModule, method: str, form: str) -> str:
+    """Return who reads a file of ONNX: the engine that its model was quantized for."""
+    report = Report.read(quantized_part(model, method))
+    target = None if report is None else Target.named().get(report.target.get("name", ""))
+    if form == "onnx" and target is not None and issubclass(target, Engine):
+        return target.name
+    return MODELS[form]
 
 
 def _export_model(

@@ -277,8 +277,12 @@ def _imported(name: str) -> Any:
         sys.path.remove(str(Path.cwd()))
 
 
-def target_of(text: str) -> Target:
+def target_of(text: str, option: str = "--target") -> Target:
     """Return the target that a text stands for.
+
+    Args:
+        text: its name, with options.
+        option: that the text was given to.
 
     Raises:
         click.UsageError: there is none.
@@ -289,10 +293,10 @@ def target_of(text: str) -> Target:
         try:
             return Target.make(name, **{key: yaml.safe_load(value) for key, _, value in pairs})
         except UnknownError as error:
-            raise click.UsageError(f"--target {text}: {error}") from error
+            raise click.UsageError(f"{option} {text}: {error}") from error
     if text != "auto" and text not in targets:
         names = ", ".join(("auto", *Target.named()))
-        raise click.UsageError(f"--target {text}: there is none of that name, only {names}")
+        raise click.UsageError(f"{option} {text}: there is none of that name, only {names}")
     return resolve_target(text)
 
 

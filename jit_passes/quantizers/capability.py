@@ -37,6 +37,8 @@ class Capability:
             where it takes them in float.
         float_biases: whether biases are left in float, since the backend makes integers of them
             by itself.
+        float_results: whether results of operators with weights are left in float where nothing
+            reads their integers, since it gives floats at no cost.
         mixed: whether an operator may have some operands in float and others quantized, and
             results of its own specification where the table says that they share.
         moves: operators that only rearrange integers, each with a function that says why a node
@@ -69,6 +71,7 @@ class Capability:
     weights: SpecSupport = ANY_SPEC
     accumulators: SpecSupport | None = None
     float_biases: bool = False
+    float_results: bool = False
     mixed: bool = False
     moves: Mapping[str, Check | None] | None = None
     barriers: frozenset[str] = frozenset()

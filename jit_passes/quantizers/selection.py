@@ -143,6 +143,8 @@ class Selection:
         self.select_between()
         if not self.capability.integers_only:
             self.drop_for_fewest_conversions()
+        if self.capability.float_results:
+            self.leave_results()
         self.join_tables()
         self.read_parts()
         self.fuse_sums()
@@ -267,6 +269,15 @@ class Selection:
                 self.by_output.pop(value.id, None)
                 name = self.nodes[index].name
                 self.reasons[name] = "on integers, no fewer values would be converted"
+
+    def leave_results(self) -> None:
+        """Leave results of operators with weights in float where nothing reads their integers."""
+        for index, row in self.selected.items():
+            value = self.result(self.nodes[index])
+            free = row.role is Role.WEIGHTED and index not in self.own_results
+            if free and value.id in self.by_output and {*self.readers(value)} <= {FLOAT}:
+                del self.by_output[value.id]
+                self.float_results |= {index}
 
     def integers_of(self, node: NodeView) -> str | None:
         """Return the operator whose integers a selected one reads; None where it reads floats."""

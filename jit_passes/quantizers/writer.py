@@ -216,8 +216,8 @@ class AnnotationWriter:
         value = self.selection.result(node)
         layers, values = self.resolved.layers, self.resolved.values
         options = result_options(self.resolved, node, value)
-        in_float = node.index in self.selection.float_results
-        if options.dtype == "float" or in_float or self.is_dynamic(node):
+        in_float = options.dtype == "float" or node.index in self.selection.float_results
+        if in_float or self.is_dynamic(node):
             return None
         is_special = (
             speaker(self.resolved, node, value).index in layers

@@ -18,7 +18,7 @@ from ..tables import html_table
 from ..targets.fixed_point.accumulator import reach
 from ..targets.reference_nodes import rounding_of, unrounded
 from .conformance.subject import Subject, is_power
-from .conformance.values import dequantize_of, results_of
+from .conformance.values import dequantizes_of, results_of
 from .places import sites_of
 
 LIMIT = 2**24  # whole numbers up to it are float32
@@ -172,7 +172,7 @@ class _Reader:
                 why = row.explanation or "it is in float"
                 yield Doubt(row.name, f"aten::{row.kind}", row.source, "placement", why)
         for name, result in results_of(self.graph):
-            if result.is_tensor and dequantize_of(result) is None:
+            if result.is_tensor and None in dequantizes_of(self.graph, result, initial=True):
                 yield Doubt(name, "", "", "rounding", "the result is not quantized")
 
     def _value(self, quantize: NodeView, value: QuantizedValue) -> Iterator[Doubt]:

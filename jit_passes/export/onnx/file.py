@@ -16,16 +16,18 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from ..._version import __version__
-from ...errors import ArgumentError, JitPassesError, first_line, not_among, shortened, warn
+from ...errors import ArgumentError, JitPassesError, not_among, shortened, warn
 from ...files import check_writable
 from ...logs import silenced
-from ...stages.module import Report, part_of
-from ...targets import QONNX
+from ...stages.module import Report, quantized_part
+from ...targets import QONNX, Engine, OpenVINO, Target
 from ..origin import origin_of
 from ..program import to_exported_program
 from .dynamic import check_chosen
+from .failures import reason_of
 from .float_operators import spell_out_clamps
 from .fold import fold_weights
+from .means import keep_means
 from .names import name_values
 from .operators import translations
 from .pools import spell_out_pools
@@ -74,9 +76,9 @@ def export_onnx(
         method: the method to export.
 
     Raises:
-        JitPassesError: onnx or onnxscript is not installed; `to_exported_program` refuses the
-            model; ONNX has no form for an operator, or for scales that the model chooses as it
-            runs; or the opset or the form is unknown.
+        JitPassesError: onnx or onnxscript is not installed; the model is for an engine that reads
+            no ONNX; `to_exported_program` refuses it; ONNX has no form for an operator, or for
+            scales that the model chooses as it runs; or the opset or the form is unknown.
         JitPassesError: `onnx.checker` refuses what was written; or the file cannot be written,
             which is an OSError too.
 
@@ -90,6 +92,7 @@ def export_onnx(
     check_writable(path)
     _imported("onnx")
     _imported("onnxscript")
+    target = _target_of(quantized_part(model, method))
     program = to_exported_program(model, example_inputs, dynamic_shapes, method=method)
     check_chosen(program)
     spell_out_clamps(program)
@@ -110,14 +113,17 @@ def export_onnx(
             fold_weights(written.model)
             written.optimize()
     except Exception as error:
-        raise JitPassesError(f"the model is not exported to ONNX: {_reason(error)}") from error
+        reason = reason_of(error, program)
+        raise JitPassesError(f"the model is not exported to ONNX: {reason}") from error
     _warn_of_state(written.exported_program)
     written.rename_axes(_axes(program, dynamic_shapes))
     name_values(written, fixed=output_names or ())
-    if (form or _form_of(part_of(model, method))) == "qonnx":
+    if (form or ("qonnx" if target is QONNX else "qdq")) == "qonnx":
         write_quant(written.model, codes_of_weights(program))
     else:
         keep_roundings(written.model)
+        if target is OpenVINO:
+            keep_means(written.model)
     _describe(written.model, origin_of(model, method))
     save(written, path)
 
@@ -132,10 +138,24 @@ def _warn_of_state(program: torch.export.ExportedProgram) -> None:
         )
 
 
-def _form_of(model: torch.jit.ScriptModule) -> str:
-    """Return the form of quantize and dequantize that the model's target reads."""
+def _target_of(model: Any) -> type[Target] | None:
+    """Return the target that a model was quantized for; None of a float or a plugin's model.
+
+    Raises:
+        JitPassesError: it reads no files of ONNX.
+    """
     report = Report.read(model)
-    return "qonnx" if report is not None and report.target.get("name") == QONNX.name else "qdq"
+    target = None if report is None else Target.named().get(report.target.get("name", ""))
+    if target is not None and issubclass(target, Engine) and "onnx" not in target.reads:
+        why = (
+            f"the model is for {target.name!r}, which reads programs of torch.export, and engines "
+            "that read ONNX want quantize and dequantize in other places"
+        )
+        raise JitPassesError(
+            f"{why}: quantize the float model with target='onnxruntime', say",
+            command=f"{why}: export the float model with --engine onnxruntime, say",
+        )
+    return target
 
 
 def _imported(name: str) -> Any:
@@ -146,13 +166,6 @@ def _imported(name: str) -> Any:
             f"files of ONNX need {name}, which does not import ({error}): "
             "pip install 'jit_passes[onnx]'"
         ) from error
-
-
-def _reason(error: BaseException) -> str:
-    """Return what `torch.onnx` says at the bottom: its own message is a page."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return first_line(error).strip().partition("\n")[0]
 
 
 def _axes(program: torch.export.ExportedProgram, dynamic_shapes: Any) -> dict[str, str]:

@@ -24,6 +24,10 @@ from .running import STRUCTURE, NodeError, Running
 
 _GRADIENTS = "__torch__.torch.autograd.grad_mode."  # contexts that do nothing in a program
 _TRACING = "torch._subclasses.fake_tensor"  # it logs what becomes an error here
+_COMMANDS = {
+    ModelStage.LOWERED: "export the float model, with --engine onnxruntime, say, or quantize it "
+    "with --target reference",
+}
 _NEXT = {
     ModelStage.PREPARED: "calibrate it, and pass the result of jit_passes.convert",
     ModelStage.QAT: "pass the result of jit_passes.convert",
@@ -71,7 +75,10 @@ def _canonical(model: Any, method: str) -> tuple[Any, Mapping[int, Limits]]:
         return normalize(model._c, method).module, {}
     if not report.is_reference:
         why = f"the model is a {report.stage} one, whose operators no program has"
-        raise JitPassesError(f"{why}: {_NEXT[report.stage]}")
+        own = _COMMANDS.get(report.stage)
+        raise JitPassesError(
+            f"{why}: {_NEXT[report.stage]}", command=None if own is None else f"{why}: {own}"
+        )
     return part._c, _limits(part, report)
 
 

@@ -90,14 +90,25 @@ def codes_of_results(result: Any, grids: Mapping[str, Grid]) -> Codes:
 
 
 def grids_of(model: torch.jit.ScriptModule, report: Report) -> dict[str, Grid]:
-    """Return the grids of a reference model's values by name, and those of its results."""
+    """Return the grids of a reference model's values by name, and those of its results.
+
+    A result of a branch has a grid if both ways have it, and one of a loop if each round gives it.
+    """
     found = {value.label: Grid.of(value) for value in report.values}
-    return found | {
-        name: Grid(*(operand.constant for operand in grid_operands(node)))
-        for name, value in results_of(GraphView.of(model, report.method))
-        if (node := dequantize_of(value)) is not None
-        and all(operand.is_constant for operand in grid_operands(node))
-    }
+    graph = GraphView.of(model, report.method)
+    for name, value in results_of(graph):
+        makers = dequantizes_of(graph, value)
+        grids = [None if maker is None else _grid_of(maker) for maker in makers]
+        first = next(iter(grids), None)
+        if first is not None and all(grid == first for grid in grids):
+            found[name] = first
+    return found
+
+
+def _grid_of(dequantize: NodeView) -> Grid | None:
+    operands = grid_operands(dequantize)
+    constant = all(operand.is_constant for operand in operands)
+    return Grid(*(operand.constant for operand in operands)) if constant else None
 
 
 def results_of(graph: GraphView) -> list[tuple[str, ValueView]]:
@@ -117,9 +128,38 @@ def results_of(graph: GraphView) -> list[tuple[str, ValueView]]:
     return found
 
 
-def dequantize_of(value: ValueView) -> NodeView | None:
-    """Return the dequantize with one scale that a result was moved from; None without one."""
-    node = value.producer
-    while node is not None and node.moves_data:
-        node = node.main_operand.producer
-    return node if node is not None and node.kind == DEQUANTIZE[0] else None
+def dequantizes_of(
+    graph: GraphView, value: ValueView, *, initial: bool = False
+) -> list[NodeView | None]:
+    """Return the dequantizes with one scale that a result may come from; None for another origin.
+
+    Operators that move data are looked through, and branches and loops.
+
+    Args:
+        graph: of the result.
+        value: the result.
+        initial: whether a loop may run no round, and give the values that it begins with.
+    """
+    before: dict[int, list[ValueView]] = {}
+    for node in graph.nodes:
+        begins = node.inputs[2:] if node.kind == "prim::Loop" else []
+        pairs = [pair for pair in node.carried if pair[0] not in begins]
+        if initial:
+            pairs += zip(begins, node.outputs, strict=False)  # of other nodes, none
+        for source, carried in pairs:
+            before.setdefault(carried.id, []).append(source)
+    pending, seen, found = [value], set(), []
+    while pending:
+        source = pending.pop()
+        if source.id in seen:
+            continue
+        seen.add(source.id)
+        maker = source.producer
+        if source.id in before:
+            pending += before[source.id]
+        elif maker is not None and maker.moves_data:
+            pending.append(maker.main_operand)
+        else:
+            quantized = maker is not None and maker.kind == DEQUANTIZE[0]
+            found.append(maker if quantized else None)
+    return found

@@ -16,9 +16,14 @@ class Engine(Target, abstract=True):
     Its capability says where it looks for them. The lowered model is the reference model, with
     functions as they are: an engine does not know lookup tables. `export_onnx` and
     `to_exported_program` hand it over.
+
+    Attributes:
+        reads: what it reads: "onnx", files of `export_onnx`; "pt2", programs of
+            `to_exported_program`; "aoti", packages of `export_aoti`.
     """
 
     is_reference: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ("onnx",)
 
     def lowering(self) -> Pipeline:
         return Pipeline(f"lower_{self.name}", CLEAN_UP, ensures=("valid_grids",))

@@ -43,6 +43,7 @@ class Inductor(Engine):
     """
 
     name: ClassVar[str] = "inductor"
+    reads: ClassVar[tuple[str, ...]] = ("pt2", "aoti")
 
     @property
     def capability(self) -> Capability:

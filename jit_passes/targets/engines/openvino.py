@@ -11,6 +11,7 @@ from . import table
 from .engine import Engine
 
 FUNCTIONS = ("hardswish", "silu", "gelu", "sigmoid", "tanh", "leaky_relu", "elu")
+WEIGHTED = (*table.CONVOLUTIONS, "aten::linear")
 CAPABILITY = Capability(
     table.table_of(
         (
@@ -21,7 +22,7 @@ CAPABILITY = Capability(
             ),
             table.addition(sums=table.CONVOLUTIONS),
             *(
-                OperatorSupport(f"aten::{kind}", Role.OWN, sums=table.CONVOLUTIONS,
+                OperatorSupport(f"aten::{kind}", Role.OWN, sums=WEIGHTED,
                                 check=table.options_reason)
                 for kind in FUNCTIONS
             ),
@@ -35,6 +36,7 @@ CAPABILITY = Capability(
     table.UINT8_OR_INT8,
     table.INT8_WEIGHTS,
     float_biases=True,
+    float_results=True,
     barriers=frozenset({"aten::repeat"}),
 )  # fmt: skip
 
@@ -43,8 +45,9 @@ CAPABILITY = Capability(
 class OpenVINO(Engine):
     """OpenVINO on CPUs: a convolution adds and clips before it rounds, so none between them.
 
-    Activations are uint8, affine, or int8; weights int8, symmetric; biases float32. Products of
-    two activations and softmax are in float.
+    A function behind a convolution or linear is computed before rounding too. Activations are
+    uint8, affine, or int8; weights int8, symmetric; biases float32. Products of two activations and
+    softmax are in float, and a result that only float operators read is not rounded.
 
     Source: https://docs.openvino.ai, "Low precision transformations".
     """

@@ -44,6 +44,7 @@ class XNNPACK(Engine):
     """
 
     name: ClassVar[str] = "xnnpack"
+    reads: ClassVar[tuple[str, ...]] = ("pt2",)
 
     @property
     def capability(self) -> Capability:

@@ -277,7 +277,7 @@ def test_engines_round_as_the_target(rounding: str) -> None:
 
 @pytest.mark.parametrize("rounding", ROUNDINGS.values())
 def test_rounding_of_a_model_for_any_engine(rounding: str) -> None:
-    """Where all values of a model are rounded in one way, the integers are; steps say by what."""
+    """Integers are rounded as all values of the model are, and each step says how."""
     tensor = {"scheme": "power_of_two", "dtype": "int8", "rounding": rounding}
     weight = {"scheme": "power_of_two", "channelwise": False}
     options = {"input": tensor, "output": tensor, "weight": weight}

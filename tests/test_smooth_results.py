@@ -123,7 +123,7 @@ def test_the_error(target: str) -> None:
 
 
 def test_sums_that_take_float() -> None:
-    """On x86 a sum takes a result in float32, but not through what moves it."""
+    """On x86 a sum takes a result in float32, but not through a transpose."""
     rows = {row.name: row for row in jit_passes.coverage(made(net(), target="x86"))}
     scaled = {name for name, row in rows.items() if "divided" in row.remark}
     assert scaled == {"two.down:linear"}

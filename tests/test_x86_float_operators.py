@@ -246,7 +246,7 @@ def test_products_between_dynamic_operators() -> None:
 
 @pytest.mark.parametrize("power", [0.75, -1.5, 4.0, 1e-2, 7])
 def test_powers(power: float) -> None:
-    """To the last place, of numbers of both signs, and of what is none."""
+    """Powers are right to the last place, of numbers of both signs and of NaN."""
 
     class Power(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

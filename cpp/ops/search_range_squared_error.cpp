@@ -7,15 +7,16 @@
 // matters after a ReLU.
 //
 // jit_passes::search_range_l2: the range with the least error. Both ends are searched together, coarse to
-// fine, and then each by itself around what was found. A symmetric range may be wider than the numbers: see widestOf.
+// fine, and then each by itself around the range found. A symmetric range may be wider than the numbers: see
+// widestOf.
 //
 // jit_passes::search_range_exhaustive: the range of a grid with the least error.
 //
 //   low = a / factors * min(min, 0), high = b / factors * max(max, 0)      a, b in 1 .. factors
 //
 // with a = b where the range is symmetric or one-sided: search_range_l2 without its assumption that both
-// ends can be found one after the other. Symmetric ones go on up to the widest: see widestOf. Of ranges with the same error the widest upper end wins, then
-// the widest lower end.
+// ends can be found one after the other. Symmetric ranges go on up to the widest: see widestOf. Of ranges with
+// equal errors the widest upper end wins, then the widest lower end.
 //
 // jit_passes::search_range_of_rows: one of the two for each row of a matrix. All numbers are known, and each is
 // a bin of its own, with its importance as count.

@@ -301,7 +301,7 @@ class Walk : ProgramWriter {
     refuseUnless(isPlanned(node), "a plan has no such operator");
     if (keepsCodes(node)) {
       Planned planned = plannedOperator(reader_, node);
-      if (isTensor(resultOf(node))) { // else whoever unpacks the list moves codes
+      if (isTensor(resultOf(node))) { // else the node that unpacks the list moves codes
         move(node, std::move(planned), resultOf(node));
       }
       return;

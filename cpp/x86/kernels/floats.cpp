@@ -72,7 +72,8 @@ JIT_PASSES_VECTORIZED void preluFloats(const float* x, const float* slopes, int6
 // At most so many floats of an operand are taken at once.
 constexpr int64_t kFloats = 1024;
 
-// Those from channel `first` on; where there is one channel, as many copies of it, which are made for the first ones.
+// The operand's floats from channel `first` on. An operand with one channel is copied to all channels once, for the
+// first of them.
 const float* floatsAt(
     const FloatOperand& operand, const Image& image, int64_t channels, const uint8_t* pixel, int64_t first,
     int64_t count, float* copies) {

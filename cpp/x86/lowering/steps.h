@@ -36,7 +36,7 @@ struct Step {
   std::vector<size_t> inputs;      // of Convolve, the second one is added
   size_t output;                   // of Exit: the number of the output
   bool elementwise = false;        // see Declaration
-  bool adds_in_place = false;      // to its result, element by element, what it writes over
+  bool adds_in_place = false;      // adds the numbers that its result replaces, element by element
   size_t source = 0;               // of Enter and Take: the number of the input
   std::optional<size_t> kept = {}; // of rows that become codes: their float32, where others read it
   const uint8_t* table = nullptr;

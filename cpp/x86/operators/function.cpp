@@ -37,7 +37,7 @@ Planned softplus(const RegionReader& reader, Node* node) {
   return function(node, FloatFunction::Softplus, {number("beta"), number("threshold")});
 }
 
-// Powers that PyTorch computes in the same way, and any other ones.
+// Exponents for which PyTorch has a short form have the same one here.
 Planned power(const RegionReader& reader, Node* node) {
   static const std::map<double, FloatFunction::Which> known{
       {2, FloatFunction::Square},

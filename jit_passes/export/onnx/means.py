@@ -9,8 +9,8 @@ with the lowest number of float32: no value changes.
 
 OpenVINO 2026.4 moves a dequantize behind a mean, and its kernel then averages codes. Of three axes
 without the first, the second among them, it averages the first sample alone where the result stays
-in float: those of all others are 0. It moves the dequantize behind transposes and reshapes too, so
-means that are written otherwise become such ones; behind Max it does not.
+in float: the means of all other samples are 0. It moves the dequantize behind transposes and
+reshapes too, so other ways of writing a mean do not help. It does not move it behind Max.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ MOVES = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", 
 def keep_means(model: Any) -> None:
     """Write a Max in front of means of dequantized values, in place.
 
-    Those of images, which have four axes and more, and those whose result is quantized, are left.
+    Means of images, which have four axes and more, are right, and so is a mean whose result is
+    quantized: both are left as they are.
 
     Args:
         model: of `onnx_ir`, whose values have their names.

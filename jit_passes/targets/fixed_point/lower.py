@@ -38,8 +38,8 @@ def compute_on_integers(
         %d = jit_passes::dequantize(%c, scale, zero)
         %q = jit_passes::quantize(%d, scale, zero, ...)
 
-    What is in front of quantize then has its grid, and `store_codes` takes quantize out. So does
-    what is in front of fake_quantize, which rounds as the target does. An operator that has no
+    The value in front of quantize then has its grid, and `store_codes` takes quantize out. The
+    value in front of a fake_quantize that rounds as the target does has its grid too. An operator that has no
     integer form gets a remark, and stays in float. The options are those of `Rules`.
     """
     rules = Rules(only_shift, rounding, accumulator_bits, multiplier_bits)

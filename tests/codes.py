@@ -50,6 +50,7 @@ def code_of(
     fused: bool = True,
     double: bool = False,
     rounding: Callable[[Any], int] = round,
+    of_steps: bool = ROUNDS_STEPS,
 ) -> float:
     """Return the code of a number, not clamped; that of one too large is infinite.
 
@@ -57,9 +58,9 @@ def code_of(
         fused: whether product and sum are rounded to float32 once, as for a scale of the whole
             tensor, or both are, as for scales of channels and for int32; of codes only.
         double: whether the number is divided by its scale in double.
-        rounding: of fractions; halves to even is as in PyTorch, others are of the code.
+        rounding: of fractions.
+        of_steps: whether the zero point is added behind rounding, and not in front of it.
     """
-    of_steps = ROUNDS_STEPS and rounding is round
     first, last = (0, zero_point) if of_steps else (zero_point, 0)
     if double:
         unrounded = x / scale + first

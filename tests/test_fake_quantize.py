@@ -16,7 +16,7 @@ from torch.ao.quantization import MovingAverageMinMaxObserver
 import jit_passes  # noqa: F401  registers the operators
 from jit_passes.observers import MovingAverageMinMax, ObserverState
 from jit_passes.quantizer import QuantizationSpec, choose_qparams
-from tests.codes import code_of
+from tests.codes import ROUNDS_STEPS, code_of
 
 fake_quantize = torch.ops.jit_passes.fake_quantize
 own = torch.ops.jit_passes
@@ -48,6 +48,7 @@ ROUND = {
     "ceil": math.ceil,
     "toward_zero": math.trunc,
 }
+OF_STEPS = {"half_even": ROUNDS_STEPS, "half_away": True, "toward_zero": True}  # others: of codes
 GRIDS = [(-128, 127), (0, 255), (-32768, 32767), (-2, 1)]
 
 
@@ -55,7 +56,10 @@ def slow(
     x: float, scale: float, zero: int, low: int, high: int, rounding: str, double: bool, fused: bool
 ) -> tuple[float, bool]:
     """The formula in exact arithmetic behind the code, and whether the gradient passes."""
-    code = code_of(x, scale, zero, fused=fused, double=double, rounding=ROUND[rounding])
+    code = code_of(
+        x, scale, zero, fused=fused, double=double, rounding=ROUND[rounding],
+        of_steps=OF_STEPS.get(rounding, False),
+    )  # fmt: skip
     number = min(max(code, low), high) - zero
     return (number * scale if double else float(np.float32(number) * np.float32(scale))), (
         low <= code <= high

@@ -644,3 +644,15 @@ def test_bad_arguments(name: str) -> None:
     operator, arguments, message = BAD[name]
     with pytest.raises(RuntimeError, match=message):
         operator(*arguments)
+
+
+@pytest.mark.parametrize("rounding", ["half_away", "toward_zero"])
+def test_zero_points_change_no_gradient(rounding: str) -> None:
+    """Roundings that depend on the sign of x: a zero point moves codes, and no number."""
+    x, scale = values(0.25, -8, 7, torch.float32), torch.tensor([0.25])
+    found = []
+    for zero_point in (0, 37):
+        leaves = [t.detach().requires_grad_() for t in (x, scale)]
+        result = own.fake_quantize_lsq(*leaves, -8, 7, FACTOR, None, rounding, zero_point)
+        found.append([result, *torch.autograd.grad(result, leaves, torch.ones_like(x))])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

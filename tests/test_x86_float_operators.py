@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
+from jit_passes import _C
 from tests.compare import assert_codes
 from tests.plans import Grid, Weighted, plan_of, traced
 from tests.test_x86_floats import assert_same, converted, kinds_of
@@ -244,15 +245,29 @@ def test_products_between_dynamic_operators() -> None:
     assert [row.kind for row in rows.int8] == ["linear", "linear"]
 
 
+class Power(nn.Module):
+    """Of numbers on no grid."""
+
+    def __init__(self, power: float) -> None:
+        super().__init__()
+        self.power = power
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * 0.5).pow(self.power)
+
+
+@pytest.mark.parametrize("power", [0.0, torch.inf, torch.nan])
+def test_powers_without_a_form(power: float) -> None:
+    region = traced(Power(power), torch.randn(2, 3))
+    (refusal,) = _C.plan_refusals(region._c, "forward").values()
+    assert "its power is" in refusal
+
+
 @pytest.mark.parametrize("power", [0.75, -1.5, 4.0, 1e-2, 7])
 def test_powers(power: float) -> None:
     """Powers are right to the last place, of numbers of both signs and of NaN."""
 
-    class Power(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x * 0.5).pow(power)
-
-    plan = plan_of(traced(Power(), torch.randn(2, 3)))
+    plan = plan_of(traced(Power(power), torch.randn(2, 3)))
     assert kinds_of(plan)[-1] == "function"
     x = torch.cat([torch.randn(500) * 10.0**i for i in range(-6, 7)])
     x[:6] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 2.0])

@@ -11,7 +11,9 @@ namespace jit_passes {
 // or round the sum. Halves of a step, and what is next to them, have another code if the zero point is odd.
 constexpr bool kPyTorchRoundsSteps = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
 
-// kOfSteps: of x / scale, in front of the zero point. Otherwise of the code, zero point included.
+// kOfSteps: x / scale is rounded, and the zero point added to it, as integer arithmetic does with a sum that it
+// rescales. Otherwise the code is rounded, zero point included. Both are equal for roundings that go one way
+// everywhere. Other roundings depend on the sign: that of x, and not that of a code.
 struct HalfEven {
   static constexpr bool kOfSteps = kPyTorchRoundsSteps;
   template <typename Number>
@@ -22,7 +24,7 @@ struct HalfEven {
 };
 
 struct HalfAway {
-  static constexpr bool kOfSteps = false;
+  static constexpr bool kOfSteps = true;
   template <typename Number>
   static Number round(Number v) {
     return truncOf(v + almostHalf(v));
@@ -66,7 +68,7 @@ struct Ceil {
 };
 
 struct TowardZero {
-  static constexpr bool kOfSteps = false;
+  static constexpr bool kOfSteps = true;
   template <typename Number>
   static Number round(Number v) {
     return truncOf(v);

@@ -14,7 +14,8 @@ const auto kQuantize = symbol("jit_passes::quantize");
 const auto kQuantizePerChannel = symbol("jit_passes::quantize_per_channel");
 const auto kDequantize = symbol("jit_passes::dequantize");
 const auto kDequantizePerChannel = symbol("jit_passes::dequantize_per_channel");
-const auto kRound = symbol("jit_passes::fake_quantize"); // otherwise than halves to even, ahead of quantize
+const auto kRound =
+    symbol("jit_passes::fake_quantize"); // in front of quantize, for other roundings than halves to even
 
 void setConstant(ValueRecord& record, const c10::IValue& constant) {
   record.constant = constant;

@@ -113,7 +113,8 @@ class Function {
   std::unordered_set<const Value*> seen_;
   std::vector<Node*> nodes_;
   Value* codes_ = nullptr;
-  Node* rounding_ = nullptr; // otherwise than halves to even, in front of quantize
+  Node* rounding_ =
+      nullptr; // the fake_quantize in front of quantize that rounds in another way than halves to even
 };
 
 // All codes that a value can have, in order; none if they are unknown or more than 16 bits of them.

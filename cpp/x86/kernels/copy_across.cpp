@@ -118,7 +118,7 @@ JIT_PASSES_AVX2 void transposeBytes(const From& from, const To& to, int64_t pixe
   }
 }
 
-// Every second byte of `from`, whose last one may be read with the one behind it.
+// Copies every second byte of `from`. One byte behind the last one may be read.
 JIT_PASSES_AVX2 void copySeconds(const uint8_t* from, int64_t count, uint8_t* to) {
   const __m256i lower = _mm256_set1_epi16(255);
   const __m128i lower_half = _mm256_castsi256_si128(lower);
@@ -146,7 +146,7 @@ void transposeFloats(const From&, const To&, int64_t, int64_t) {}
 void transposeBytes(const From&, const To&, int64_t, int64_t) {}
 #endif
 
-// Of each pixel, channels that lie `step` bytes apart.
+// Copies the channels of each pixel, which lie `from.channel` bytes apart.
 template <size_t kBytes>
 void pickChannels(const From& from, const To& to, int64_t pixels, int64_t channels, bool vectors) {
   for (int64_t x = 0; x < pixels; ++x) {

@@ -139,8 +139,8 @@ JIT_PASSES_VECTORIZED void cubes(const float* in, float* out, int64_t count) {
   }
 }
 
-// |x|^p = exp(p log|x|), where neither is 0 or infinite. The sign is that of x for odd p; for p that are no whole numbers,
-// a number below 0 gives a NaN, but for minus infinity.
+// |x|^p = exp(p log|x|), where neither is 0 or infinite. The sign is that of x for odd p; if p is no whole number, a
+// number below 0 gives NaN, except minus infinity.
 JIT_PASSES_VECTORIZED void powers(const float* in, float exponent, float* out, int64_t count) {
   const double p = exponent;
   const bool whole = std::floor(p) == p, odd = whole && std::floor(p / 2) * 2 != p;

@@ -381,7 +381,7 @@ template <size_t kRows>
 void subtractBothVnni(const Rows<kRows>&, int64_t, const LogScale (&)[kRows], const float*) {}
 #endif
 
-// As many rows as layer norm takes at once, and as many whose logarithms are.
+// The rows that layer norm takes at once, and the rows whose logarithms are computed at once.
 constexpr size_t kTogether = 4, kLogarithms = 8;
 
 template <size_t kRows>

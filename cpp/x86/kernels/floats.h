@@ -133,8 +133,8 @@ struct BlendFloats {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// Among 4 x 4 pixels of a plane, y = sum of shares v: with the shares s of an axis, v = fma(d, s[3], fma(c, s[2],
-// fma(b, s[1], a s[0]))), along a row first. Items: rows.
+// y is a weighted sum of 4 x 4 pixels of a plane, along rows first, then along columns: four numbers a, b, c, d with
+// shares s give fma(d, s[3], fma(c, s[2], fma(b, s[1], a s[0]))). Items: rows.
 struct CubicFloats {
   struct Taps {
     int64_t at[4];

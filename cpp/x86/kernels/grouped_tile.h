@@ -7,7 +7,7 @@
 
 namespace jit_passes::x86 {
 
-// Of a tile, at most: as many as two tile registers of AMX have, or as share weights that are decoded to float32.
+// The most rows of a tile: rows of two tile registers of AMX, or rows that share weights decoded to float32.
 template <typename T>
 constexpr int64_t kGroupedRows = 32;
 template <>
@@ -49,7 +49,7 @@ void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uin
 // In AMX where there are rows enough, else as groupedCodesVnni.
 void groupedCodesAmx(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
 void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
-// Of two blocks, for rows enough that weights are decoded for them.
+// Two blocks at a time. Decoding weights for them pays with several rows only.
 void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
 constexpr int64_t kFewToDecode512 = 8;
 

@@ -195,8 +195,8 @@ JIT_PASSES_VNNI_INLINE void addOctets512(
 }
 
 // Parts of sums wait in `parts`, [rows][blocks][4 octets][16 outputs], for other steps of their group. After the last
-// ones they are added up and scaled, and go to `a`, [blocks][rows of all][16 outputs]. Two octets at a time: so products
-// of four rows and two blocks need 16 registers, and half as many loads as products.
+// ones they are added up and scaled, and go to `a`, [blocks][rows of all][16 outputs]. Two octets are taken at a time, so
+// products of four rows and two blocks need 16 registers, and half as many loads as products.
 template <int kRows, int kBlocks>
 JIT_PASSES_VNNI void addDecoded512(
     const Decoded512& decoded, const float* const* x, const float* const* scales, int64_t rows, float* parts,

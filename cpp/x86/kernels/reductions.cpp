@@ -182,7 +182,7 @@ struct Functions {
   float start;
   void (*take)(const Row&, Parts&);
   float (*together)(const Parts&);
-  // Both for some results, each of the pixels of one row; more than one result is of one pixel each.
+  // Takes the pixels of one row and reduces them, for each result. Several results are of one pixel each.
   void (*rows)(Row, int64_t, float*);
   void (*rows_vnni)(Row, int64_t, float*);
 };

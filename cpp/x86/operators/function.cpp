@@ -47,6 +47,7 @@ Planned power(const RegionReader& reader, Node* node) {
       {-1, FloatFunction::Inverse}};
   const auto number = numberOf(reader, node->input(1));
   refuseUnless(number.has_value(), "its power is computed by the model");
+  refuseUnless(!std::isnan(*number), "its power is NaN"); // which equals each key of a map
   if (known.count(*number)) {
     return function(node, known.at(*number));
   }

@@ -6,8 +6,9 @@
 
 The first gives the codes of the dialect in this torch, ties included: see `cpp/ops/rounding.h`.
 Torch 2.13 rounds x * (1 / scale) + zero_point, which is one operation in float32. In double
-precision the product is exact, so the sum has the same bits once it is float32. So do roundings
-otherwise than halves to even, for which fake_quantize stands in front of quantize, in any torch.
+precision the product is exact, so the sum has the same bits once it is float32. Other
+roundings, for which fake_quantize stands in front of quantize, are computed so in any torch, but
+halves away from zero: of x / scale, in front of the zero point.
 NaN becomes code 0.
 """
 
@@ -59,9 +60,12 @@ _ROUNDED = {
 
 def _rounding_rules() -> Iterator[Any]:
     total = f"aten::add({_steps(_cast('%x', FLOAT64))}, %zero, 1)"
-    for (rounding, rounded), (zero, code) in product(
-        _ROUNDED.items(), (("0", _steps("%x")), ("%zero", _cast(total, FLOAT32)))
-    ):
+    for (rounding, rounded), zero in product(_ROUNDED.items(), ("0", "%zero")):
+        code = _steps("%x")
+        if zero == "%zero" and rounding == "half_away":
+            rounded = f"aten::add({rounded}, %zero, 1)"
+        elif zero == "%zero":
+            code = _cast(total, FLOAT32)
         source = f'jit_passes::fake_quantize(%x, %s, %z, %low, %high, None, "{rounding}")'
         yield _rule(
             "rounding",

@@ -39,8 +39,8 @@ def compute_on_integers(
         %q = jit_passes::quantize(%d, scale, zero, ...)
 
     The value in front of quantize then has its grid, and `store_codes` takes quantize out. The
-    value in front of a fake_quantize that rounds as the target does has its grid too. An operator that has no
-    integer form gets a remark, and stays in float. The options are those of `Rules`.
+    value in front of a fake_quantize that rounds as the target does has its grid too. An operator
+    without an integer form gets a remark, and stays in float. The options are those of `Rules`.
     """
     rules = Rules(only_shift, rounding, accumulator_bits, multiplier_bits)
     capability = capability_of(only_shift, rounding, accumulator_bits)

@@ -40,7 +40,8 @@ class FixedPoint(Target):
         rounding: of that product: "half_even"; "half_up", as TFLite and TOSA with single rounding;
             "half_away" from zero; "truncate", which drops bits and so rounds down; "double_round",
             twice, as gemmlowp, TFLite and CMSIS-NN without single rounding, and TOSA. The reference
-            model, and a model that trains, round activations so, but for the last: halves to even.
+            model, and a model that trains, round activations in the same way. With "double_round"
+            they round halves to even.
         accumulator_bits: 16, 24, 32 or 48. Layers whose weights could overflow it stay in float,
             and the report says by how much.
         steps: how many steps the sequences of recurrent layers have, which are unrolled; None

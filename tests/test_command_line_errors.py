@@ -326,6 +326,30 @@ def test_usage(run: Run, model: Path, options: tuple[str, ...], tmp_path: Path) 
     assert not (tmp_path / "o.pt").exists()
 
 
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("fixed_point:rounding=[", "the value of rounding is a number, a word, true, false "),
+        ("fixed_point:steps=2026-02-30", "the value of steps is a number, a word, true"),
+        ("fixed_point:rounding=floor", "double_round, not 'floor': 'floor' of a configuration is"),
+        ("fixed_point:rounding=half_evn", "not 'half_evn': did you mean 'half_even' "),
+        ("fixed_point:requantization=floor", "requantization is one of multiplier, shift, not "),
+        ("fixed_point:accumulator_bits=7", "accumulator_bits is 16, 24, 32, 48, not 7"),
+        ("fixedpoint", "there is none of that name: did you mean 'fixed_point'?"),
+        ("fixedpoint:rounding=half_up", "there is none of that name: did you mean 'fixed_point'?"),
+        ("nope", "there is none of that name: there are 'auto', 'fixed_point', 'inductor'"),
+    ],
+)
+def test_targets_that_are_none(
+    run: Run, model: Path, target: str, words: str, tmp_path: Path
+) -> None:
+    """A usage error says which target and why, and names what is near."""
+    out = tmp_path / "o.pt"
+    done = run("quantize", model, "--random", "1x3x8x8", "--target", target, "-o", out)
+    assert done.code == Exit.USAGE and "mistake of jit_passes" not in done.err
+    assert f"--target {target}: " in done.err and words in done.err and not out.exists()
+
+
 def test_no_command(run: Run) -> None:
     assert run().code == Exit.USAGE
     assert run("quantise").code == Exit.USAGE

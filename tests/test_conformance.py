@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import JitPassesError, conformance
+from jit_passes.report.conformance.subject import Subject
 from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 from tests.command_line import Run, run_fixture  # noqa: F401
@@ -351,3 +353,28 @@ def test_in_a_shell(tmp_path: Path, run: Run) -> None:
     assert done.json["equal"] and done.json["engines"] == ["fixed_point"]
     assert run("conformance", path, "--data", inputs, "--engines", "nothing").code == 3
     assert run("conformance", path).code == 2
+
+
+@pytest.mark.parametrize("rounding", [*ROUNDINGS, "double_round"])
+def test_other_models_in_a_shell(rounding: str, tmp_path: Path, run: Run) -> None:
+    """A float or a lowered model is refused; the advice makes a model that rounds as the target."""
+    model, inputs, out = tmp_path / "m.pt", tmp_path / "x.pt", tmp_path / "out.pt"
+    torch.manual_seed(0)
+    torch.jit.script(Net().eval()).save(str(model))
+    torch.save(torch.cat(data()), inputs)
+    given = ("--data", inputs, "--engines", "fixed_point", "--json")
+    done = run("conformance", model, *given)
+    assert done.code == 3 and "`jit-passes quantize --target reference`" in done.err
+
+    quantize = ("quantize", model, "--data", inputs, "-o", out, "--target")
+    assert run(*quantize, f"fixed_point:rounding={rounding}").code == 0
+    done = run("conformance", out, *given)
+    assert done.code == 3 and "quantize with --target reference" in done.err
+    advice = re.findall(r"`(global: .*)` in --config", done.err)
+    assert len(advice) == (rounding not in ("half_even", "double_round"))
+    config = tmp_path / "rounding.yaml"
+    config.write_text("\n".join(["version: 1", *advice]))
+    assert run(*quantize, "reference", "--config", config).code == 0
+    assert run("conformance", out, *given).json["engines"] == ["fixed_point"]
+    target = Subject.of(torch.jit.load(str(out)), "forward").fixed_point
+    assert target.rounding == (rounding if rounding in ROUNDINGS else "half_even")

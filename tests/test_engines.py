@@ -30,6 +30,7 @@ def reasons(model: nn.Module, target: str, config: Any = None) -> list[str]:
 SIGNED = {"scheme": "power_of_two", "dtype": "int8"}
 POWER, SYMMETRIC = {"scheme": "power_of_two"}, {"scheme": "symmetric"}
 FLOAT = {"dtype": "float"}
+ENGINES = ["inductor", "onnxruntime", "openvino", "qonnx", "reference", "tensorrt", "xnnpack"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,16 @@ def test_one_command_quantizes_and_exports(run: Run, tmp_path: Path) -> None:
     assert kinds.count("QuantizeLinear") > 4
     for words, *arguments in (
         ("--engine: 'x86' reads no files", "--engine", "x86"),
-        ("--engine none: there is none of that name", "--engine", "none"),
+        (
+            f"--engine none: there is none of that name: there are {str(ENGINES)[1:-1]}\n",
+            "--engine",
+            "none",
+        ),
+        (
+            "--engine openvin: there is none of that name: did you mean 'openvino'?\n",
+            "--engine",
+            "openvin",
+        ),
         ("is an opset, 21 say, not 'old'", "--version", "old"),
         ("give --engine too", "--mode", "static"),
     ):

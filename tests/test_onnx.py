@@ -287,6 +287,46 @@ def test_results_that_are_arguments(names: list[str] | None, tmp_path: Path) -> 
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["x", "b"], "'x' for result 0: an argument of the model is called so"),
+        (["a", "b", "c", "state"], "'state' for result 3: an argument of the model"),
+        (["a", "b", "a"], "'a' for result 2: result 0 is called so too"),
+        (["a", 3], "3 for result 1: a name is a text"),
+        (["a", ""], "'' for result 1: a name is a text, and not empty"),
+    ],
+)
+def test_names_that_results_cannot_have(names: list[Any], words: str, tmp_path: Path) -> None:
+    """They are refused before anything is written."""
+    args, path = (torch.randn(2, 3), torch.randn(4)), tmp_path / "model.onnx"
+    with pytest.raises(jit_passes.errors.ArgumentError, match=f"output_names has {words}"):
+        export_onnx(script(Same()), path, args, output_names=names)
+    assert not list(tmp_path.iterdir())
+
+
+class Returned(nn.Module):
+    """Results that no operator computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.arange(3.0))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        return x + 1, self.state, self.state, 3
+
+
+def test_names_of_results_that_no_operator_computes(tmp_path: Path) -> None:
+    x, path, names = torch.randn(2, 3), tmp_path / "model.onnx", ["y", "state", "again", "count"]
+    export_onnx(script(Returned()), path, x, output_names=names)
+    loaded = session(path)
+    assert [result.name for result in loaded.get_outputs()] == names
+    found = run(loaded, x)
+    for result, expected in zip(found, (x + 1, *2 * [torch.arange(3.0)]), strict=False):
+        assert torch.equal(result, expected)
+    assert found[3].item() == 3
+
+
 class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -165,10 +165,11 @@ def _engine_of(name: str) -> Target:
     Raises:
         UsageError: the target of that name computes in this package, or in PyTorch.
     """
-    target = options.target_of(name, "--engine")
+    known = [name for name, kind in Target.named().items() if kind.is_reference]
+    target = options.target_of(name, "--engine", known)
     if not target.is_reference:
-        known = ", ".join(name for name, kind in Target.named().items() if kind.is_reference)
-        raise click.UsageError(f"--engine: '{target.name}' reads no files: one of {known}")
+        names = ", ".join(known)
+        raise click.UsageError(f"--engine: '{target.name}' reads no files: one of {names}")
     return target
 
 

@@ -7,7 +7,7 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +16,9 @@ import torch
 import yaml
 
 from ..configuration.options import MODES
-from ..errors import JitPassesError
+from ..errors import ArgumentError, JitPassesError, nearest
 from ..passes.plugins import load_plugins
 from ..profile.form import shard_of
-from ..registered import UnknownError
 from ..targets import Target, resolve_target, targets
 from .data import Data, data_of, random_data
 from .images import Images
@@ -277,27 +276,43 @@ def _imported(name: str) -> Any:
         sys.path.remove(str(Path.cwd()))
 
 
-def target_of(text: str, option: str = "--target") -> Target:
+def target_of(text: str, option: str = "--target", offered: Iterable[str] | None = None) -> Target:
     """Return the target that a text stands for.
 
     Args:
         text: its name, with options.
         option: that the text was given to.
+        offered: the names that are offered where there is none of that name; None for all.
 
     Raises:
-        click.UsageError: there is none.
+        click.UsageError: there is none, or it does not take these options.
     """
     name, _, options = text.partition(":")
     if name in targets and options:
         pairs = [pair.partition("=") for pair in options.split(",")]
         try:
-            return Target.make(name, **{key: yaml.safe_load(value) for key, _, value in pairs})
-        except UnknownError as error:
+            return Target.make(name, **{key: _value_of(key, value) for key, _, value in pairs})
+        except ArgumentError as error:
             raise click.UsageError(f"{option} {text}: {error}") from error
     if text != "auto" and text not in targets:
-        names = ", ".join(("auto", *Target.named()))
-        raise click.UsageError(f"{option} {text}: there is none of that name, only {names}")
+        known = list(("auto", *Target.named()) if offered is None else offered)
+        close = nearest(name, known, len(known))
+        raise click.UsageError(f"{option} {text}: there is none of that name: {close}")
     return resolve_target(text)
+
+
+def _value_of(key: str, text: str) -> Any:
+    """Return the value that a text in YAML stands for.
+
+    Raises:
+        ArgumentError: it stands for none.
+    """
+    try:
+        return yaml.safe_load(text)
+    except Exception as error:  # a date without that day, say, is no YAMLError
+        raise ArgumentError(
+            f"the value of {key} is a number, a word, true, false or null, not {text!r}"
+        ) from error
 
 
 def given_data(

@@ -28,7 +28,7 @@ from .failures import reason_of
 from .float_operators import spell_out_clamps
 from .fold import fold_weights
 from .means import keep_means
-from .names import name_values
+from .names import check_result_names, name_values
 from .operators import translations
 from .pools import spell_out_pools
 from .qonnx import codes_of_weights, write_quant
@@ -69,7 +69,8 @@ def export_onnx(
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
         dynamic_shapes: the sizes that are open, as `torch.export.export` takes them; None for none.
         opset: of the file, 18 to 23. Codes of 16 bits and groups need 21.
-        output_names: names of the results; None for those of their values.
+        output_names: names of the results, all different, and none an argument's; None for those
+            of their values.
         form: "qdq" for QuantizeLinear and DequantizeLinear, "qonnx" for the operator `Quant` of
             QONNX; None for that of the model's target, which is "qonnx" for the target `qonnx` and
             "qdq" for all others.
@@ -79,6 +80,7 @@ def export_onnx(
         JitPassesError: onnx or onnxscript is not installed; the model is for an engine that reads
             no ONNX; `to_exported_program` refuses it; ONNX has no form for an operator, or for
             scales that the model chooses as it runs; or the opset or the form is unknown.
+        ArgumentError: a name of a result is an argument's, occurs twice, or is no text.
         JitPassesError: `onnx.checker` refuses what was written; or the file cannot be written,
             which is an OSError too.
 
@@ -94,6 +96,7 @@ def export_onnx(
     _imported("onnxscript")
     target = _target_of(quantized_part(model, method))
     program = to_exported_program(model, example_inputs, dynamic_shapes, method=method)
+    check_result_names(program, output_names or ())
     check_chosen(program)
     spell_out_clamps(program)
     spell_out_pools(program)

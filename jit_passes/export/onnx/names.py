@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ...errors import ArgumentError
+
 # torch.onnx notes the node of the program that a node comes from as the last of its scopes.
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _SUFFIXES = {
@@ -16,6 +18,25 @@ _SUFFIXES = {
     "DynamicQuantizeLinear": ":quantized",
     "DequantizeLinear": ":dequantized",
 }
+
+
+def check_result_names(program: torch.export.ExportedProgram, names: Sequence[str]) -> None:
+    """Check the names of results that a caller gives; `torch.onnx` renames some without a word.
+
+    Raises:
+        ArgumentError: one is no text, an argument's name, or occurs twice.
+    """
+    arguments = set(program.graph_signature.user_inputs)
+    for place, name in enumerate(names):
+        why = ""
+        if not isinstance(name, str) or not name:
+            why = "a name is a text, and not empty"
+        elif name in arguments:
+            why = "an argument of the model is called so"
+        elif name in names[:place]:
+            why = f"result {list(names).index(name)} is called so too"
+        if why:
+            raise ArgumentError(f"output_names has {name!r} for result {place}: {why}")
 
 
 def name_values(written: Any, fixed: Sequence[str]) -> None:

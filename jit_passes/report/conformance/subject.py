@@ -19,7 +19,7 @@ from ...stages.lower import lowered
 from ...stages.module import CONVERTED, Report, part_of, stage_of
 from ...stages.recording import copy_of
 from ...targets import FixedPoint, Target
-from ...targets.fixed_point.rescale import ROUNDINGS
+from ...targets.fixed_point.rescale import ROUNDINGS, rounding_of_codes
 from ...targets.reference_nodes import parameters_of
 from ...targets.units import QUANTIZE
 from ..places import sites_of
@@ -48,13 +48,18 @@ class Subject:
             JitPassesError: the model is no reference model.
         """
         part = part_of(model, method)
-        report = stage_of(part, CONVERTED, "call jit_passes.convert(prepared) first")
+        report = stage_of(
+            part,
+            CONVERTED,
+            "call jit_passes.convert(prepared) first",
+            command="make a reference model with `jit-passes quantize --target reference` first",
+        )
         if not report.is_reference:
             name = report.target.get("name")
             why = f"the model is lowered for {name!r}, and engines are compared with the reference"
             raise JitPassesError(
                 f"{why}: pass the model that jit_passes.convert returns",
-                command=f"{why}: quantize with --target reference",
+                command=f"{why}: quantize with --target reference{_rounding_of(report.target)}",
             )
         return cls(part, report, grids_of(part, report))
 
@@ -113,6 +118,16 @@ class Subject:
         report = Report.read(other)
         assert report is not None
         return Watched(other, report, self.grids)
+
+
+def _rounding_of(record: Mapping[str, Any]) -> str:
+    """Return how a configuration asks for a target's rounding; "" for that of halves to even."""
+    made_for_integers = record["name"] == FixedPoint.name
+    word = rounding_of_codes(record["options"]["rounding"]) if made_for_integers else "half_even"
+    if word == "half_even":
+        return ""
+    tensor = f"{{rounding: {word}}}"
+    return f", and for its rounding `global: {{input: {tensor}, output: {tensor}}}` in --config"
 
 
 def is_power(scale: float) -> bool:

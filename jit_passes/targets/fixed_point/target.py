@@ -61,10 +61,14 @@ class FixedPoint(Target):
     multiplier_bits: int | None = None
 
     def __post_init__(self) -> None:
+        if self.requantization not in REQUANTIZATIONS:
+            raise ArgumentError(not_among("requantization", self.requantization, REQUANTIZATIONS))
         roundings = (*ROUNDINGS, DOUBLE_ROUND)
-        for option, known in (("requantization", REQUANTIZATIONS), ("rounding", roundings)):
-            if (value := getattr(self, option)) not in known:
-                raise ArgumentError(not_among(option, value, known))
+        if self.rounding not in roundings:
+            said = not_among("rounding", self.rounding, roundings)
+            same = [name for name, word in ROUNDINGS.items() if word == self.rounding]
+            note = f": {self.rounding!r} of a configuration is {same[0]!r} here" if same else ""
+            raise ArgumentError(said + note)
         if self.accumulator_bits not in WIDTHS:
             widths = ", ".join(map(str, WIDTHS))
             raise ArgumentError(f"accumulator_bits is {widths}, not {self.accumulator_bits!r}")

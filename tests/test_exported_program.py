@@ -449,6 +449,27 @@ def test_ties_round_as_pytorchs_operators_do() -> None:
     assert (ours - theirs).abs().tolist() in ([1, 1] * 4, [0] * 8)  # torch 2.13, and later ones
 
 
+class Clamps(nn.Module):
+    """Clamps between two numbers, and others."""
+
+    def forward(self, x: Tensor, codes: Tensor, end: Tensor) -> list[Tensor]:
+        clamped = [nn.functional.relu6(x), x.clamp(-1, 2.5), nn.functional.hardtanh(x)]
+        clamped.extend([x.clamp(2, -1), x.clamp(max=2), x.clamp(end), codes.clamp(-3, 3)])
+        return clamped
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_clamps_between_two_numbers_are_hardtanh(dtype: torch.dtype) -> None:
+    """Engines look for it behind a convolution; other clamps stay, and all values are equal."""
+    x = torch.tensor([-torch.inf, -2.0, -0.0, 0.5, 2.25, 7.0, torch.inf, torch.nan], dtype=dtype)
+    arguments = (x, torch.arange(-8, 8), torch.tensor(1.0, dtype=dtype))
+    program = to_exported_program(script(Clamps()), arguments)
+    assert len(nodes_of(program, "aten.hardtanh.")) == 3
+    assert len(nodes_of(program, "aten.clamp.")) == 4
+    for found, expected in zip(run(program, arguments), Clamps()(*arguments), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_keyword_arguments_and_other_methods() -> None:
     case = next(case for case in CASES if case.name == "keyword_inputs")
     model = case.build("script")

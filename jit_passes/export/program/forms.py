@@ -42,7 +42,7 @@ def form_of(node: NodeView, known: Mapping[int, Limits]) -> Form | None:
         return None
     overload = f"{node.kind}.{node.overload}" if node.overload else node.kind
     if torch._C._dispatch_has_kernel(overload):
-        return _operator(node)
+        return _clamp(node) if overload == "aten::clamp" else _operator(node)
     return _PYTHON.get(node.kind)
 
 
@@ -68,6 +68,23 @@ def _operator(node: NodeView) -> Form:
         )
         # As TorchScript's lists, which an operator behind may change.
         return list(found) if isinstance(found, tuple) and len(node.outputs) == 1 else found
+
+    return call
+
+
+def _clamp(node: NodeView) -> Form:
+    """Return a clamp, as `hardtanh` between two numbers.
+
+    Engines look for `hardtanh` behind a convolution: XNNPACK leaves one that a clamp follows in
+    float, and ExecuTorch 1.5.1 computes it wrongly then.
+    """
+    clamp = _operator(node)
+
+    def call(x: Any, low: Any, high: Any) -> Any:
+        numbers = all(type(end) in (int, float) for end in (low, high))
+        if numbers and low <= high and isinstance(x, torch.Tensor) and x.is_floating_point():
+            return torch.ops.aten.hardtanh.default(x, float(low), float(high))
+        return clamp(x, low, high)
 
     return call
 

@@ -8,7 +8,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -374,6 +374,31 @@ def test_batch_norm_of_the_input(traces: bool, reshapes: bool, pools: bool) -> N
         lowered(x)
     # A script asks a view of the input how many axes it has.
     assert [name for name in watch.found if name != "view"] == ends("half_even")
+
+
+class Optionals(nn.Module):
+    """A batch norm of buffers that a script has as `Tensor?`."""
+
+    __annotations__ = dict.fromkeys(("mean", "variance"), Optional[Tensor])  # noqa: UP045
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.1, -0.2, 0.3]))
+        self.register_buffer("variance", torch.tensor([0.5, 1.0, 2.0]))
+        self.conv = nn.Conv2d(3, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.batch_norm(x, self.mean, self.variance))
+
+
+def test_statistics_that_may_be_none() -> None:
+    torch.manual_seed(1)
+    qat = trained(torch.jit.script(Optionals()))
+    lowered, x = jit_passes.lower(jit_passes.convert(qat)), data(1)
+    with Watch() as watch:
+        found = lowered(x)
+    assert torch.equal(found, qat(x)) and len(found.unique()) > 4
+    assert watch.found == ends("half_even")
 
 
 def test_batch_norms_train_with_statistics_that_stand_still() -> None:

@@ -84,18 +84,20 @@ def _put_behind_layer(graph: GraphEditor, norm: NodeView, standing: StandingNorm
     def insert(kind: str, *operands: Any) -> ValueView:
         return graph.insert(kind, operands, before=norm, like=norm).output
 
+    def tensor(value: ValueView) -> ValueView:  # scripts have buffers of some modules as Tensor?
+        return value if value.is_tensor else insert("aten::_unwrap_optional", value)
+
     dims, channels = standing.spatial_dims, standing.channels
-    mean = norm.operand("running_mean")
-    if not mean.is_tensor:  # scripts have buffers of some modules as Tensor?
-        mean = insert("aten::_unwrap_optional", mean)
+    x, gamma, beta, *statistics = norm.inputs[:5]
+    mean, variance = map(tensor, statistics)
     ones = insert("aten::ones_like", mean, *[None] * 5)  # a constant would not follow model.to
     weight = insert("aten::reshape", ones, [channels, *[1] * (dims + 1)])
-    x, *rest = norm.inputs[:BATCH_NORM]
     lists = [1] * dims, [0] * dims, [1] * dims
     layer = insert(f"aten::conv{dims}d", x, weight, None, *lists, channels)
-    names = ("weight", "bias", "running_mean", "running_var", "eps")
-    shift = insert("jit_passes::fold_bias", None, *map(norm.operand, names))
-    return insert(DEFERRED, layer, *rest, shift, None, False)
+    numbers = gamma, beta, mean, variance
+    shift = insert("jit_passes::fold_bias", None, *numbers, norm.operand("eps"))
+    options = norm.inputs[5:BATCH_NORM]
+    return insert(DEFERRED, layer, *numbers, *options, shift, None, False)
 
 
 def absent_of(graph: GraphView) -> list[int]:

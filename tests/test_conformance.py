@@ -301,6 +301,18 @@ def test_rounding_of_a_model_for_any_engine(rounding: str) -> None:
     assert first.reference == WHOLE[rounding](first.steps)
 
 
+@pytest.mark.parametrize("rounding", ["ceil", "toward_zero"])
+def test_a_rounding_that_no_integers_have(rounding: str) -> None:
+    """The message names the value, how it is rounded, and the roundings that there are."""
+    config = {"version": 1, "global": {"output": {"rounding": rounding}}}
+    script = torch.jit.script(Net().eval())
+    model = jit_passes.quantize_script(script, data(), target="reference", config=config)
+    has = "fixed_point has half_even, half_up, half_away, floor$"
+    for engine in ("fixed_point", "c"):
+        with pytest.raises(JitPassesError, match=rf"'relu' is rounded {rounding}, and {has}"):
+            conformance(model, data()[:1], [engine])
+
+
 def test_an_engine_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CC", "")

@@ -20,7 +20,7 @@ from jit_passes.quantizer import (
     Quantizer,
     SharedQuantizationSpec,
 )
-from jit_passes.targets import PowerOfTwoQuantizer, Stock
+from jit_passes.targets import FixedPoint, PowerOfTwoQuantizer, Stock
 
 ACTIVATION = QuantizationSpec()
 INT8 = QuantizationSpec("int8")
@@ -93,6 +93,11 @@ def test_rounding() -> None:
         == "rounded floor, and the target has half_even"
     )
     prepared(annotate_bias(lambda conv: spec))  # the reference model can
+    twice = FixedPoint(rounding="double_round").capability.activations
+    assert twice.refusal(spec) == (
+        "rounded floor, and the target has half_even (the reference model of 'double_round' rounds "
+        "halves to even)"
+    )
 
 
 def test_a_derivation_that_fails() -> None:

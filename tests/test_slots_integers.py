@@ -8,7 +8,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -334,6 +334,71 @@ def test_batch_norm_that_is_a_layer() -> None:
         total = total + quantized(shift, RECIPE["bias"], 0)[:, None, None]
         expected = quantized(total, RECIPE["sum"], -3)
     assert_close_to(result.detach(), expected, RECIPE)
+    assert_close_to(qat.double()(x.double()).detach(), expected, RECIPE)
+
+
+class InFront(nn.Module):
+    """A batch norm of the model's input, or of a reshaped one, that a convolution reads."""
+
+    def __init__(self, reshapes: bool, pools: bool) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(3), nn.Conv2d(3, 6, 3)
+        self.reshapes = reshapes
+        self.between = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)) if pools else nn.Identity()
+        # Nothing says of the passes' own batch norm that it writes to no other tensor.
+        self.fc, self.last = nn.Linear(6, 4, bias=False), nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reshapes:
+            x = x.reshape(-1, 3, 8, 8)
+        return self.last(self.fc(self.conv(self.between(self.norm(x))).mean((2, 3))))
+
+
+@pytest.mark.parametrize("pools", [False, True])
+@pytest.mark.parametrize("reshapes", [False, True])
+@pytest.mark.parametrize("traces", [False, True])
+def test_batch_norm_of_the_input(traces: bool, reshapes: bool, pools: bool) -> None:
+    """The convolution or the pool that reads it says how many axes it has; nothing is in float."""
+    torch.manual_seed(1)
+    net = settled(InFront(reshapes, pools)).eval()
+    model = torch.jit.trace(net, data(0)) if traces else torch.jit.script(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", JitPassesWarning)
+        qat = trained(model)
+        lowered = jit_passes.lower(jit_passes.convert(qat))
+    x = data(1)
+    assert jit_passes.parity(qat, lowered, [x]).equal
+    found = lowered(x)
+    assert torch.equal(found, qat(x)) and len(found.unique()) > 4
+    with Watch() as watch:
+        lowered(x)
+    # A script asks a view of the input how many axes it has.
+    assert [name for name in watch.found if name != "view"] == ends("half_even")
+
+
+class Optionals(nn.Module):
+    """A batch norm of buffers that a script has as `Tensor?`."""
+
+    __annotations__ = dict.fromkeys(("mean", "variance"), Optional[Tensor])  # noqa: UP045
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.1, -0.2, 0.3]))
+        self.register_buffer("variance", torch.tensor([0.5, 1.0, 2.0]))
+        self.conv = nn.Conv2d(3, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.batch_norm(x, self.mean, self.variance))
+
+
+def test_statistics_that_may_be_none() -> None:
+    torch.manual_seed(1)
+    qat = trained(torch.jit.script(Optionals()))
+    lowered, x = jit_passes.lower(jit_passes.convert(qat)), data(1)
+    with Watch() as watch:
+        found = lowered(x)
+    assert torch.equal(found, qat(x)) and len(found.unique()) > 4
+    assert watch.found == ends("half_even")
 
 
 def test_batch_norms_train_with_statistics_that_stand_still() -> None:

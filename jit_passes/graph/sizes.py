@@ -58,6 +58,21 @@ def rank_of(value: ValueView) -> int | None:
     return None
 
 
+def rank_read(value: ValueView) -> int | None:
+    """Return the number of axes that convolutions and pools read a value with; None without any.
+
+    They are taken to have a batch axis, as in all passes that do not ask for certain ranks.
+    """
+    for node, operand in value.uses:
+        if operand != 0:
+            continue
+        images = node.traits.weighted.spatial_dims if node.traits.weighted else node.traits.spatial
+        rank = images + 2 if images else rank_read(node.output) if _keeps_shape(node) else None
+        if rank is not None:
+            return rank
+    return None
+
+
 def _keeps_shape(node: NodeView) -> bool:
     traits = node.traits
     return traits.keeps_shape or traits.elementwise == 1 or node.kind in _LIKE

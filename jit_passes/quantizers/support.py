@@ -47,6 +47,7 @@ class SpecSupport:
         range_forms: whose formulas choose parameters, where that is part of its kernels; the
             first is the default of dynamic inputs.
         why: why it has no other codes, and what to do, for messages.
+        why_rounded: why it has no other roundings, for messages.
     """
 
     grids: Mapping[str, tuple[int, int]]
@@ -56,6 +57,7 @@ class SpecSupport:
     groups: int = 0
     range_forms: tuple[str, ...] = RANGE_FORMS
     why: str = ""
+    why_rounded: str = ""
 
     def __str__(self) -> str:
         """Return dtypes and schemes in one line."""
@@ -114,7 +116,8 @@ class SpecSupport:
         if not _schemes(spec) & set(self.qschemes):
             return f"{spec.qscheme}, and the target has {', '.join(self.qschemes)}"
         if spec.rounding not in self.roundings:
-            return f"rounded {spec.rounding}, and the target has {', '.join(self.roundings)}"
+            text = f"rounded {spec.rounding}, and the target has {', '.join(self.roundings)}"
+            return text + (self.why_rounded and f" ({self.why_rounded})")
         if isinstance(spec, QuantizationSpec) and (why := self._no_groups(spec.group_size)):
             return why
         if isinstance(spec, QuantizationSpec) and spec.range_form not in self.range_forms:

@@ -169,9 +169,9 @@ def parity(
     a value's own, and the rest was inherited.
 
     A reference model is equal: in eval mode, what trains is folded and rounded as conversion does
-    it. By one step at a tie can differ: values with LSQ+, which rounds halves to even as counted
-    from its offset, where the zero point is odd; and all values of a model lowered for `stock`,
-    which adds in integers and rounds by itself.
+    it. By one step at a tie can differ: values with LSQ+, which rounds as counted from its offset,
+    so halves to even differ where the zero point is odd, and halves away from zero where it is not
+    0; and all values of a model lowered for `stock`, which adds in integers and rounds by itself.
 
     Args:
         qat: from `prepare_qat`, in any mode; it is not touched.

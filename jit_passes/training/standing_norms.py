@@ -11,6 +11,7 @@ import torch
 from .. import _C
 from ..graph.editor import GraphEditor
 from ..graph.modules import cover_of
+from ..graph.sizes import rank_of, rank_read
 from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.deferred import DEFERRED
 from ..specification.slots import ADD_BIAS, CORRELATION, Correlation
@@ -25,11 +26,11 @@ class StandingNorm:
 
     Attributes:
         spatial_dims: axes behind that of the channels.
-        mean: its running mean, one number for each channel.
+        channels: how many it has.
     """
 
     spatial_dims: int
-    mean: torch.Tensor
+    channels: int
 
 
 def standing_norms(module: Any, method: str) -> dict[int, StandingNorm]:
@@ -37,20 +38,33 @@ def standing_norms(module: Any, method: str) -> dict[int, StandingNorm]:
     graph, ranks = GraphView.of(module, method, parameters=True), _C.operand_ranks(module, method)
     found = {}
     for node in graph.nodes:
-        dims = ranks.get(node.index, 0) - 2
-        if node.kind != "aten::batch_norm" or dims not in (1, 2):
+        if node.kind != "aten::batch_norm":
+            continue
+        dims = (ranks.get(node.index) or _rank(node) or 0) - 2
+        if dims not in (1, 2):
             continue
         mean, variance = (node.operand(f"running_{name}").constant for name in ("mean", "var"))
         if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
-            found[node.index] = StandingNorm(dims, mean)
+            found[node.index] = StandingNorm(dims, mean.numel())
     return found
+
+
+def _rank(norm: NodeView) -> int | None:
+    """Return the number of axes of what a batch norm reads, and of its result, which has as many.
+
+    A write that may be to any tensor, as that to `num_batches_tracked` in a script, leaves
+    `operand_ranks` with no answer.
+    """
+    both = norm.main_operand, norm.output
+    return rank_of(norm.main_operand) or next(filter(None, map(rank_read, both)), None)
 
 
 def put_behind_layers(graph: GraphEditor, where: Sequence[str], norms: Any) -> None:
     """Put batch norms behind convolutions that change nothing, whose weights they then are.
 
         %z = aten::batch_norm(%x, %gamma, %beta, %mean, %var, ...)
-    ->  %y = aten::conv2d(%x, ones[C, 1, 1, 1], None, 1, 0, 1, C)
+    ->  %w = aten::reshape(aten::ones_like(%mean), [C, 1, 1, 1])
+        %y = aten::conv2d(%x, %w, None, 1, 0, 1, C)
         %z = jit_passes::deferred_batch_norm(%y, %gamma, %beta, %mean, %var, ...)
 
     Args:
@@ -70,14 +84,20 @@ def _put_behind_layer(graph: GraphEditor, norm: NodeView, standing: StandingNorm
     def insert(kind: str, *operands: Any) -> ValueView:
         return graph.insert(kind, operands, before=norm, like=norm).output
 
-    dims, mean = standing.spatial_dims, standing.mean
-    ones = torch.ones(mean.numel(), *[1] * (dims + 1), dtype=mean.dtype)
-    x, *rest = norm.inputs[:BATCH_NORM]
+    def tensor(value: ValueView) -> ValueView:  # scripts have buffers of some modules as Tensor?
+        return value if value.is_tensor else insert("aten::_unwrap_optional", value)
+
+    dims, channels = standing.spatial_dims, standing.channels
+    x, gamma, beta, *statistics = norm.inputs[:5]
+    mean, variance = map(tensor, statistics)
+    ones = insert("aten::ones_like", mean, *[None] * 5)  # a constant would not follow model.to
+    weight = insert("aten::reshape", ones, [channels, *[1] * (dims + 1)])
     lists = [1] * dims, [0] * dims, [1] * dims
-    layer = insert(f"aten::conv{dims}d", x, ones, None, *lists, mean.numel())
-    names = ("weight", "bias", "running_mean", "running_var", "eps")
-    shift = insert("jit_passes::fold_bias", None, *map(norm.operand, names))
-    return insert(DEFERRED, layer, *rest, shift, None, False)
+    layer = insert(f"aten::conv{dims}d", x, weight, None, *lists, channels)
+    numbers = gamma, beta, mean, variance
+    shift = insert("jit_passes::fold_bias", None, *numbers, norm.operand("eps"))
+    options = norm.inputs[5:BATCH_NORM]
+    return insert(DEFERRED, layer, *numbers, *options, shift, None, False)
 
 
 def absent_of(graph: GraphView) -> list[int]:

@@ -20,7 +20,7 @@ from ...stages.module import CONVERTED, Report, part_of, stage_of
 from ...stages.recording import copy_of
 from ...targets import FixedPoint, Target
 from ...targets.fixed_point.rescale import ROUNDINGS, rounding_of_codes
-from ...targets.reference_nodes import parameters_of
+from ...targets.reference_nodes import parameters_of, unrounded
 from ...targets.units import QUANTIZE
 from ..places import sites_of
 from .values import Grid, Watched, grids_of
@@ -91,12 +91,22 @@ class Subject:
 
     @property
     def fixed_point(self) -> FixedPoint:
-        """The target `fixed_point` that fits: the model's own, or by its scales and roundings."""
+        """The target `fixed_point` that fits: the model's own, or by its scales and roundings.
+
+        Raises:
+            JitPassesError: a value is rounded as no `fixed_point` rounds.
+        """
         made_for = Target.from_record(self.report.target)
         if isinstance(made_for, FixedPoint):
             return made_for
-        made = (node for node in self.graph.nodes if node.kind == QUANTIZE)
+        made = [node for node in self.graph.nodes if node.kind == QUANTIZE]
         found = {parameters_of(quantize).rounding for quantize in made}
+        if unknown := found.difference(ROUNDINGS.values()):
+            value = next(x for x in made if parameters_of(x).rounding in unknown)
+            raise JitPassesError(
+                f"'{unrounded(value).name}' is rounded {parameters_of(value).rounding}, and "
+                f"fixed_point has {', '.join(ROUNDINGS.values())}"
+            )
         rounding = next((name for name, word in ROUNDINGS.items() if found == {word}), "half_even")
         return FixedPoint("shift" if self.powers_of_two else "multiplier", rounding)
 

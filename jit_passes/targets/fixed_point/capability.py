@@ -24,6 +24,7 @@ from .rows import NORMS
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
 BIASES = {"int32": (-(2**31) + 1, 2**31 - 1), "int16": CODES["int16"], "int8": CODES["int8"]}
 POWERS = ("per_tensor_power_of_two", "per_channel_power_of_two")
+_TWICE = f"the reference model of {DOUBLE_ROUND!r} rounds halves to even"
 SYMMETRIC = ("per_tensor_symmetric", "per_channel_symmetric", *POWERS)
 
 
@@ -137,7 +138,8 @@ def capability_of(
     return Capability(
         table,
         SpecSupport(CODES, POWERS[:1] if only_shift else PER_TENSOR,
-                    roundings=(rounding_of_codes(rounding),)),
+                    roundings=(rounding_of_codes(rounding),),
+                    why_rounded=_TWICE if rounding == DOUBLE_ROUND else ""),
         SpecSupport({"int8": CODES["int8"], "int16": CODES["int16"]},
                     POWERS if only_shift else SYMMETRIC),
         SpecSupport(BIASES, SYMMETRIC),

@@ -146,7 +146,7 @@ def test_one_command_quantizes_and_exports(run: Run, tmp_path: Path) -> None:
             "--engine",
             "openvin",
         ),
-        ("is an opset, 21 say, not 'old'", "--version", "old"),
+        ("is an opset, 21 for example, not 'old'", "--version", "old"),
         ("give --engine too", "--mode", "static"),
     ):
         done = run("export", model, "--to", "onnx", *given[:2], *arguments, "-o", tmp_path / "no")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import jit_passes
-from jit_passes import JitPassesError, export_onnx
+from jit_passes import JitPassesError, export_onnx, to_exported_program
 from jit_passes.export.onnx import saving
+from jit_passes.export.onnx.failures import reason_of
+from jit_passes.export.onnx.results import spell_out_results
 from tests.loops import LOOPS
 from tests.processor import VNNI
 
@@ -327,6 +330,28 @@ def test_names_of_results_that_no_operator_computes(tmp_path: Path) -> None:
     assert found[3].item() == 3
 
 
+class Sizes(nn.Module):
+    """Sizes, and numbers that are computed of them, which are returned twice."""
+
+    def forward(self, x: Tensor) -> tuple[int, int, Tensor, float, float]:
+        rows = x.size(0)
+        return rows, rows, x + 1, rows / 2, rows / 2
+
+
+@pytest.mark.parametrize("names", [None, ["a", "b", "c", "d", "e"]])
+def test_results_that_are_open_sizes(names: list[str] | None, tmp_path: Path) -> None:
+    """Each one is a tensor without axes, with a name of its own."""
+    path, open_rows = tmp_path / "model.onnx", ({0: Dim("rows", min=2)},)
+    export_onnx(script(Sizes()), path, torch.randn(4, 6), open_rows, output_names=names)
+    loaded, x = session(path), torch.randn(5, 6)
+    found = [result.name for result in loaded.get_outputs()]
+    assert found == (names or found) and len(set(found)) == 5
+    results = run(loaded, x)
+    assert torch.equal(results.pop(2), x + 1)
+    assert [value.item() for value in results] == [5, 5, 2.5, 2.5]
+    assert not any(value.dim() for value in results)
+
+
 class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -454,6 +479,23 @@ def test_refused(make: Any, options: Any, message: str, tmp_path: Path) -> None:
         dtype = next((value.dtype for value in model.parameters()), torch.float32)
         export_onnx(model, tmp_path / "model.onnx", BATCHES[0].to(dtype), **options)
     assert not list(tmp_path.iterdir())
+
+
+class Sum(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.addmm(x, x, x) + x, x
+
+
+@pytest.mark.parametrize(
+    ("operator", "described"),
+    [("add.Tensor", r"'add' at .*test_onnx.py:\d+: "), ("clone.default", "'x': "), ("mm.out", "")],
+)
+def test_reasons_name_the_operator(operator: str, described: str) -> None:
+    """Parts that `torch.onnx` made are found by the whole name; a copy has no line of source."""
+    program = to_exported_program(script(Sum()), torch.randn(3, 3))
+    spell_out_results(program)
+    said = f"Error when translating node %gone : call_function[target=torch.ops.aten.{operator}]()"
+    assert re.fullmatch(described + re.escape(said), reason_of(RuntimeError(said), program))
 
 
 def test_weights_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,9 +137,11 @@ def _check_version(form: str, version: str | None) -> None:
     if version is None:
         return
     if form == "onnx" and not version.isdigit():
-        raise click.UsageError(f"--version: that of onnx is an opset, 21 say, not {version!r}")
+        raise click.UsageError(
+            f"--version: the version of onnx is an opset, 21 for example, not {version!r}"
+        )
     if form in MODELS and form != "onnx":
-        raise click.UsageError(f"--version: {form} has one only; onnx has opsets, 21 say")
+        raise click.UsageError(f"--version: {form} has one only; onnx has opsets, 21 for example")
     if form in FORMATS and "version" not in inspect.signature(FORMATS[form].write).parameters:
         raise click.UsageError(f"--version: the form {form} has one only")
 

@@ -30,10 +30,19 @@ def reason_of(error: BaseException, program: torch.export.ExportedProgram) -> st
 
 
 def _described(program: torch.export.ExportedProgram, name: str, operator: str) -> str:
-    """Return name and line of a node, by its name or else by a part of its operator's."""
+    """Return name and line of a node, by its name or else by its operator's."""
     nodes = list(nodes_of(program))
     named = [node for node in nodes if node.name == name]
-    for node in named or [node for node in nodes if operator in str(node.target)]:
+    for node in named or [node for node in nodes if operator in _operators_of(node)]:
         if note := node.meta.get("custom"):
-            return f"'{note['name']}'{note['source'] and ' at ' + note['source']}: "
+            return f"'{note['name']}'{' at ' + line if (line := note.get('source')) else ''}: "
     return ""
+
+
+def _operators_of(node: torch.fx.Node) -> tuple[str, str]:
+    """Return an operator's name without its overload, and that of the part it may be taken into.
+
+    It is `add` of aten.add.Tensor; aten.special_bessel_j0 becomes prims.bessel_j0.
+    """
+    name = str(getattr(node.target, "__name__", "")).partition(".")[0]
+    return name, name.removeprefix("special_")

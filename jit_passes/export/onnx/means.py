@@ -1,4 +1,4 @@
-"""Means that OpenVINO computes wrongly on integers: an operator in front that keeps them in float.
+"""Means and sums that OpenVINO computes wrongly on integers: a Max in front keeps them in float.
 
     before                                 after
     %y = DequantizeLinear(%a, s, z)        %y = DequantizeLinear(%a, s, z)
@@ -7,10 +7,13 @@
 
 with the lowest number of float32: no value changes.
 
-OpenVINO 2026.4 moves a dequantize behind a mean, and its kernel then averages codes. Of three axes
-without the first, the second among them, it averages the first sample alone where the result stays
-in float: the means of all other samples are 0. It moves the dequantize behind transposes and
-reshapes too, so other ways of writing a mean do not help. It does not move it behind Max.
+OpenVINO 2026.4 moves a dequantize behind a mean, and its kernel then averages codes. If a mean of a
+tensor of three axes goes over axis 1 and not over axis 0, and its result stays in float, the kernel
+averages the first sample only: the means of all other samples are 0. Sums are like means. Behind
+a product with a constant, and of pools, any sample may be wrong.
+
+OpenVINO moves the dequantize behind transposes, reshapes, splits, clips and maxima of pools too, so
+other ways of writing a mean do not help. It does not move it behind Max.
 """
 
 from __future__ import annotations
@@ -20,12 +23,15 @@ from typing import Any
 
 from .graph import made_by
 
-MEANS = ("ReduceMean", "GlobalAveragePool")
+MEANS = ("ReduceMean", "ReduceSum", "GlobalAveragePool", "AveragePool")
 MOVES = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Expand", "Slice")
+# Operators behind which OpenVINO moves a dequantize besides; products with constants only.
+PASSED = ("Split", "Gather", "Pad", "Cast", "Clip", "Neg", "MaxPool", "ReduceMax", "ReduceMin")
+PRODUCTS = ("Mul", "Div")
 
 
 def keep_means(model: Any) -> None:
-    """Write a Max in front of means of dequantized values, in place.
+    """Write a Max in front of means and sums of dequantized values, in place.
 
     Means of images, which have four axes and more, are right, and so is a mean whose result is
     quantized: both are left as they are.
@@ -34,17 +40,35 @@ def keep_means(model: Any) -> None:
         model: of `onnx_ir`, whose values have their names.
     """
     for node in list(model.graph.all_nodes()):
-        if node.op_type in MEANS and _is_dequantized(node.inputs[0]) and not _is_quantized(node):
+        if _is_mean(node) and _is_dequantized(node.inputs[0]) and not _is_quantized(node):
             _limit(node)
+
+
+def _is_mean(node: Any) -> bool:
+    return node.op_type in MEANS or (node.op_type == "Einsum" and len(node.inputs) == 1)
 
 
 def _is_dequantized(value: Any) -> bool:
     """Say whether a mean's operand is a dequantized value, which had three axes or fewer."""
     few = _is_small(value)
-    while (node := value.producer()) is not None and node.op_type in MOVES:
-        value = node.inputs[0]
+    while (ahead := _moved(value.producer())) is not None:
+        value = ahead
         few |= _is_small(value)
     return few and made_by(value, "DequantizeLinear") is not None
+
+
+def _moved(node: Any) -> Any:
+    """Return the operand whose dequantize OpenVINO moves behind a node; None for none."""
+    if node is None or node.op_type not in (*MOVES, *PASSED, *PRODUCTS):
+        return None
+    if node.op_type not in PRODUCTS:
+        return node.inputs[0]
+    values = [value for value in node.inputs if not _is_constant(value)]
+    return values[0] if len(values) == 1 else None
+
+
+def _is_constant(value: Any) -> bool:
+    return value.is_initializer() or made_by(value, "Constant") is not None
 
 
 def _is_small(value: Any) -> bool:
@@ -53,7 +77,9 @@ def _is_small(value: Any) -> bool:
 
 def _is_quantized(node: Any) -> bool:
     """Say whether nothing reads a result before it is quantized."""
-    while not (result := node.outputs[0]).is_graph_output() and len(result.uses()) == 1:
+    while len(node.outputs) == 1 and not (result := node.outputs[0]).is_graph_output():
+        if len(result.uses()) != 1:
+            return False
         node = result.uses()[0].node
         if node.op_type not in MOVES:
             return bool(node.op_type == "QuantizeLinear")

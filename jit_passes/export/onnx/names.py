@@ -51,8 +51,11 @@ def name_values(written: Any, fixed: Sequence[str]) -> None:
         fixed: names that the caller has given.
     """
     graph = written.model.graph
+    nodes = list(_nodes(graph, written.exported_program.graph_module))
     taken = {value.name for value in (*graph.inputs, *graph.initializers.values())} | set(fixed)
-    for node, named in list(_nodes(graph, written.exported_program.graph_module)):
+    for node, named in nodes:  # values without a name here keep the one of `torch.onnx`
+        taken |= {value.name for value in node.outputs} - {value.name for value, _ in named}
+    for node, named in nodes:
         for value, name in named:
             if value.name not in fixed:
                 value.name = _free(name + _SUFFIXES.get(node.op_type, ""), taken)

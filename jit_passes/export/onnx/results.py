@@ -9,6 +9,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 from torch.fx import Graph, Node
 
+_OPEN: dict[type, type] = {torch.SymBool: bool, torch.SymInt: int, torch.SymFloat: float}
+
 
 def spell_out_results(program: torch.export.ExportedProgram) -> None:
     """Write results in the forms that a file has, in place.
@@ -37,16 +39,20 @@ def spell_out_results(program: torch.export.ExportedProgram) -> None:
     end.args = (tuple(results),)
 
 
-def _number(graph: Graph, number: float) -> Node:
-    dtype = torch.tensor(number).dtype
+def _number(graph: Graph, number: float | Node) -> Node:
+    known = number.meta["val"] if isinstance(number, Node) else number
+    dtype = torch.tensor(_OPEN.get(type(known), type(known))()).dtype
     made = graph.call_function(torch.ops.aten.full.default, ([], number), {"dtype": dtype})
     with unset_fake_temporarily():
-        made.meta["val"] = torch.full((), number, dtype=dtype)
+        made.meta["val"] = torch.empty((), dtype=dtype)
     return made
 
 
 def _copy(graph: Graph, value: Node) -> Node:
-    made = graph.call_function(torch.ops.aten.clone.default, (value,))
-    made.meta["val"] = value.meta["val"]
+    if isinstance(value.meta["val"], torch.Tensor):
+        made = graph.call_function(torch.ops.aten.clone.default, (value,))
+        made.meta["val"] = value.meta["val"]
+    else:  # a size of an open axis, or a number that is computed of it
+        made = _number(graph, value)
     made.meta["custom"] = value.meta.get("custom") or {"name": value.name}
     return made

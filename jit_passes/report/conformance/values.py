@@ -92,7 +92,8 @@ def codes_of_results(result: Any, grids: Mapping[str, Grid]) -> Codes:
 def grids_of(model: torch.jit.ScriptModule, report: Report) -> dict[str, Grid]:
     """Return the grids of a reference model's values by name, and those of its results.
 
-    A result of a branch has a grid if both ways have it, and one of a loop if each round gives it.
+    A result of a branch has a grid if both branches give it one grid, and a result of a loop if
+    each round gives it that grid.
     """
     found = {value.label: Grid.of(value) for value in report.values}
     graph = GraphView.of(model, report.method)

@@ -81,7 +81,7 @@ def begun(net: nn.Module, x: Tensor, **options: Any) -> torch.jit.ScriptModule:
 @pytest.mark.parametrize("target", [Stock(reduce_range=False), Reference()], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", NETS)
 def test_eight_bits_begin_like_calibration(name: str, target: Target) -> None:
-    """To within 1 dB of SQNR at the output. The paper's start has two bits less, 12 dB.
+    """To within 1.5 dB of SQNR at the output. The paper's start has two bits less, 12 dB.
 
     Results of hardswish begin at -0.375. LSQ's codes are symmetric, so calibration's are here too.
     Calibration leaves room beyond fewer than 1024 numbers, as a linear layer has here. Training
@@ -94,7 +94,7 @@ def test_eight_bits_begin_like_calibration(name: str, target: Target) -> None:
     config = {"version": 1, "global": dict.fromkeys(("input", "output"), options)}
     prepared = prepare(torch.jit.script(net), target=target, config=config)
     wanted = sqnr(expected, convert(calibrate(prepared, [x]))(inputs))
-    assert sqnr(expected, begun(net, x, target=target)(inputs)) > wanted - 1
+    assert sqnr(expected, begun(net, x, target=target)(inputs)) > wanted - 1.5
     paper = begun(net, x, target=target, fake_quantizer=PAPER)(inputs)
     assert sqnr(expected, paper) < wanted - 2
 

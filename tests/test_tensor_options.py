@@ -247,7 +247,6 @@ def test_apply_of_what_is_known_beforehand() -> None:
         ),
         (WEIGHT, {"scale": 1.0, "zero_point": -128}, "one of the codes -127 to 127"),
         (ACTIVATION, {"narrow_range": True}, "a.yaml:3:1: .*these codes are unsigned"),
-        (SPEC(rounding="floor"), {"scale": 1.0}, "cannot round as floor"),
         (
             SPEC("int8", 3, 5),
             {"scheme": "power_of_two"},

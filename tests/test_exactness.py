@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import shutil
 from typing import Any
@@ -88,6 +89,7 @@ def test_engines_agree_where_they_must(seed: int) -> None:
     told = exactness(model, data(0)[0])
     assert told.exact and told.exact_in_pairs and told.values > 6, told
     engines = ["c"] * (shutil.which("cc") is not None)
+    engines += ["openvino"] * (importlib.util.find_spec("openvino") is not None)
     found = conformance(model, data(seed + 1000), [*ENGINES, *engines])
     assert found.equal and not found.missing, found
     shown = {row.name for row in found.rows if row.engine == "onnxruntime_optimized"}

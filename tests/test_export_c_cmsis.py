@@ -65,6 +65,21 @@ class Rows(nn.Module):
         return self.d(torch.relu(y)) * y
 
 
+class Products(nn.Module):
+    """Products of matrices: attention of two heads, of one matrix with itself, and a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(26, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = x.flatten(1, 2)[:, :7]
+        q, k, v = (f(rows).reshape(2, 7, 2, 4).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = torch.softmax(q @ k.transpose(2, 3) * 0.5, -1) @ v
+        square = self.q(rows)[:, :, :7]
+        return y, square @ square + square[:, :1] @ square
+
+
 def images(count: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     return [torch.randn(2, 3, 20, 26, generator=generator) for _ in range(count)]
@@ -109,7 +124,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
-@pytest.mark.parametrize("module", [Layers, Rows])
+@pytest.mark.parametrize("module", [Layers, Rows, Products])
 def test_gcc_gives_the_codes(
     module: type[nn.Module], rounding: str, tmp_path: Path, objects: Path
 ) -> None:
@@ -119,6 +134,9 @@ def test_gcc_gives_the_codes(
     run = text.rpartition("void model_run")[2]
     called = {line.strip().partition("(")[0] for line in run.splitlines() if "cmsis_" in line}
     expected = {"cmsis_convolve", "cmsis_fully_connected", "cmsis_multiply"}
+    if module is Products:
+        expected = {"cmsis_fully_connected", "cmsis_matmul"}
+        assert run.count("cmsis_matmul(") == 4 and "    matmul" not in run
     if module is Layers:
         expected |= {"cmsis_depthwise", "cmsis_max_pool"}
         expected |= {"cmsis_add"} if rounding == "double_round" else set()

@@ -3,6 +3,7 @@
 #ifndef STAND_IN_H
 #define STAND_IN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef struct { void *buf; int32_t size; } cmsis_nn_context;
@@ -10,6 +11,7 @@ typedef struct { int32_t w, h; } cmsis_nn_tile;
 typedef struct { int32_t n, h, w, c; } cmsis_nn_dims;
 typedef struct { int32_t min, max; } cmsis_nn_activation;
 typedef struct { int32_t *multiplier, *shift; } cmsis_nn_per_channel_quant_params;
+typedef struct { int32_t multiplier, shift; } cmsis_nn_per_tensor_quant_params;
 typedef struct {
     int32_t input_offset, output_offset;
     cmsis_nn_tile stride, padding, dilation;
@@ -25,6 +27,10 @@ typedef struct {
     int32_t input_offset, filter_offset, output_offset;
     cmsis_nn_activation activation;
 } cmsis_nn_fc_params;
+typedef struct {
+    const bool adj_x, adj_y;
+    cmsis_nn_fc_params fc_params;
+} cmsis_nn_bmm_params;
 
 /* value * multiplier / 2^(31 - shift): rounded once, halves up; or as gemmlowp does it. */
 static int32_t requantized(int64_t value, int32_t multiplier, int32_t shift)
@@ -140,6 +146,35 @@ static int arm_fully_connected_per_channel_s8(
             }
             *y++ = code(sum, scales->multiplier[c], scales->shift[c], p->output_offset,
                         p->activation.min, p->activation.max);
+        }
+    }
+    return 0;
+}
+
+/* Products of matrices [rows, inner] and [columns, inner], in which n and h count matrices. */
+static int arm_batch_matmul_s8(const cmsis_nn_context *context, const cmsis_nn_bmm_params *p,
+                               const cmsis_nn_per_tensor_quant_params *scale,
+                               const cmsis_nn_dims *left, const int8_t *a,
+                               const cmsis_nn_dims *right, const int8_t *b,
+                               const cmsis_nn_dims *out, int8_t *y)
+{
+    const cmsis_nn_fc_params *f = &p->fc_params;
+    (void)context;
+    if (p->adj_x || p->adj_y || left->n != right->n || left->h != 1 || right->h != 1 ||
+        out->n != left->n || out->w != left->w || out->c != right->w || left->c != right->c) {
+        return -1;
+    }
+    for (int32_t n = 0; n < out->n; ++n, b += right->w * right->c) {
+        for (int32_t row = 0; row < left->w; ++row, a += left->c) {
+            for (int32_t column = 0; column < right->w; ++column) {
+                int32_t sum = 0;
+                for (int32_t k = 0; k < left->c; ++k) {
+                    int32_t other = b[column * right->c + k] + f->filter_offset;
+                    sum += (a[k] + f->input_offset) * other;
+                }
+                *y++ = code(sum, scale->multiplier, scale->shift, f->output_offset,
+                            f->activation.min, f->activation.max);
+            }
         }
     }
     return 0;

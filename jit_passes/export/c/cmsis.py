@@ -128,6 +128,16 @@ class _Translation:
         types = {"X": x.ctype, "Y": y.ctype}
         self.calls.append(Call("copy", types, arguments, (x,), y, y.name, ""))
 
+    def turned(self, x: Buffer, sizes: _Order) -> Buffer:
+        """Return matrices `[batch, rows, columns]` with their columns as rows."""
+        batch, rows, columns = sizes
+        if rows == 1 or columns == 1:  # both orders are one
+            return x
+        shape = (batch, columns, rows)
+        y = Buffer(f"{x.name}, transposed", x.dtype, shape, "arena", x.scale, x.zero_point)
+        self._copy(x, y, shape, (rows * columns, 1, columns))
+        return y
+
     def _number_by_number(self, call: Call) -> bool:
         """Add a call that takes any order, in that of its operands; say whether it is one."""
         if call.kernel not in _POINTWISE and not _in_step(call):
@@ -213,7 +223,10 @@ def _in_step(call: Call) -> bool:
     """Say whether operands and result of two operands have one order: nothing is broadcast."""
     if call.kernel not in ("add", "add_rescaled", "multiply"):
         return False
-    along = _struct(call, "l")
+    return _steps_alike(_struct(call, "l"))
+
+
+def _steps_alike(along: Struct) -> bool:
     sizes = along.values["sizes"]
     assert isinstance(sizes, tuple)
     plain = strides_of(sizes)
@@ -364,10 +377,37 @@ def _pooled(run: _Translation, call: Call) -> bool:
     return True
 
 
+def _matrices(run: _Translation, call: Call) -> bool:
+    """Add a product of matrices, the right one with its columns as rows; no batch is broadcast."""
+    found, along = _one(_struct(call, "r")), _struct(call, "l")
+    left, right = call.arguments["a"], call.arguments["b"]
+    assert isinstance(left, Buffer) and isinstance(right, Buffer)
+    if found is None or not _steps_alike(along):
+        return False
+    (batch,) = (prod(sizes) for sizes in [along.values["sizes"]] if isinstance(sizes, tuple))
+    own = {name: call.arguments[name] for name in ("rows", "inner", "columns")}
+    inner, columns = own["inner"], own["columns"]
+    assert isinstance(inner, int) and isinstance(columns, int)
+    for buffer in (left, right):
+        run.need_first(buffer)
+    turned = run.turned(right, (batch, inner, columns))
+    arguments = {
+        "batch": batch, **own, "a": left, "zero_a": call.arguments["zero_a"],
+        "b": turned, "zero_b": call.arguments["zero_b"],
+        "multiplier": found[0], "shift": found[1], **_ends(_struct(call, "r")), "y": call.writes,
+    }  # fmt: skip
+    own_call = Call("cmsis_matmul", {}, arguments, (left, turned), call.writes, call.name,
+                    call.source)  # fmt: skip
+    run.calls.append(own_call)
+    run.note_first(call.writes)
+    return True
+
+
 _FORMS: Mapping[str, Callable[[_Translation, Call], bool]] = {
     "conv2d": _convolved,
     "linear": _connected,
     "add_rescaled": _added,
     "multiply": _multiplied,
     "max_pool2d": _pooled,
+    "matmul": _matrices,
 }

@@ -132,6 +132,24 @@ CMSIS: Mapping[str, Kernel] = {
 }
 """,
     ),
+    "cmsis_matmul": Kernel(
+        {
+            **dict.fromkeys(("batch", "rows", "inner", "columns"), "int32_t"),
+            **{name: kind for name, kind in _TWO.items() if name != "count"},
+            **dict.fromkeys(("multiplier", "shift", "zero", "low", "high"), "int32_t"),
+            "y": "int8_t *",
+        },
+        """\
+{
+    cmsis_nn_context context = {0, 0};
+    cmsis_nn_bmm_params params = {0, 0, {-zero_a, -zero_b, zero, {low, high}}};
+    cmsis_nn_per_tensor_quant_params scale = {multiplier, shift};
+    cmsis_nn_dims left = {batch, 1, rows, inner}, right = {batch, 1, columns, inner};
+    cmsis_nn_dims out = {batch, 1, rows, columns};
+    arm_batch_matmul_s8(&context, &params, &scale, &left, a, &right, b, &out, y);
+}
+""",
+    ),
     "cmsis_max_pool": Kernel(
         {
             "batch": "int32_t",

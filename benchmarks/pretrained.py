@@ -38,7 +38,6 @@ from benchmarks import report
 from benchmarks.measure import alternate, sqnr_db
 from benchmarks.models import sentence_encoder
 from jit_passes.targets import FixedPoint
-from jit_passes.targets.fixed_point.target import REQUANTIZATIONS
 
 _MODULE = "benchmarks.pretrained"
 _CALIBRATING = 8  # photographs
@@ -195,17 +194,35 @@ def improved(bench: Bench, bits: int, one_scale: bool) -> list[list[str]]:
 def integers(bench: Bench) -> list[list[str]]:
     """Return the lines of the target `fixed_point`: the reference model, and its integers."""
     found = []
-    for requantization in REQUANTIZATIONS:
-        target = FixedPoint(requantization)
-        prepared = jit_passes.prepare(bench.model, target=target)
-        jit_passes.calibrate(prepared, bench.calibration, progress=False)
-        reference = jit_passes.convert(prepared)
-        models = {"reference": reference, "integers": jit_passes.lower(reference)}
-        for name, model in models.items():
-            begin = process_time()
-            made = bench.row(f"{requantization}, {name}", model, 0.0)
-            found.append([*made[:-1], f"{process_time() - begin:.0f}"])
-            print(report.table(_HEADER, found[-1:]).splitlines()[-1], flush=True)
+
+    def add(name: str, make: Callable[[], torch.jit.ScriptModule]) -> torch.jit.ScriptModule:
+        begin = process_time()
+        model = make()
+        found.append([*bench.row(name, model, 0.0)[:-1], f"{process_time() - begin:.0f}"])
+        print(report.table(_HEADER, found[-1:]).splitlines()[-1], flush=True)
+        return model
+
+    def calibrated(
+        model: torch.jit.ScriptModule, requantization: str, **weight: Any
+    ) -> torch.jit.ScriptModule:
+        config = {"version": 1, "global": {"weight": weight}} if weight else None
+        prepared = jit_passes.prepare(model, target=FixedPoint(requantization), config=config)
+        return jit_passes.calibrate(prepared, bench.calibration, progress=False)
+
+    def with_tools() -> torch.jit.ScriptModule:
+        equalized = jit_passes.equalize(bench.model, bench.calibration, by="weights")
+        prepared = calibrated(equalized, "shift", calibration="output_error")
+        rounded = jit_passes.round_weights(prepared, bench.calibration)
+        corrected = jit_passes.correct_bias(rounded, bench.calibration, how="fast")
+        return jit_passes.convert(corrected)
+
+    for name, make in {
+        "multiplier": lambda: jit_passes.convert(calibrated(bench.model, "multiplier")),
+        "shift": lambda: jit_passes.convert(calibrated(bench.model, "shift")),
+        "shift, equalized, output_error, gptq, bias correction fast": with_tools,
+    }.items():
+        reference = add(f"{name}, reference", make)
+        add(f"{name}, integers", partial(jit_passes.lower, reference))
     return found
 
 

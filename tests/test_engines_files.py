@@ -133,6 +133,7 @@ FUNCTIONS = {
     "sigmoid": (nn.Sigmoid(), {"QLinearSigmoid": 1}),
     "leaky_relu": (nn.LeakyReLU(0.1), {"QLinearLeakyRelu": 1}),
     "gate": (Gate(), {"QLinearSigmoid": 1, "QLinearMul": 1}),
+    "silu": (nn.SiLU(), {"QLinearSigmoid": 1, "QLinearMul": 1}),
     "mean": (Mean(), {"QLinearGlobalAveragePool": 1, "QLinearMul": 1}),
     "softmax": (nn.Softmax(1), {"QLinearSoftmax": 1}),
     "average": (nn.AvgPool2d(2), {"QLinearAveragePool": 1}),

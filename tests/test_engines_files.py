@@ -133,6 +133,7 @@ FUNCTIONS = {
     "sigmoid": (nn.Sigmoid(), {"QLinearSigmoid": 1}),
     "leaky_relu": (nn.LeakyReLU(0.1), {"QLinearLeakyRelu": 1}),
     "gate": (Gate(), {"QLinearSigmoid": 1, "QLinearMul": 1}),
+    "silu": (nn.SiLU(), {"QLinearSigmoid": 1, "QLinearMul": 1}),
     "mean": (Mean(), {"QLinearGlobalAveragePool": 1, "QLinearMul": 1}),
     "softmax": (nn.Softmax(1), {"QLinearSoftmax": 1}),
     "average": (nn.AvgPool2d(2), {"QLinearAveragePool": 1}),
@@ -193,6 +194,65 @@ def test_openvino_computes_functions_within_a_convolution(
     names = [value.name for value in jit_passes.encodings_of(model).activations]
     assert names == ["x", f"function:{function._get_name().lower()}"]
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
+class Sum(nn.Module):
+    """A convolution's result is added to a value that a function of it may read once more."""
+
+    def __init__(self, function: nn.Module, other: str = "stem") -> None:
+        super().__init__()
+        self.stem, self.one = (nn.Conv2d(4, 4, 1) for _ in range(2))
+        self.two, self.head = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 1)
+        self.function, self.other = function, other
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        y = self.two(torch.relu(self.one(x)))
+        added = x
+        if self.other == "average":
+            added = nn.functional.adaptive_avg_pool2d(x, 1)
+        if self.other == "convolution":
+            added = self.head(torch.relu(x))
+        y = self.function(added + y)
+        if self.other == "read later":
+            y = torch.cat([y, x], 1)[:, 2:6]
+        return self.head(y)
+
+
+@pytest.mark.parametrize("high", [None, 0.25], ids=("as calibrated", "of a narrow range"))
+@pytest.mark.parametrize(
+    "function", [nn.ReLU(), nn.ReLU6(), nn.Identity()], ids=lambda f: f._get_name()
+)
+def test_openvino_adds_within_a_convolution(
+    function: nn.Module, high: float | None, tmp_path: Path
+) -> None:
+    """It rounds nothing between the two, and saturates as the sum does."""
+    batches = data(2, 4, 8, 8)
+    names = {"ReLU": "function:relu", "ReLU6": "function:clamp", "Identity": "add"}
+    rule = {"value": names[function._get_name()], "range": [-0.25, high]}
+    config = {"version": 1, "rules": [rule] if high else []}
+    model = quantized(Sum(function), batches, "openvino", config=config)
+    layers, found = executed(model, batches[0], tmp_path / "model.onnx")
+    kinds = Counter(kind for kind, _ in layers)
+    assert (kinds["Convolution"], kinds["Subgraph"], kinds["Eltwise"]) == (4, 1, 0), kinds
+    assert found.std() > 0 and apart(found, model, batches[0]) < 0.01
+
+
+@pytest.mark.parametrize("other", ["average", "convolution", "read later"])
+def test_openvino_is_not_asked_to_add_in_place_of_what_is_needed(
+    other: str, tmp_path: Path
+) -> None:
+    """Of another shape, of a convolution too, and read behind the sum."""
+    batches = data(2, 4, 8, 8)
+    model = quantized(Sum(nn.ReLU(), other), batches, "openvino")
+    _, found = executed(model, batches[0], tmp_path / "model.onnx")
+    nodes = onnx.load(tmp_path / "model.onnx").graph.node
+    written = {node.output[0] for node in nodes if node.op_type == "QuantizeLinear"}
+    values = jit_passes.encodings_of(model).activations
+    assert written == {f"{value.name}:quantized" for value in values}
+    # Of two convolutions OpenVINO adds within either, and rounds the other one.
+    most = 2.01 if other == "convolution" else 0.01
+    assert found.std() > 0 and apart(found, model, batches[0]) < most
 
 
 def test_openvino_computes_behind_what_only_rearranges(tmp_path: Path) -> None:

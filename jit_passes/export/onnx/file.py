@@ -35,6 +35,7 @@ from .qonnx import codes_of_weights, write_quant
 from .results import spell_out_results
 from .roundings import keep_roundings
 from .saving import save
+from .sums import add_within_convolutions
 
 FORMS = ("qdq", "qonnx")
 FIRST, LAST = 18, 23  # opsets
@@ -127,6 +128,7 @@ def export_onnx(
         keep_roundings(written.model)
         if target is OpenVINO:
             keep_means(written.model)
+            add_within_convolutions(written.model)
     _describe(written.model, origin_of(model, method))
     save(written, path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,3 +33,16 @@ def block_size(decoded: Any) -> int:
     """Return how many inputs of a weight have a scale in common; 0 for all."""
     attribute = None if decoded is None else decoded.attributes.get("block_size")
     return 0 if attribute is None else int(attribute.as_int())
+
+
+def grid_of(node: Any) -> tuple[Any, Any] | None:
+    """Return scale and zero point of a quantize or a dequantize, as numbers of numpy.
+
+    None if they are no constants, or those of channels.
+    """
+    ir = importlib.import_module("onnx_ir")
+    tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[1:3]]
+    if any(tensor is None or tensor.size != 1 for tensor in tensors):
+        return None
+    scale, zero = (tensor.numpy().reshape(()) for tensor in tensors)
+    return scale, zero

@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .graph import made_by
+from .graph import grid_of, made_by
 
 
 def keep_roundings(model: Any) -> None:
@@ -39,7 +39,7 @@ def _follows_another(quantize: Any) -> bool:
     first = decoded and made_by(decoded.inputs[0], "QuantizeLinear")
     if not first or any(_read_elsewhere(node.outputs[0]) for node in (first, decoded)):
         return False
-    other, own = _grid(first), _grid(quantize)
+    other, own = grid_of(first), grid_of(quantize)
     if other is None or own is None:
         return False
     return other != own and other[1].dtype == own[1].dtype
@@ -49,20 +49,10 @@ def _read_elsewhere(value: Any) -> bool:
     return len(value.uses()) != 1 or value.is_graph_output()
 
 
-def _grid(node: Any) -> tuple[Any, Any] | None:
-    """Return scale and zero point; None if they are no constants, or those of channels."""
-    ir = importlib.import_module("onnx_ir")
-    tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[1:3]]
-    if any(tensor is None or tensor.size != 1 for tensor in tensors):
-        return None
-    scale, zero = (tensor.numpy().reshape(()) for tensor in tensors)
-    return scale, zero
-
-
 def _clip(quantize: Any) -> None:
     """Clip what is quantized to the ends of its grid."""
     ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
-    grid = _grid(quantize)
+    grid = grid_of(quantize)
     assert grid is not None
     scale, zero = grid
     limits = numpy.iinfo(zero.dtype)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ...graph.view import NodeView
 from ...observers import Fixed
+from ...passes.rule import RewriteRule
 from ...quantizers.capability import Capability
 from ...quantizers.support import OperatorSupport, Role, Spec, SpecSupport
 from ...specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
@@ -16,6 +17,8 @@ from .engine import Engine
 # QLinearSoftmax multiplies by floor(1 / scale) in uint32: a smaller scale overflows (seen in
 # ONNX Runtime 1.31), so probabilities have the scale that ONNX Runtime's own quantizer gives them.
 PROBABILITIES = FixedQParamsQuantizationSpec(1 / 256, 0)
+# ONNX Runtime has both kernels on integers, and none of silu.
+SPELL_OUT_SILU = RewriteRule("spell_out_silu", "aten::silu(%x)", "aten::mul(%x, aten::sigmoid(%x))")
 BARRIERS = ("constant_pad_nd", "expand", "expand_as", "pad", "pixel_shuffle", "repeat", "select")
 
 
@@ -86,6 +89,7 @@ CAPABILITY = Capability(
     # Expand, Tile, Pad, DepthToSpace and Gather with one index do not hand a dequantize on.
     barriers=frozenset(f"aten::{kind}" for kind in BARRIERS),
     dynamic=table.UINT8_AS_IT_RUNS,
+    forms=(SPELL_OUT_SILU,),
 )  # fmt: skip
 
 

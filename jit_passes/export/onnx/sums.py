@@ -1,0 +1,151 @@
+"""Sums of a convolution that OpenVINO adds within it: a pair of quantize and dequantize marks them.
+
+    before                                 after
+    %c = Conv(...)                         %c = Conv(...)
+                                           %p = QuantizeLinear(%c, s, z)
+                                           %q = DequantizeLinear(%p, s, z)
+    %y = DequantizeLinear(%a, ...)         %y = DequantizeLinear(%a, ...)
+    %t = Add(%c, %y)                       %t = Add(%q, %y)
+    %b = QuantizeLinear(%t, ...)           %b = QuantizeLinear(%t, ...)
+
+with a relu or a clip in front of the last line, or none.
+
+OpenVINO 2026.4 adds within a convolution if both operands are quantized. It then clips the
+convolution's result to the grid and does not round it, whatever the scale. Without the pair, the
+convolution writes its result in float, in bfloat16 by default on processors with AMX, and another
+kernel adds.
+
+It adds in place of the other operand. So that one has the shape of the sum, and all else that
+reads it leads to the convolution. Other sums get no pair: it would be rounded. Nor do sums of two
+convolutions, one of which is quantized anyway: OpenVINO adds within the other.
+
+The grid changes no code of the sum. The other operand has values from a to b, and the sum's codes
+stand for values from low to high. Where the convolution gives less than low - b, the sum saturates
+below, and does so too if it gives low - b. Above high - a it is alike. The grid reaches both ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .graph import grid_of, made_by
+
+CLIPS = ("Relu", "Clip")
+
+
+def add_within_convolutions(model: Any) -> None:
+    """Mark sums that OpenVINO is to compute within a convolution, in place.
+
+    Args:
+        model: of `onnx_ir`, whose values have their names.
+    """
+    for node in list(model.graph.all_nodes()):
+        if node.op_type == "Add":
+            _mark(node)
+
+
+def _mark(add: Any) -> None:
+    for place in (0, 1):
+        convolution = made_by(add.inputs[place], "Conv")
+        other = made_by(add.inputs[1 - place], "DequantizeLinear")
+        if convolution is None or other is None or _is_read_elsewhere(add.inputs[place]):
+            continue
+        ends, of_sum = _ends(other), _ends(_quantize_behind(add))
+        if ends is None or of_sum is None or not _adds_in_place(add, convolution, other):
+            continue
+        _quantize(add, place, of_sum[0] - ends[1], of_sum[1] - ends[0], other.inputs[2])
+
+
+def _adds_in_place(add: Any, convolution: Any, other: Any) -> bool:
+    """Say whether an operand has the sum's shape, and nothing reads it when the sum is computed."""
+    shape = other.outputs[0].shape
+    if shape is None or shape != convolution.outputs[0].shape:
+        return False
+    codes = other.inputs[0]
+    decoded = [use.node for use in codes.uses()]
+    values = [value for node in decoded for value in node.outputs]
+    if any(node.op_type != other.op_type for node in decoded):
+        return False
+    if any(value.is_graph_output() for value in (codes, *values)):
+        return False
+    readers = {use.node for value in values for use in value.uses()}
+    if readers == {add} and _is_of_convolution(codes):
+        return False
+    return readers - {add} <= _leading_to(convolution)
+
+
+def _is_of_convolution(codes: Any) -> bool:
+    """Say whether codes are those of a convolution, or of functions behind it."""
+    node = codes.producer()
+    while node is not None and node.op_type not in ("Conv", "DequantizeLinear"):
+        node = node.inputs[0].producer() if node.inputs else None
+    return node is not None and bool(node.op_type == "Conv")
+
+
+def _leading_to(node: Any) -> set[Any]:
+    """Return the nodes that a node's operands depend on."""
+    found: set[Any] = set()
+    pending = [node]
+    while pending:
+        for maker in pending.pop().predecessors():
+            if maker not in found:
+                found.add(maker)
+                pending.append(maker)
+    return found
+
+
+def _is_read_elsewhere(value: Any) -> bool:
+    return len(value.uses()) != 1 or value.is_graph_output()
+
+
+def _quantize_behind(add: Any) -> Any:
+    """Return the quantize that alone reads a sum, or its clip; None for none."""
+    value = add.outputs[0]
+    while not _is_read_elsewhere(value):
+        node = value.uses()[0].node
+        if node.op_type == "QuantizeLinear":
+            return node
+        if node.op_type not in CLIPS:
+            return None
+        value = node.outputs[0]
+    return None
+
+
+def _ends(node: Any) -> tuple[float, float] | None:
+    """Return the values of the first and the last code; None if the grid is no constant."""
+    numpy = importlib.import_module("numpy")
+    grid = None if node is None else grid_of(node)
+    if grid is None:
+        return None
+    scale, zero = grid
+    codes = numpy.iinfo(zero.dtype)
+    return float(scale) * (codes.min - int(zero)), float(scale) * (codes.max - int(zero))
+
+
+def _quantize(add: Any, place: int, low: float, high: float, like: Any) -> None:
+    """Write a pair in front of a sum, whose grid reaches from low to high."""
+    ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
+    value = add.inputs[place]
+    codes = numpy.iinfo(like.dtype.numpy())
+    # One code less: the zero point is a whole number, and the grid reaches both ends all the same.
+    step = numpy.float32((high - low) / (codes.max - codes.min - 1))
+    zero = codes.min + int(numpy.ceil(-low / step))
+    numbers = {"scale": step, "zero_point": numpy.array(zero, codes.dtype)}
+    constants = []
+    for name, number in numbers.items():
+        tensor = ir.tensor(numpy.asarray(number))
+        made = ir.node("Constant", [], {"value": tensor}, name=f"{value.name}:{name}")
+        made.outputs[0].name = made.name
+        made.outputs[0].dtype, made.outputs[0].shape = tensor.dtype, tensor.shape
+        constants.append(made)
+    grid = [made.outputs[0] for made in constants]
+    quantize = ir.node("QuantizeLinear", [value, *grid], name=f"{value.name}:quantized")
+    dequantize = ir.node(
+        "DequantizeLinear", [quantize.outputs[0], *grid], name=f"{value.name}:dequantized"
+    )
+    for node, dtype in ((quantize, like.dtype), (dequantize, value.dtype)):
+        node.outputs[0].name = node.name
+        node.outputs[0].dtype, node.outputs[0].shape = dtype, value.shape
+    add.graph.insert_before(add, [*constants, quantize, dequantize])
+    add.replace_input_with(place, dequantize.outputs[0])

@@ -103,17 +103,18 @@ def test_placement_and_grids(target: str, rounded: bool) -> None:
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
 
 
-def test_openvino_rounds_only_what_is_read_on_integers() -> None:
+@pytest.mark.parametrize("target", ["openvino", "inductor", "tensorrt"])
+def test_only_what_is_read_on_integers_is_rounded(target: str) -> None:
     """A layer norm, and the caller, read floats; a gelu reads the sums of products."""
     network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.LayerNorm(8))
     network.append(nn.Linear(8, 4))
     batches = data(3, 8)
     rounded = ["input", "1:gelu", "3:layer_norm"]
-    model = quantized(network, batches, "openvino")
+    model = quantized(network, batches, target)
     assert [value.name for value in jit_passes.encodings_of(model).activations] == rounded
     assert promised(model) == 3
     config = {"version": 1, "rules": [{"module": "2", "output": {"bits": 8}}]}
-    asked = quantized(network, batches, "openvino", config=config)
+    asked = quantized(network, batches, target, config=config)
     names = [value.name for value in jit_passes.encodings_of(asked).activations]
     assert names == [*rounded[:2], "2:linear", rounded[2]]
 

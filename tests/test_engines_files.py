@@ -349,6 +349,97 @@ def test_openvino_averages_tokens_in_float(make: Any, count: int, tmp_path: Path
         torch.testing.assert_close(torch.tensor(result), expected, rtol=1e-5, atol=1e-5)
 
 
+class Row(nn.Module):
+    """A constant of each row, a function and a number, with a reduction of rows of three axes."""
+
+    def __init__(self, reduce: str) -> None:
+        super().__init__()
+        self.head, self.reduce = nn.Linear(6, 4), reduce
+        self.weight = nn.Parameter(torch.tensor([[1.0], [-2.0], [3.0], [0.5], [4.0], [-1.0]]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.reduce == "pool":
+            y = nn.functional.adaptive_avg_pool1d(x, 1)
+        elif self.reduce == "largest":
+            y = x.amax(2, keepdim=True)
+        else:
+            y = torch.tanh(x.sum(-1, keepdim=True)) * 3.0
+        y = y * self.weight + 1.0
+        return self.head(y.flatten(1)), y
+
+
+class Joined(nn.Module):
+    """A row of a concatenation, which is quantized for a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.cat([self.one(x), self.two(x)], -1)
+        return self.head(y), y[1]
+
+
+class Depthwise(nn.Module):
+    """A convolution of groups and a depthwise one in three dimensions."""
+
+    def __init__(self, function: nn.Module) -> None:
+        super().__init__()
+        self.groups = nn.Conv3d(2, 6, 3, padding=1, groups=2)
+        self.function, self.depthwise = function, nn.Conv3d(6, 6, 2, dilation=2, groups=6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.depthwise(self.function(self.groups(x)))
+
+
+def written(model: Any, x: Tensor, path: Path) -> list[Tensor]:
+    """Return the results that OpenVINO gives of a model's file."""
+    openvino = pytest.importorskip("openvino")
+    export_onnx(model, path, x)
+    options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    found = openvino.Core().compile_model(str(path), "CPU", options)([x.numpy()])
+    return [torch.tensor(result) for result in found.to_tuple()]
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "count"),
+    [
+        pytest.param(Row("pool"), (3, 6, 5), {"Max": 1}, id="pool"),
+        pytest.param(Row("largest"), (3, 6, 5), {"Max": 1}, id="largest"),
+        pytest.param(Row("sum"), (3, 6, 5), {"Max": 1}, id="sum"),
+        pytest.param(Row("sum"), (1, 6, 5), {"Max": 0}, id="one sample"),
+        pytest.param(Joined(), (3, 8), {"Squeeze": 1}, id="part"),
+    ],
+)
+def test_openvino_gets_forms_that_it_computes_rightly(
+    network: nn.Module, shape: tuple[int, ...], count: dict[str, int], tmp_path: Path
+) -> None:
+    """It takes wrong elements of the constants, and leaves an axis in the part."""
+    batches = data(*shape)
+    model, path = quantized(network, batches, "openvino"), tmp_path / "model.onnx"
+    _, found = written(model, batches[0], path)
+    _, expected = model(batches[0])
+    kinds = Counter(node.op_type for node in onnx.load(path).graph.node)
+    assert {kind: kinds[kind] for kind in count} == count
+    assert expected.std() > 0
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "integers"), [(nn.Tanh(), 1), (nn.Identity(), 1), (nn.ReLU(), 2)]
+)
+def test_openvino_computes_depthwise_convolutions_of_negative_numbers_in_float(
+    function: nn.Module, integers: int, tmp_path: Path
+) -> None:
+    """In three dimensions; its kernel takes no zero point."""
+    batches = data(2, 2, 4, 4, 4)
+    model = quantized(Depthwise(function), batches, "openvino")
+    layers, found = executed(model, batches[0], tmp_path / "model.onnx")
+    own = [precision for kind, precision in layers if kind == "Convolution"]
+    assert sum(kind in ("u8", "i8") for kind in own) == promised(model) == integers
+    torch.testing.assert_close(found, model(batches[0]), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_openvino_decodes_weights_as_it_multiplies(bits: int, tmp_path: Path) -> None:
     rule = {"op": "linear", "weight": {"bits": bits, "group_size": 16}}

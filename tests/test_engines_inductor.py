@@ -32,19 +32,71 @@ class Sum(nn.Module):
         return self.head(nn.functional.max_pool2d(x, 2).flatten(1))
 
 
+class Kept(nn.Module):
+    """Sums of linears with an argument, a copy of it, a part of it, and two constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(16, 16) for _ in range(5))
+        self.places = nn.Parameter(torch.randn(8, 16))
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        y = x[4:12]
+        others = [x[:8], x[:8].clone(), x[8:], self.places, self.places * 2]
+        results: list[Tensor] = []
+        for k, linear in enumerate(self.linears):
+            results.append(others[k] + linear(y))
+        return results
+
+
+class Times(nn.Module):
+    """Sums in which a factor stands before a linear and a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.conv = nn.Linear(16, 16), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.add(torch.tanh(x), self.linear(x), alpha=3)
+        image = x.unflatten(1, (4, 2, 2))
+        return y, torch.tanh(torch.add(image, self.conv(image), alpha=3))
+
+
+class Residuals(nn.Module):
+    """A sum with the argument, one with a sum, and a layer norm that reads floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(3))
+        self.linears = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, linear in zip(self.norms, self.linears, strict=False):
+            x = x + linear(torch.nn.functional.gelu(norm(x)))
+        return x
+
+
 pytestmark = pytest.mark.skipif(
     not torch.cpu._is_vnni_supported(), reason="its patterns are for VNNI"
 )
 
 
-def compiled(model: torch.jit.ScriptModule, x: Tensor) -> tuple[Tensor, Any]:
-    """Return the result of a compiled program, and how many operators Inductor has lowered."""
+def compiled(model: torch.jit.ScriptModule, x: Tensor) -> tuple[Any, Any]:
+    """Return the result of a compiled program, and how many operators Inductor has lowered.
+
+    It is called twice, with equal arguments, which it must leave as they are.
+    """
     from torch._dynamo.utils import counters
 
     program = jit_passes.to_exported_program(model, x).module()
     counters.clear()
+    given = x.clone()
     with torch._inductor.config.patch(freezing=True, compile_threads=1), torch.no_grad():
-        return torch.compile(program)(x), counters["inductor"]
+        run = torch.compile(program)
+        run(given)
+        found = run(given)
+    assert torch.equal(given, x)
+    return found, counters["inductor"]
 
 
 def test_inductor_keeps_what_coverage_promises() -> None:
@@ -63,3 +115,36 @@ def test_inductor_quantizes_inputs_as_it_runs() -> None:
     found, counts = compiled(model, x)
     assert counts["qlinear_unary_lower_count"] == promised(model) == 1
     torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_arguments_and_constants_are_there_after_a_call(mode: str) -> None:
+    """Inductor adds a linear to the other operand in place, whatever that is."""
+    [x] = data(16, 16, count=1)
+    torch.manual_seed(0)
+    model = quantized(Kept(), [x], "inductor", mode=mode)
+    found, counts = compiled(model, x)
+    assert counts["qlinear_unary_lower_count"] == promised(model) == 5
+    torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_factors_of_sums_count() -> None:
+    """Inductor leaves the factor out of a sum with an operator on integers."""
+    [x] = data(8, 16, count=1)
+    torch.manual_seed(0)
+    model = quantized(Times(), [x], "inductor")
+    found, _ = compiled(model, x)
+    assert promised(model) == 2
+    torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
+
+
+def test_sums_in_float_are_part_of_linears() -> None:
+    """No result is rounded that floats alone read; a sum with the argument stays apart."""
+    batches = data(8, 16)
+    torch.manual_seed(0)
+    network = Residuals()
+    model = quantized(network, batches, "inductor")
+    assert len(jit_passes.encodings_of(model).activations) == promised(model) == 3
+    found, counts = compiled(model, batches[0])
+    assert (counts["qlinear_unary_lower_count"], counts["qlinear_binary_lower_count"]) == (1, 2)
+    torch.testing.assert_close(found, model(batches[0]), rtol=1e-4, atol=1e-4)

@@ -20,6 +20,7 @@ from ..files import check_writable, read_bytes, write_whole
 from ..stages.module import Report, quantized_part
 from .origin import origin_of
 from .program import to_exported_program
+from .program.sums import keep_apart
 
 CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"  # a variable that packages read in their first call
 TARGETS = ("inductor", "reference")  # of models whose placement Inductor reads
@@ -67,6 +68,7 @@ def export_aoti(
     _check_target(Report.read(quantized_part(model, method)))
     program = to_exported_program(model, example_inputs, dynamic_shapes, method=method)
     _check_state(program)
+    keep_apart(program)  # of models of the target `reference`, whose programs other engines read
     settings = {"freezing": True, "aot_inductor.metadata": {"jit_passes": origin_of(model, method)}}
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "model.pt2")

@@ -30,8 +30,10 @@ from .fold import fold_weights
 from .means import keep_means
 from .names import check_result_names, name_values
 from .operators import translations
+from .parts import keep_shapes
 from .pools import spell_out_pools
 from .qonnx import codes_of_weights, write_quant
+from .reductions import keep_reductions
 from .results import spell_out_results
 from .roundings import keep_roundings
 from .saving import save
@@ -129,6 +131,8 @@ def export_onnx(
         if target is OpenVINO:
             keep_means(written.model)
             add_within_convolutions(written.model)
+            keep_reductions(written.model)
+            keep_shapes(written.model)
     _describe(written.model, origin_of(model, method))
     save(written, path)
 

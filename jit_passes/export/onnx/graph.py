@@ -29,6 +29,32 @@ def made_by(value: Any, kind: str) -> Any:
     return node if node is not None and node.op_type == kind else None
 
 
+def constant_of(value: Any) -> Any:
+    """Return the numbers of a constant of ONNX, an array; None of other values."""
+    ir = importlib.import_module("onnx_ir")
+    found = None if value is None else ir.convenience.get_const_tensor(value)
+    return None if found is None else found.numpy()
+
+
+def limited(value: Any, name: str, *, ahead: Any = None, behind: Any = None) -> Any:
+    """Return a Max of a value and the lowest number of its dtype, which changes nothing.
+
+    It is inserted ahead of a node, or behind one.
+    """
+    ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
+    low = ir.tensor(numpy.finfo(value.dtype.numpy()).min)
+    constant = ir.node("Constant", [], {"value": low}, name=f"{name}:low")
+    constant.outputs[0].name = constant.name
+    kept = ir.node("Max", [value, constant.outputs[0]], name=name)
+    kept.outputs[0].name, kept.outputs[0].type = name, value.type
+    kept.outputs[0].shape = value.shape
+    if ahead is not None:
+        ahead.graph.insert_before(ahead, [constant, kept])
+    else:
+        behind.graph.insert_after(behind, [constant, kept])
+    return kept.outputs[0]
+
+
 def block_size(decoded: Any) -> int:
     """Return how many inputs of a weight have a scale in common; 0 for all."""
     attribute = None if decoded is None else decoded.attributes.get("block_size")

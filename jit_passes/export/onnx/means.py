@@ -18,10 +18,9 @@ other ways of writing a mean do not help. It does not move it behind Max.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from .graph import made_by
+from .graph import constant_of, limited, made_by
 
 MEANS = ("ReduceMean", "ReduceSum", "GlobalAveragePool", "AveragePool")
 MOVES = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Expand", "Slice")
@@ -41,7 +40,8 @@ def keep_means(model: Any) -> None:
     """
     for node in list(model.graph.all_nodes()):
         if _is_mean(node) and _is_dequantized(node.inputs[0]) and not _is_quantized(node):
-            _limit(node)
+            operand = limited(node.inputs[0], f"{node.outputs[0].name}:operand", ahead=node)
+            node.replace_input_with(0, operand)
 
 
 def _is_mean(node: Any) -> bool:
@@ -51,24 +51,20 @@ def _is_mean(node: Any) -> bool:
 def _is_dequantized(value: Any) -> bool:
     """Say whether a mean's operand is a dequantized value, which had three axes or fewer."""
     few = _is_small(value)
-    while (ahead := _moved(value.producer())) is not None:
+    while (ahead := moved(value.producer())) is not None:
         value = ahead
         few |= _is_small(value)
     return few and made_by(value, "DequantizeLinear") is not None
 
 
-def _moved(node: Any) -> Any:
+def moved(node: Any) -> Any:
     """Return the operand whose dequantize OpenVINO moves behind a node; None for none."""
     if node is None or node.op_type not in (*MOVES, *PASSED, *PRODUCTS):
         return None
     if node.op_type not in PRODUCTS:
         return node.inputs[0]
-    values = [value for value in node.inputs if not _is_constant(value)]
+    values = [value for value in node.inputs if constant_of(value) is None]
     return values[0] if len(values) == 1 else None
-
-
-def _is_constant(value: Any) -> bool:
-    return value.is_initializer() or made_by(value, "Constant") is not None
 
 
 def _is_small(value: Any) -> bool:
@@ -84,16 +80,3 @@ def _is_quantized(node: Any) -> bool:
         if node.op_type not in MOVES:
             return bool(node.op_type == "QuantizeLinear")
     return False
-
-
-def _limit(mean: Any) -> None:
-    ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
-    value, name = mean.inputs[0], f"{mean.outputs[0].name}:operand"
-    low = ir.tensor(numpy.finfo(value.dtype.numpy()).min)
-    constant = ir.node("Constant", [], {"value": low}, name=f"{name}:low")
-    constant.outputs[0].name = constant.name
-    kept = ir.node("Max", [value, constant.outputs[0]], name=name)
-    kept.outputs[0].name, kept.outputs[0].type = name, value.type
-    kept.outputs[0].shape = value.shape
-    mean.graph.insert_before(mean, [constant, kept])
-    mean.replace_input_with(0, kept.outputs[0])

@@ -21,9 +21,11 @@ from .dialect import Limits
 from .forms import Form, form_of
 from .names import described, name_nodes
 from .running import STRUCTURE, NodeError, Running
+from .sums import keep_apart
 
 _GRADIENTS = "__torch__.torch.autograd.grad_mode."  # contexts that do nothing in a program
 _TRACING = "torch._subclasses.fake_tensor"  # it logs what becomes an error here
+_INDUCTOR = "inductor"  # the target
 _COMMANDS = {
     ModelStage.LOWERED: "export the float model, with --engine onnxruntime, say, or quantize it "
     "with --target reference",
@@ -40,7 +42,7 @@ def write_program(
     model: Any, example_inputs: Any, dynamic_shapes: Any, method: str
 ) -> torch.export.ExportedProgram:
     """Return the program: see `to_exported_program`."""
-    module, limits = _canonical(model, method)
+    module, limits, target = _canonical(model, method)
     view, block = blocks_of(module, method)
     forms = _forms(block, limits)
     script = module._get_method(method)
@@ -59,11 +61,13 @@ def write_program(
         said = first_line(error).partition("\n\nThe error above")[0]
         raise JitPassesError(f"the model is not exported: {about or said}") from error
     name_nodes(program, view)
+    if target == _INDUCTOR:
+        keep_apart(program)
     return program
 
 
-def _canonical(model: Any, method: str) -> tuple[Any, Mapping[int, Limits]]:
-    """Return the C++ module whose graph is exported, and the codes of quantized values in it.
+def _canonical(model: Any, method: str) -> tuple[Any, Mapping[int, Limits], str]:
+    """Return the C++ module whose graph is exported, the codes of quantized values, and the target.
 
     Raises:
         JitPassesError: the model is neither a float model nor a reference model.
@@ -72,14 +76,14 @@ def _canonical(model: Any, method: str) -> tuple[Any, Mapping[int, Limits]]:
     report = Report.read(part)
     if report is None:
         check_module(model, method)
-        return normalize(model._c, method).module, {}
+        return normalize(model._c, method).module, {}, ""
     if not report.is_reference:
         why = f"the model is a {report.stage} one, whose operators no program has"
         own = _COMMANDS.get(report.stage)
         raise JitPassesError(
             f"{why}: {_NEXT[report.stage]}", command=None if own is None else f"{why}: {own}"
         )
-    return part._c, _limits(part, report)
+    return part._c, _limits(part, report), report.target["name"]
 
 
 def _limits(model: Any, report: Report) -> Mapping[int, Limits]:

@@ -26,6 +26,7 @@ CAPABILITY = Capability(
     replace(table.UINT8, why="its convolutions do not take int8"),
     SpecSupport({"int8": (-128, 127)}, table.AROUND_ZERO),  # one scale in all is not recognized
     float_biases=True,
+    float_results=True,
     # Its patterns have a dequantize right in front of what multiplies.
     barriers=table.REARRANGING,
     dynamic=table.UINT8_AS_IT_RUNS,
@@ -36,8 +37,9 @@ CAPABILITY = Capability(
 class Inductor(Engine):
     """torch.compile and AOTInductor on x86: a convolution or linear adds before it rounds.
 
-    Activations are uint8, affine; weights int8, symmetric, per channel; biases float32.
-    Compile with `torch._inductor.config.freezing = True`.
+    Activations are uint8, affine; weights int8, symmetric, per channel; biases float32. A result
+    that only float operators read is not rounded. Compile with
+    `torch._inductor.config.freezing = True`.
 
     Source: torch/_inductor/fx_passes/quantization.py.
     """

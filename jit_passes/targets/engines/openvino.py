@@ -5,17 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
+from ...graph.view import NodeView
 from ...quantizers.capability import Capability
+from ...quantizers.signs import can_be_negative
 from ...quantizers.support import OperatorSupport, Role
 from . import table
 from .engine import Engine
 
 FUNCTIONS = ("hardswish", "silu", "gelu", "sigmoid", "tanh", "leaky_relu", "elu")
 WEIGHTED = (*table.CONVOLUTIONS, "aten::linear")
+
+
+def depthwise_reason(node: NodeView) -> str | None:
+    """Say why the engine computes a 3-d depthwise convolution in float.
+
+    Its kernel on integers takes no zero point. Convolutions of groups are wrong if a quantize and
+    a dequantize lie between them and one that it computes in float.
+    """
+    groups, weight = node.operand("groups").constant, node.operand("weight").constant
+    if not isinstance(weight, Tensor) or groups == 1 or [*weight.shape[:2]] != [groups, 1]:
+        return None
+    below = can_be_negative(node.main_operand, {})
+    return "the engine has no 3-d depthwise convolution of numbers below 0" if below else None
+
+
 CAPABILITY = Capability(
     table.table_of(
         (
-            *table.convolutions(1, 2, 3),
+            *table.convolutions(1, 2),
+            *table.convolutions(3, check=depthwise_reason),
             table.linear(
                 modes=("static", "weight_only"),
                 mode_weights={"weight_only": table.WEIGHTS_ALONE},

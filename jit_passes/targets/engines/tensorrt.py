@@ -33,6 +33,7 @@ CAPABILITY = Capability(
     SpecSupport({"int8": (-128, 127)}, AROUND_ZERO, whole=True),
     table.INT8_WEIGHTS,
     float_biases=True,
+    float_results=True,
 )  # fmt: skip
 
 
@@ -42,7 +43,8 @@ class TensorRT(Engine):
 
     Activations are int8, symmetric, one scale for each tensor; weights int8, symmetric, along the
     output channels; biases float32. TensorRT refuses zero points other than 0, and integers for
-    biases.
+    biases. A result of a convolution or linear that only float operators read is not rounded, as
+    its document advises.
 
     Source: https://docs.nvidia.com/deeplearning/tensorrt, "Working with quantized types".
     """

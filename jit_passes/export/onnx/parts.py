@@ -1,0 +1,61 @@
+"""Parts of dequantized values that OpenVINO gives a wrong shape: an axis is removed by itself.
+
+    before                                 after
+    %y = DequantizeLinear(%a, s, z)        %y = DequantizeLinear(%a, s, z)
+    %p = Gather(%y, 0, axis=0)             %k = Gather(%y, [0], axis=0)
+                                           %p = Squeeze(%k, [0])
+
+OpenVINO 2026.4 moves the dequantize behind the Gather, and where a concatenation is ahead of it the
+result keeps the axis that the index removes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .graph import constant_of, made_by
+from .means import moved
+
+
+def keep_shapes(model: Any) -> None:
+    """Write a Gather of one index and a Squeeze for parts of dequantized values, in place.
+
+    Args:
+        model: of `onnx_ir`, whose values have their names.
+    """
+    for node in list(model.graph.all_nodes()):
+        if node.op_type != "Gather":
+            continue
+        index = constant_of(node.inputs[1])
+        if index is not None and index.ndim == 0 and _is_dequantized(node.inputs[0]):
+            _squeeze(node, index)
+
+
+def _is_dequantized(value: Any) -> bool:
+    while (ahead := moved(value.producer())) is not None:
+        value = ahead
+    return any(
+        made_by(part, "DequantizeLinear") is not None
+        for part in (value, *(value.producer().inputs if made_by(value, "Concat") else ()))
+    )
+
+
+def _squeeze(part: Any, index: Any) -> None:
+    ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
+    result = part.outputs[0]
+    axis = part.attributes["axis"].as_int() if "axis" in part.attributes else 0
+    constants = []
+    for word, numbers in (("index", index.reshape(1)), ("axis", numpy.array([axis], "int64"))):
+        name = f"{result.name}:{word}"
+        constant = ir.node("Constant", [], {"value": ir.tensor(numbers)}, name=name)
+        constant.outputs[0].name = name
+        constants.append(constant)
+    indices, axes = (constant.outputs[0] for constant in constants)
+    kept = ir.node("Gather", [part.inputs[0], indices], {"axis": axis}, name=f"{result.name}:kept")
+    kept.outputs[0].name, kept.outputs[0].type = kept.name, result.type
+    squeezed = ir.node("Squeeze", [kept.outputs[0], axes], name=part.name)
+    part.graph.insert_before(part, [*constants, kept, squeezed])
+    ir.convenience.replace_nodes_and_values(
+        part.graph, part, [part], [squeezed], [result], squeezed.outputs
+    )

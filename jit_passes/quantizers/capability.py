@@ -47,6 +47,8 @@ class Capability:
             quantized anew.
         floats: operators that it computes in float within a region, each with a function that says
             why a node cannot be done, or None. Asked for regions only.
+        shapes: whether a region gives a tensor of one number for a value that others only ask for
+            its shape.
         in_regions: a function that says why an operator can be in no region, though the backend
             may compute it elsewhere.
         begins: the ones of `floats` at which a region may begin, with operators that lead to them.
@@ -76,6 +78,7 @@ class Capability:
     moves: Mapping[str, Check | None] | None = None
     barriers: frozenset[str] = frozenset()
     floats: Mapping[str, Check] = field(default_factory=dict)
+    shapes: bool = False
     in_regions: Check | None = None
     begins: frozenset[str] = frozenset()
     forms: tuple[Step, ...] = ()

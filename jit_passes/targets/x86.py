@@ -192,6 +192,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         WEIGHTS,
         moves={kind: _in_plan for kind, (moves, _) in planned.items() if moves},
         floats={kind: _in_plan for kind, (_, in_floats) in planned.items() if in_floats},
+        shapes=True,
         in_regions=_in_plan,
         begins=frozenset({*NORMS, *SOFTMAX}),
         forms=("spell_out_composites", "expand_attention", "gather_operators"),

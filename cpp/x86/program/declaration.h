@@ -170,5 +170,6 @@ inline const Kind Kind::Multiply("multiply");
 inline const Kind Kind::MatrixProduct("matrix_product");
 inline const Kind Kind::Function("function");
 inline const Kind Kind::Flatten("flatten");
+inline const Kind Kind::Expand("expand");
 
 } // namespace jit_passes::x86

@@ -119,6 +119,8 @@ OPERATORS: dict[str, tuple[int, Function, bool, bool]] = {
     "reflection": (2, lambda y: F.pad(y, [1] * 4, mode="reflect"), FLOAT, INSIDE),
     "flip": (2, lambda y: y.flip(3), INSIDE, INSIDE),
     "repeat": (2, lambda y: y.repeat(1, 1, 2, 1), INSIDE, INSIDE),
+    "tile": (2, lambda y: y.tile([1, 1, 2, 1]), FLOAT, INSIDE),
+    "repeat_interleave": (2, lambda y: y.repeat_interleave(2, 3), FLOAT, INSIDE),
     "log softmax": (2, lambda y: F.log_softmax(y, 1), FLOAT, INSIDE),
     "cumsum": (2, lambda y: y.cumsum(2), FLOAT, INSIDE),
 }

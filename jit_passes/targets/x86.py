@@ -37,6 +37,8 @@ NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
 # Elements in other places of their axes, which only plans compute on codes.
 PLACES = (
     "aten::roll",
+    "aten::tile",
+    "aten::repeat_interleave",
     "aten::pad",
     "aten::upsample_nearest1d",
     *(f"aten::{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)),

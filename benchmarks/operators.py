@@ -174,6 +174,10 @@ ROWS: dict[str, Row] = {
     "prelu": Row(nn.PReLU(64), size=(56, 56)),
     "clamp": Row(lambda x: x.clamp(-1, 1), size=(56, 56)),
     "where": Row(lambda x: torch.where(x > 0, x, x * 0.1), size=(56, 56)),
+    "where of two tests": Row(
+        lambda x: torch.where((x > 0) & (x < 1), x, torch.tanh(x)), size=(56, 56)
+    ),
+    "masked_fill": Row(lambda x: x.masked_fill(x < 0.1, 0.5), size=(56, 56)),
     "conv2d": Row(nn.Conv2d(64, 64, 3, padding=1)),
     "conv2d depthwise": Row(nn.Conv2d(64, 64, 3, padding=1, groups=64), size=(56, 56)),
     "conv2d of 4 groups": Row(nn.Conv2d(64, 64, 3, padding=1, groups=4)),

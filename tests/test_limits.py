@@ -121,6 +121,8 @@ OPERATORS: dict[str, tuple[int, Function, bool, bool]] = {
     "repeat": (2, lambda y: y.repeat(1, 1, 2, 1), INSIDE, INSIDE),
     "tile": (2, lambda y: y.tile([1, 1, 2, 1]), FLOAT, INSIDE),
     "repeat_interleave": (2, lambda y: y.repeat_interleave(2, 3), FLOAT, INSIDE),
+    "where": (2, lambda y: torch.where(y > 0, y, y * 0.1), FLOAT, INSIDE),
+    "sum of truths": (2, lambda y: y / (y > 9).sum(1, keepdim=True).add(1), FLOAT, FLOAT),
     "log softmax": (2, lambda y: F.log_softmax(y, 1), FLOAT, INSIDE),
     "cumsum": (2, lambda y: y.cumsum(2), FLOAT, INSIDE),
 }

@@ -42,7 +42,9 @@ class UnitFinder:
         self.laid_out = laid_out(graph)
         self.target = target
         self.capability: Capability = target.capability
-        self.found = IntegerOperators(begins=self.capability.begins)
+        self.found = IntegerOperators(
+            begins=self.capability.begins, truths=self.capability.truths
+        )
         self.refused: dict[str, str] = {}
         self._candidates: dict[int, OperatorSupport | None] = {}  # None: it only rearranges
         self._float_layers: list[NodeView] = []  # dynamic, or with the weight alone on integers

@@ -17,7 +17,7 @@ from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ..passes.steps import PassCall, Step
-from ..quantizers.capability import Capability, is_constant_behind
+from ..quantizers.capability import Capability, Truths, is_constant_behind
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import DYNAMIC_SCHEMES
 from ..specification.recurrent import GATED
@@ -43,6 +43,17 @@ PLACES = (
     "aten::upsample_nearest1d",
     *(f"aten::{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)),
     *(f"aten::_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+)
+TRUTHS = Truths(
+    frozenset(
+        f"aten::{kind}"
+        for kind in (
+            *("lt", "le", "gt", "ge", "eq", "ne", "isnan"),
+            *("logical_and", "logical_or", "logical_not"),
+            *("bitwise_and", "bitwise_or", "bitwise_not", "__and__", "__or__"),
+        )
+    ),
+    {"aten::where": 0, "aten::masked_fill": 1, "aten::to": 0},
 )
 SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 RANKS = (1, _C.most_axes())
@@ -194,6 +205,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         WEIGHTS,
         moves={kind: _in_plan for kind, (moves, _) in planned.items() if moves},
         floats={kind: _in_plan for kind, (_, in_floats) in planned.items() if in_floats},
+        truths=TRUTHS,
         shapes=True,
         in_regions=_in_plan,
         begins=frozenset({*NORMS, *SOFTMAX}),

@@ -92,7 +92,7 @@ OPERATORS: dict[str, tuple[int, Function, bool, bool]] = {
     "prelu": (2, lambda y: F.prelu(y, GAINS), FLOAT, INSIDE),
     "clamp": (2, lambda y: F.max_pool2d(y, 2).clamp(-0.3, 0.5), INSIDE, INSIDE),
     "layer norm": (2, lambda y: F.layer_norm(y, [8], GAINS, SHIFT), INSIDE, INSIDE),
-    "layer norm of images": (2, lambda y: F.layer_norm(y, [8, 8]), INSIDE, FLOAT),
+    "layer norm of images": (2, lambda y: F.layer_norm(y, [8, 8]), INSIDE, INSIDE),
     "group norm": (2, lambda y: F.group_norm(y, 2, GAINS, SHIFT), FLOAT, INSIDE),
     "group norm without weights": (2, lambda y: F.group_norm(y, 2), FLOAT, INSIDE),
     "instance norm": (2, lambda y: F.instance_norm(y), FLOAT, INSIDE),
@@ -119,6 +119,10 @@ OPERATORS: dict[str, tuple[int, Function, bool, bool]] = {
     "reflection": (2, lambda y: F.pad(y, [1] * 4, mode="reflect"), FLOAT, INSIDE),
     "flip": (2, lambda y: y.flip(3), INSIDE, INSIDE),
     "repeat": (2, lambda y: y.repeat(1, 1, 2, 1), INSIDE, INSIDE),
+    "tile": (2, lambda y: y.tile([1, 1, 2, 1]), FLOAT, INSIDE),
+    "repeat_interleave": (2, lambda y: y.repeat_interleave(2, 3), FLOAT, INSIDE),
+    "where": (2, lambda y: torch.where(y > 0, y, y * 0.1), FLOAT, INSIDE),
+    "sum of truths": (2, lambda y: y / (y > 9).sum(1, keepdim=True).add(1), FLOAT, FLOAT),
     "log softmax": (2, lambda y: F.log_softmax(y, 1), FLOAT, INSIDE),
     "cumsum": (2, lambda y: y.cumsum(2), FLOAT, INSIDE),
 }
@@ -136,6 +140,33 @@ def test_operators_between_convolutions(name: str) -> None:
     assert len(plans_in(x86)) == 1 + on_x86
     with torch.no_grad():
         assert min(sqnr(model(x), found(x)) for found in (stock, x86)) > 25
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.InstanceNorm2d(8),
+        nn.InstanceNorm2d(8, affine=True),
+        nn.GroupNorm(2, 8),
+        nn.LayerNorm([8, 8]),
+        nn.LayerNorm([8, 8, 8]),
+    ],
+    ids=["instance", "affine", "group", "planes", "images"],
+)
+def test_norms_of_scripts(norm: nn.Module) -> None:
+    """Their checks read sizes, which a plan gives without the values."""
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter, 1, 0.3)
+    model, x = Around(norm, 2).eval(), torch.randn(2, 4, 8, 8)
+    lowered = quantize(model, [x], target="x86", mode="static")
+    (plan,) = plans_in(lowered)
+    with torch.no_grad():
+        assert sqnr(model(x), lowered(x)) > 30
+        if not isinstance(norm, nn.GroupNorm):  # which takes the channels of one image for images
+            assert lowered(x[0]).shape == model(x[0]).shape
+            assert sqnr(model(x[0]), lowered(x[0])) > 30
+    results = [result for result in plan.run([x]) if any(result.stride())]
+    assert len(results) == 1, "the others are one number each"
 
 
 @pytest.mark.parametrize("name", ["constant", "attention", "bilinear", "nearest of a line"])

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from tests.compare import sqnr
-from tests.plans import plan_of, plans_in, traced
+from tests.plans import Grid, plan_of, plans_in, traced
 
 
 class Alone(nn.Module):
@@ -155,6 +155,45 @@ def test_cumsum(shape: tuple[int, ...], axis: int) -> None:
         x.view(-1)[x.numel() // 2] = torch.nan
         (got,) = plan.run([x])
         assert torch.equal(got.isnan(), x.cumsum(axis).isnan())
+
+
+class OfCodes(nn.Module):
+    """A function of codes on a grid, in float32."""
+
+    def __init__(self, function: Callable[..., Tensor], columns: int) -> None:
+        super().__init__()
+        self.function, self.grid = function, Grid(0.031, 131)
+        self.slopes = nn.Parameter(torch.linspace(-1, 1, columns))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.grid(x), self.slopes)
+
+
+OF_ROWS: dict[str, Callable[..., Tensor]] = {
+    "log_softmax": lambda x, _: F.log_softmax(x, 1),
+    "cumsum": lambda x, _: x.cumsum(1),
+    "prelu": F.prelu,
+    "layer_norm": lambda x, s: F.layer_norm(x.transpose(1, -1), list(s.shape), s, s),
+    "softmax": lambda x, _: x.softmax(1),
+}
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+@pytest.mark.parametrize("columns", [1, 7, 64, 4096, 4097])
+def test_rows_of_codes(columns: int, name: str) -> None:
+    """Decoded as the kernel reads them: the bits of float32 that comes in, and no step more."""
+    function = OF_ROWS[name]
+    module = OfCodes(function, columns).eval()
+    shape = (2, columns, 3, 37) if columns < 100 else (2, columns, 3)
+    plan = plan_of(traced(module, torch.randn(shape)))
+    slopes = module.slopes.detach()
+    floats = plan_of(traced(Alone(lambda x: function(torch.neg(x), slopes)), torch.randn(shape)))
+    x = torch.randn(shape)
+    last = torch.randn(shape[0], *shape[2:], columns).movedim(-1, 1)
+    for given in (x, last, x[:0], x[:1]):
+        assert torch.equal(plan.run([given])[0], floats.run([-module.grid(given)])[0])
+    steps = [row[1] for row in plan.profile([x])]
+    assert ("dequantize" in steps[:-1]) == (columns > 4096)
 
 
 def test_cumsum_between_layers() -> None:

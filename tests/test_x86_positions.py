@@ -64,8 +64,66 @@ def test_no_axis_rests(codes: bool) -> None:
         lambda y: y.repeat(2, 1, 2, 2, 3),
         lambda y: y[0, 0].repeat(2, 2, 2, 2, 2),
         lambda y: y[0, 0].repeat(2, 2, 1, 1, 1),
+        lambda y: y[0].tile([2, 3, 1, 2, 3]),
+        lambda y: y[0, 0].tile([2, 2, 3, 2, 3]),
     ):
         assert_all_equal(traced(Applied(function, codes), x), x)
+
+
+@pytest.mark.parametrize("codes", [True, False])
+@pytest.mark.parametrize("shape", [(7,), (3, 37), (2, 5, 33), (2, 35, 4, 5), (0, 3, 4)], ids=str)
+def test_repeats(shape: tuple[int, ...], codes: bool) -> None:
+    """Of all elements in a row, and of each by itself, along all axes; of fewer axes and more."""
+    x = torch.randn(shape)
+    last = x.transpose(0, -1)
+    for counts in ([2], [3, 1], [1, 2], [2, 1, 1], [1, 2, 1, 3]):
+        for y in (x, last):
+            assert_all_equal(traced(Applied(lambda y, c=counts: y.tile(c), codes), y), y)
+    for axis in range(-len(shape), len(shape)):
+        for y in (x, last):
+            assert_all_equal(
+                traced(Applied(lambda y, a=axis: y.repeat_interleave(3, a), codes), y), y
+            )
+
+
+class Repeated(nn.Module):
+    """Between convolutions, as often as sizes say; a script does not know the number of axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(16, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y = y.tile([1, 2, 1, y.shape[2] // 4]).tile([2, 1])
+        return self.last(y.repeat_interleave(y.shape[3] // 8, 2).repeat_interleave(2, -1))
+
+
+@pytest.mark.parametrize("mode", ["static", "auto"])
+def test_repeats_between_convolutions(mode: str) -> None:
+    torch.manual_seed(0)
+    net, data = Repeated().eval(), torch.randn(2, 3, 10, 18)
+    for script in (torch.jit.script(net), torch.jit.trace(net, data)):
+        found = jit_passes.quantize_script(script, [data], target="x86", mode=mode)
+        assert len(plans_in(found)) == 1
+        for x in (data, torch.randn(1, 3, 14, 21), data.to(memory_format=torch.channels_last)):
+            with torch.no_grad():
+                assert sqnr(net(x), found(x)) > 28
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda y: y.repeat_interleave(2), "as one row"),
+        (lambda y: y.repeat_interleave(torch.tensor([1, 2, 1]), 1), "as a tensor says"),
+        (lambda y: y.repeat_interleave(2, 1, output_size=6), "how long its result is"),
+        (lambda y: y.tile([]), "repeats no axis"),
+        (lambda y: y.tile([0, 1]), "a number of times"),
+    ],
+)
+def test_repeats_that_no_plan_has(function: Any, reason: str) -> None:
+    with pytest.raises(RuntimeError, match=reason):
+        plan_of(traced(Applied(function, True), torch.randn(2, 3, 4)))
 
 
 def around(image: Tensor) -> tuple[Tensor, ...]:

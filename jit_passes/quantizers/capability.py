@@ -26,6 +26,23 @@ HEADER = ("operator", "how", "operands", "weights", "ranks", "modes", "absorbs")
 
 
 @dataclass(frozen=True)
+class Truths:
+    """Operators on truths, by kind.
+
+    Attributes:
+        given: those that give truths, and take truths and numbers alike.
+        taken: those that take truths as the operand of that position.
+    """
+
+    given: frozenset[str] = frozenset()
+    taken: Mapping[str, int] = field(default_factory=dict)
+
+    def take(self, reader: NodeView, operand: int) -> bool:
+        """Say whether an operator takes truths as one of its operands."""
+        return reader.kind in self.given or self.taken.get(reader.kind) == operand
+
+
+@dataclass(frozen=True)
 class Capability:
     """A backend's integer operators, as data.
 
@@ -47,6 +64,10 @@ class Capability:
             quantized anew.
         floats: operators that it computes in float within a region, each with a function that says
             why a node cannot be done, or None. Asked for regions only.
+        truths: the ones of `floats` that give truths or take them. A region has numbers for these,
+            so it gives none: whatever reads them is in it.
+        shapes: whether a region gives a tensor of one number for a value that others only ask for
+            its shape.
         in_regions: a function that says why an operator can be in no region, though the backend
             may compute it elsewhere.
         begins: the ones of `floats` at which a region may begin, with operators that lead to them.
@@ -76,6 +97,8 @@ class Capability:
     moves: Mapping[str, Check | None] | None = None
     barriers: frozenset[str] = frozenset()
     floats: Mapping[str, Check] = field(default_factory=dict)
+    truths: Truths = field(default_factory=Truths)
+    shapes: bool = False
     in_regions: Check | None = None
     begins: frozenset[str] = frozenset()
     forms: tuple[Step, ...] = ()

@@ -42,7 +42,7 @@ class UnitFinder:
         self.laid_out = laid_out(graph)
         self.target = target
         self.capability: Capability = target.capability
-        self.found = IntegerOperators(begins=self.capability.begins)
+        self.found = IntegerOperators(begins=self.capability.begins, truths=self.capability.truths)
         self.refused: dict[str, str] = {}
         self._candidates: dict[int, OperatorSupport | None] = {}  # None: it only rearranges
         self._float_layers: list[NodeView] = []  # dynamic, or with the weight alone on integers
@@ -59,7 +59,9 @@ class UnitFinder:
                 if reason:
                     self.refused[node.name] = reason
         self._drop_unquantized()
-        self._floats = [node for node in self.graph.nodes if self._is_float(node)]
+        layers = {node.index for node in self._float_layers}
+        rest = (node for node in self.graph.nodes if node.index not in layers)
+        self._floats = [node for node in rest if self._is_float(node)]
         self._make_units()
         return self
 
@@ -113,11 +115,12 @@ class UnitFinder:
 
     def _is_alone(self, node: NodeView, row: OperatorSupport | None) -> bool:
         """Say whether a layer's weight is quantized while its input is in float."""
-        if row is None or row.role is not Role.WEIGHTED or not self.capability.dynamic_regions:
+        if row is None or not self.capability.dynamic_regions or "weight_only" not in row.modes:
             return False
-        weight = node.inputs[_WEIGHT].producer
+        picks = row.role is Role.LOOKUP
+        weight = node.operand("weight").producer
         coded = weight is not None and weight.kind in (DEQUANTIZE, PER_CHANNEL)
-        return coded and "weight_only" in row.modes and quantizer_of(node.main_operand) is None
+        return coded and (picks or quantizer_of(node.main_operand) is None)
 
     def _refusal_of_operands(self, node: NodeView, row: OperatorSupport, mode: str) -> str | None:
         if row.role is Role.WEIGHTED and (why := self._refusal_of_weight(node, mode)):

@@ -170,7 +170,8 @@ def cut(
     )
     indices = [[node.index for unit in region for node in unit] for region in regions]
     if indices:
-        call = PassCall("outline_regions", regions=indices)
+        shapes = target.capability.shapes
+        call = PassCall("outline_regions", regions=indices, shapes=shapes)
         outline = Pipeline("partition", ("remove_unused_attributes", call))
         module = outline.run(module, method).module
     earlier = {node.main_operand.name for node in graph.nodes if node.kind == CALL}

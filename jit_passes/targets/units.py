@@ -9,6 +9,7 @@ from typing import Any
 from .. import _C
 from ..graph.traits import arguments_of
 from ..graph.view import GraphView, NodeView, ValueView
+from ..quantizers.capability import Truths
 from ..quantizers.selection import LISTS
 
 QUANTIZE = "jit_passes::quantize"
@@ -30,12 +31,14 @@ class IntegerOperators:
         links: numbers of two where one hands a value to the other, or both read the same integers.
         floats: numbers of those in float.
         begins: kinds of those in float at which a region may begin.
+        truths: those in float that give truths or take them.
     """
 
     units: list[list[NodeView]] = field(default_factory=list)
     links: list[tuple[int, int]] = field(default_factory=list)
     floats: set[int] = field(default_factory=set)
     begins: frozenset[str] = frozenset()
+    truths: Truths = field(default_factory=Truths)
 
     def regions(self, module: Any, method: str) -> list[list[list[NodeView]]]:
         """Return the units of each region: the largest sets that links hold together.
@@ -96,6 +99,7 @@ class IntegerOperators:
 
     def _between(self, chosen: set[int]) -> set[int]:
         """Leave out what is in float, but for what lies on a path from integers to integers."""
+        chosen = self._with_truths_inside(chosen)
         makers, readers = self._paths(chosen)
         start = [unit for unit in chosen if self._computes(unit)]
         both = _reached(start, readers) & _reached(start, makers)
@@ -109,6 +113,7 @@ class IntegerOperators:
         does what others read, and what may compute with whole numbers or cast them: of numbers that
         come in, nothing says that they are floats.
         """
+        chosen = self._with_truths_inside(chosen)
         makers, readers = self._paths(chosen)
         start = [unit for unit in chosen if self._computes(unit)]
         behind = _reached(start, readers)
@@ -126,6 +131,26 @@ class IntegerOperators:
         inner = _reached(computing, readers) & _reached(computing, makers)
         kept = (computing | inner) - told
         return {unit for unit in chosen if unit not in self.floats or unit in kept}
+
+    def _with_truths_inside(self, chosen: set[int]) -> set[int]:
+        """Leave out what gives truths to others than operators that stay, and take them."""
+        while True:
+            inside = {node.index for unit in chosen for node in self.units[unit]}
+            gone = {
+                unit
+                for unit in chosen & self.floats
+                if (node := self.units[unit][0]).kind in self.truths.given
+                and (
+                    node.output.is_result
+                    or not all(
+                        user.index in inside and self.truths.take(user, operand)
+                        for user, operand in node.output.uses
+                    )
+                )
+            }
+            if not gone:
+                return chosen
+            chosen = chosen - gone
 
     def _paths(self, chosen: set[int]) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
         """Return, for each of some units, those that make what it reads, and that read it."""

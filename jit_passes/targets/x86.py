@@ -17,10 +17,11 @@ from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ..passes.steps import PassCall, Step
-from ..quantizers.capability import Capability, is_constant_behind
+from ..quantizers.capability import Capability, Truths, is_constant_behind
 from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import DYNAMIC_SCHEMES
 from ..specification.recurrent import GATED
+from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec
 from .cell_rules import expand_cells
 from .dynamic_rules import fuse_dynamic
@@ -37,10 +38,23 @@ NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
 # Elements in other places of their axes, which only plans compute on codes.
 PLACES = (
     "aten::roll",
+    "aten::tile",
+    "aten::repeat_interleave",
     "aten::pad",
     "aten::upsample_nearest1d",
     *(f"aten::{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)),
     *(f"aten::_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
+)
+TRUTHS = Truths(
+    frozenset(
+        f"aten::{kind}"
+        for kind in (
+            *("lt", "le", "gt", "ge", "eq", "ne", "isnan"),
+            *("logical_and", "logical_or", "logical_not"),
+            *("bitwise_and", "bitwise_or", "bitwise_not", "__and__", "__or__"),
+        )
+    ),
+    {"aten::where": 0, "aten::masked_fill": 1, "aten::to": 0},
 )
 SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 RANKS = (1, _C.most_axes())
@@ -72,6 +86,13 @@ def _refusals_of_codes(module: Any, method: str) -> dict[int, str]:
 def _in_plan(node: NodeView) -> str | None:
     """Say why a plan cannot compute a node: the files of its operators know, cpp/x86/operators."""
     return node.analyses.of(_C.plan_refusals, node) if node.analyses else None
+
+
+def _in_region(node: NodeView) -> str | None:
+    """Say why no region has a node: what picks rows of a table is in a plan, or it is in none."""
+    if node.kind in LOOKUPS and node.kind not in _C.planned_kinds():
+        return "a plan has no such operator"
+    return _in_plan(node)
 
 
 def _on_codes(node: NodeView) -> str | None:
@@ -192,7 +213,9 @@ def _capability(integer_layer_norm: bool) -> Capability:
         WEIGHTS,
         moves={kind: _in_plan for kind, (moves, _) in planned.items() if moves},
         floats={kind: _in_plan for kind, (_, in_floats) in planned.items() if in_floats},
-        in_regions=_in_plan,
+        truths=TRUTHS,
+        shapes=True,
+        in_regions=_in_region,
         begins=frozenset({*NORMS, *SOFTMAX}),
         forms=("spell_out_composites", "expand_attention", "gather_operators"),
         dynamic=dynamic,
@@ -225,7 +248,8 @@ class X86(Target):
     of a plan too; packed sequences, and LSTM and GRU on processors without VNNI, are computed by
     PyTorch's kernels. Linears whose weights have 4 or 8 bits and a scale for each group of inputs,
     in the modes dynamic and weight_only, are part of a plan, where weights are symmetric and groups
-    are multiples of 32 inputs. Embeddings in the mode weight_only are those of the target `stock`.
+    are multiples of 32 inputs. So are embeddings in the mode weight_only, whose tables stay codes;
+    embedding bags are those of the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 

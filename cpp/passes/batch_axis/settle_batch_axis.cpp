@@ -17,10 +17,13 @@
 // axis alike take the one that has it, up to the next layer. Where another operator reads it, a branch takes the axis
 // away again.
 //
+// Where both sides of a branch compute more than the axis, see lift_branches.cpp, which runs first.
+//
 // It is shown node by node that both sides compute the same but for that axis, and that the model raises an error for
 // tensors of any other rank.
 #include "batch_forms.h"
 #include "graph/alias.h"
+#include "lift_branches.h"
 
 namespace jit_passes {
 namespace {
@@ -190,7 +193,7 @@ bool settleBatchAxis(PassContext& context) {
   const auto decides = [](const Node* node) {
     return node->kind() == prim::If && std::ranges::any_of(node->outputs(), isTensor);
   };
-  bool changed = false;
+  bool changed = liftBranches(context);
   // One layer may say where the batch axis of another tensor is: once for each branch at most.
   for (size_t left = nodesWhere(*context.graph(), decides).size(); left > 0; --left) {
     if (!BatchAxis(context).run()) {

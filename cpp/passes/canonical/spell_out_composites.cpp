@@ -17,6 +17,11 @@
 //   %f = aten::flatten(%x, 0, 1)               ->   %x
 //   %y = aten::reshape_as(%f, %x)
 //
+//   %y = aten::layer_norm(%x, [4, 6], %w, %b, %eps, ...)
+//                                              ->   %f = aten::flatten(%x, -2, -1)
+//                                                   %n = aten::layer_norm(%f, [24], %v, %c, %eps, ...), of flat weights
+//                                                   %y = aten::unflatten(%n, -1, [4, 6])
+//
 // Rotary embeddings stack what they have turned, models repeat keys for the queries that share them, and vectors are
 // divided by their lengths, which functional.normalize expands before. The rules below have the operators that need no
 // facts about shapes. A product in addcmul and baddbmm is rounded before it is added, where the fused operator may not be.
@@ -75,6 +80,12 @@ const Rules& compositeRules() {
            "aten::mul(aten::linalg_vector_norm(%difference, 2, %axes, %keeps, None), aten::pow(%count, "
            "-0.5))")});
   return rules;
+}
+
+// Over as many of the last axes, if it is a layer norm over several.
+std::optional<std::vector<int64_t>> normalizedShape(const Node* node) {
+  const auto shape = node->kind() == aten::layer_norm ? constantInts(node, "normalized_shape") : std::nullopt;
+  return shape && shape->size() > 1 ? shape : std::nullopt;
 }
 
 bool dependsOnShapes(const Node* node) {
@@ -200,6 +211,27 @@ Value* spelledGate(Node* node, int64_t size) {
   return insertValue(node, aten::mul, {front, gate}, node);
 }
 
+// Over one axis, to which the axes of that shape are joined.
+Value* spelledNorm(Node* node, const std::vector<int64_t>& shape) {
+  const auto number = [&](int64_t value) { return insertConstant(node, value); };
+  const auto join = [&](Value* tensor) {
+    Value *first = number(-int64_t(shape.size())), *last = number(-1);
+    return insertValue(node, aten::flatten, {tensor, first, last}, node);
+  };
+  std::vector<Value*> operands = node->inputs().vec();
+  operands[0] = join(operands[0]);
+  operands[1] = insertConstant(node, std::vector{c10::multiply_integers(shape)});
+  for (const size_t weight : {2, 3}) {
+    if (const auto constant = constantTensor(operands[weight])) {
+      operands[weight] = insertConstant(node, constant->flatten());
+    } else if (!isNone(operands[weight])) {
+      operands[weight] = join(operands[weight]);
+    }
+  }
+  Value* normalized = insertValue(node, aten::layer_norm, operands, node);
+  return insertValue(node, aten::unflatten, {normalized, number(-1), insertConstant(node, shape)}, node);
+}
+
 // Of the shape that another tensor has, of that rank, if it is known.
 Value* spelledShape(Node* node, std::optional<int64_t> rank) {
   Value *tensor = inputOf(node, "self"), *other = inputOf(node, "other");
@@ -243,6 +275,10 @@ bool spellOutComposites(PassContext& context) {
       changed = true;
     }
   }
+  changed |= replaceNodes(*context.graph(), [](Node* node) {
+    const auto shape = normalizedShape(node);
+    return shape ? spelledNorm(node, *shape) : nullptr;
+  });
   return passOf(compositeRules())(context) || changed;
 }
 

@@ -13,6 +13,11 @@
 // may be written in place after it was quantized, as it is dequantized from that. Constants, and attributes that
 // nothing changes and that need no gradient, move in.
 //
+// With the option `shapes`, a region gives for a value that others only ask for its shape a tensor of that shape, which
+// costs nothing:
+//
+//   %n : int = aten::size(%y, 0)       ->   region_0.forward(%x): ..., aten::expand(0, aten::size(%y))
+//
 // The option `regions` has a list of nodes for each, by their number in program order. The regions are named in
 // that order. Several results come as a tuple; the node behind that, or the call, carries the place of the result.
 #include "facts/known_values.h"
@@ -44,8 +49,8 @@ Node* gridOf(const Value* value) {
 // One region, while it is made.
 class Outline {
  public:
-  Outline(Graph& outer, const Order& order, const KnownValues& known, Nodes nodes)
-      : outer_(outer), order_(order), known_(known), nodes_(std::move(nodes)) {
+  Outline(Graph& outer, const Order& order, const KnownValues& known, bool shapes, Nodes nodes)
+      : outer_(outer), order_(order), known_(known), gives_shapes_(shapes), nodes_(std::move(nodes)) {
     members_.insert(nodes_.begin(), nodes_.end());
     TORCH_CHECK(members_.size() == nodes_.size(), "a region names a node twice");
     takeUnpacked();
@@ -240,6 +245,10 @@ class Outline {
 
   // Codes are given dequantized, and quantized again where they were.
   void findResults(Value* value) {
+    if (std::vector<Use> asking; gives_shapes_ && isAskedForShape(value, asking) && !asking.empty()) {
+      results_.push_back({shapeOf(inside_.at(value)), std::move(asking), nullptr, nullptr});
+      return;
+    }
     Result direct{inside_.at(value), {}, nullptr, gridOf(value)};
     for (const auto& use : value->uses()) {
       if (members_.count(use.user)) {
@@ -264,6 +273,30 @@ class Outline {
     if (!direct.uses.empty()) {
       results_.push_back(std::move(direct));
     }
+  }
+
+  // Whether all others read no more of it than its shape, as it is or in codes that are dequantized. Adds these.
+  bool isAskedForShape(const Value* value, std::vector<Use>& asking) const {
+    return std::ranges::all_of(value->uses(), [&](const Use& use) {
+      const bool copied = order_.isCopied(use.user);
+      if (members_.count(use.user) > 0 || (copied && !isReadBehind(use.user))) {
+        return true;
+      }
+      if (asksForShape(use.user)) {
+        asking.push_back(use);
+        return true;
+      }
+      const bool codes = use.user->kind() == quantize || use.user->kind() == dequantize;
+      return codes && !order_.isFixed(use.user) && isAskedForShape(use.user->output(), asking);
+    });
+  }
+
+  // A tensor of that shape.
+  Value* shapeOf(Value* value) {
+    Value* sizes = inner_->insertNode(inner_->create(aten::size, {value}))->output();
+    sizes->setType(c10::ListType::ofInts());
+    Value *zero = inner_->insertConstant(at::zeros({})), *no = inner_->insertConstant(false);
+    return inner_->insertNode(inner_->create(aten::expand, {zero, sizes, no}))->output();
   }
 
   Module makeModule(const Module& root, Value* self) {
@@ -336,6 +369,7 @@ class Outline {
   Graph& outer_;
   const Order& order_;
   const KnownValues& known_;
+  const bool gives_shapes_;
   Nodes nodes_;
   std::unordered_set<const Node*> members_;
   std::shared_ptr<Graph> inner_ = std::make_shared<Graph>();
@@ -387,7 +421,8 @@ bool outlineRegions(PassContext& context) {
     do {
       name = "region_" + std::to_string(number++);
     } while (context.module().hasattr(name));
-    Outline(*graph, order, known, nodes).run(context.module(), name, quantized);
+    Outline(*graph, order, known, context.option("shapes").toBool(), nodes)
+        .run(context.module(), name, quantized);
   }
   readDirectly(order, quantized);
   removeDeadNodes(graph);
@@ -400,7 +435,7 @@ const RegisterPass outline_regions_pass{
     outlineRegions,
     {"inlined", "no_observers"},
     {},
-    {{"regions", "list"}}};
+    {{"regions", "list"}, {"shapes", "bool", false}}};
 
 } // namespace
 } // namespace jit_passes

@@ -56,6 +56,32 @@ JIT_PASSES_VECTORIZED void selectFloats(
   }
 }
 
+// test(a, b) for each.
+template <typename Test>
+inline __attribute__((always_inline)) void testFloats(
+    const float* a, const float* b, int64_t count, float* out, const Test& test) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    out[i] = test(a[i], b[i]) ? 1.0F : 0.0F;
+  }
+}
+
+JIT_PASSES_VECTORIZED void compareFloats(
+    const float* a, const float* b, int64_t count, CompareFloats::Which which, float* out) {
+  const auto each = [=](const auto& test)
+                        __attribute__((always_inline)) { testFloats(a, b, count, out, test); };
+  switch (which) {
+    case CompareFloats::Less: return each([](float x, float y) { return x < y; });
+    case CompareFloats::LessOrEqual: return each([](float x, float y) { return x <= y; });
+    case CompareFloats::Equal: return each([](float x, float y) { return x == y; });
+    case CompareFloats::NotEqual: return each([](float x, float y) { return x != y; });
+    case CompareFloats::Both: return each([](float x, float y) { return x != 0 && y != 0; });
+    case CompareFloats::Either: return each([](float x, float y) { return x != 0 || y != 0; });
+    case CompareFloats::Neither: return each([](float x, float y) { return x == 0 && y == 0; });
+    case CompareFloats::Count: return;
+  }
+}
+
 JIT_PASSES_VECTORIZED void scaleChannels(
     const float* x, const float* factor, const float* bias, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) {
@@ -186,6 +212,12 @@ void SelectFloats::run(
   overFloatOperands(
       {{}, {}, {}}, images, out, begin, end,
       [&](const float* const* x, int64_t count, float* to) { selectFloats(x[0], x[1], x[2], count, to); });
+}
+
+void CompareFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {
+  overFloats(a, b, x, y, out, begin, end, [&](const float* l, const float* r, int64_t count, float* to) {
+    compareFloats(l, r, count, which, to);
+  });
 }
 
 void FillFloats::run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const {

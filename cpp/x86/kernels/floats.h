@@ -51,6 +51,16 @@ struct FillFloats {
   void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
 };
 
+// y = 1 where a test of a and b holds, else 0. A NaN is unequal to all, and neither less nor greater; for the last three,
+// a number holds that is not 0, which a NaN is not. Operands as for AddFloats. Items: rows.
+struct CompareFloats {
+  enum Which : int64_t { Less, LessOrEqual, Equal, NotEqual, Both, Either, Neither, Count };
+  Which which;
+  FloatOperand a, b;
+  int64_t items(const Image& out) const { return out.rows(); }
+  void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
+};
+
 // How float32 becomes codes: as Quantize has them.
 struct ToCodes {
   float inverse_scale = 1, offset = 0;

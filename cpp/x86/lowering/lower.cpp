@@ -12,11 +12,14 @@ Lowered Lowering::run(std::vector<Sizes> orders) {
   readUses();
   findViews();
   for (size_t index = 0; index < program.operators.size(); ++index) {
-    if (!fused.count(index) && !isView(index)) {
+    if (!fused.count(index) && !isView(index) && !unread.count(index)) {
       lowerOperator(index);
     }
   }
   for (size_t number = 0; number < program.outputs.size(); ++number) {
+    if (numberSpread(program, program.outputs[number])) {
+      continue;
+    }
     push({.does = Does::Exit, .index = 0, .inputs = {primary[program.outputs[number]]}, .output = number});
   }
   findBorders();
@@ -31,8 +34,17 @@ Lowered Lowering::run(std::vector<Sizes> orders) {
 void Lowering::readUses() {
   const size_t count = program.grids.size();
   uses.resize(count), wanted.assign(count, -2), primary.resize(count);
+  std::vector<bool> returned(count); // computed for that
+  for (const int64_t output : program.outputs) {
+    returned[output] = !numberSpread(program, output);
+  }
   for (size_t index = program.operators.size(); index-- > 0;) {
     const Operator& op = program.operators[index];
+    const bool spreads = op.kind == Kind::Constant || op.kind == Kind::Expand;
+    if (spreads && uses[op.output].empty() && !returned[op.output]) {
+      unread.insert(index);
+      continue;
+    }
     for (const int64_t input : op.inputs) {
       uses[input].push_back(index);
       const int64_t rank = sizes[input].size();
@@ -54,7 +66,9 @@ void Lowering::readUses() {
     }
   }
   for (const int64_t output : program.outputs) {
-    uses[output].push_back(SIZE_MAX);
+    if (returned[output]) {
+      uses[output].push_back(SIZE_MAX);
+    }
   }
 }
 

@@ -104,6 +104,7 @@ class Lowering {
   std::vector<size_t> primary;           // memory of a value
   std::unordered_set<size_t> fused;      // operators that are part of the step of another one
   std::unordered_set<size_t> views;
+  std::unordered_set<size_t> unread; // operators that spread a number, which nobody reads
   std::unordered_map<int64_t, const Operator*>
       joined; // concatenations that interleaving makes, by their value
   // Of float32, and how it is quantized: rows or an image, the axis of its channels, per row, the form of the range.

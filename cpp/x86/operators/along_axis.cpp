@@ -25,7 +25,7 @@ Sizes sizesAlongAxis(const Operands& operands) {
 
 template <typename Kernel>
 Part alongAxisKernel(const StepContext& c) {
-  return c.unary(Kernel{});
+  return c.ofRows(Kernel{});
 }
 
 // Attributes: axis.
@@ -35,6 +35,7 @@ Declaration alongAxisOperator(const char* name, From from) {
       .name = name,
       .attributes = {1, 1},
       .types = Types::Real,
+      .decodes = true,
       .from = {from},
       .check = checkAllAxes,
       .infer = sizesAlongAxis,

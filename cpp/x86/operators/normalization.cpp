@@ -144,16 +144,20 @@ Part floatsAndCodes(const StepContext& c, Kernel kernel, const std::vector<at::T
   const Placed x = image(c.in(), dims);
   return {
       kernel.items(x.image),
-      [kernel, x, y = placed(floats), q = placed(codes), held](const Call& call, int64_t begin, int64_t end) {
-        const Image to = y ? y->in(call) : Image{}, of_codes = q ? q->in(call) : Image{};
-        kernel.run(x.in(call), y ? &to : nullptr, q ? &of_codes : nullptr, begin, end);
+      [kernel, x, y = placed(floats), q = placed(codes), held, decode = Decode::of(*c.in().grid)](
+          const Call& call, int64_t begin, int64_t end) {
+        const auto run = [&](const Image& from, const Image& to, const Image& of_codes, int64_t first,
+                             int64_t last) {
+          kernel.run(from, y ? &to : nullptr, q ? &of_codes : nullptr, first, last);
+        };
+        decode.run(x.in(call), begin, end, run, y ? y->in(call) : Image{}, q ? q->in(call) : Image{});
       }};
 }
 
 double scaleOf(const Memory& memory) { return static_cast<float>(memory.grid->scale); }
 
 Part softmaxKernel(const StepContext& c) {
-  if (c.in().grid->is_float) {
+  if (c.grid().is_float) {
     const bool hides = c.op.attributes.size() > 1 && c.op.attributes[1] != 0;
     return floatsAndCodes(c, SoftmaxFloats{{}, hides}, {});
   }
@@ -196,7 +200,7 @@ Part floatNormOfRows(const StepContext& c, bool centred) {
 Part rmsNormKernel(const StepContext& c) { return floatNormOfRows(c, false); }
 
 Part layerNormKernel(const StepContext& c) {
-  if (c.in().grid->is_float) {
+  if (c.grid().is_float) {
     return floatNormOfRows(c, true);
   }
   return onCodes(c, [&](const float* multiplier, const float* offset, double eps, CodeRange range) {
@@ -227,6 +231,7 @@ const RegisterOperator softmax_operator{
     {.name = "softmax",
      .attributes = {1, 2},
      .types = Types::Same,
+     .decodes = true,
      .from = {{"softmax", softmax}, {"_safe_softmax", softmax}},
      .check = checkSoftmax,
      .infer = sizesOfSoftmax,
@@ -238,6 +243,7 @@ const RegisterOperator layer_norm_operator{
     {.name = "layer_norm",
      .tensors = {NormTensors::Count, NormTensors::Count},
      .types = Types::Same,
+     .decodes = true,
      .from = {{"layer_norm", layerNorm}},
      .check = checkNorm,
      .infer = sizesOfLayerNorm,
@@ -250,6 +256,7 @@ const RegisterOperator rms_norm_operator{
     {.name = "rms_norm",
      .tensors = {NormTensors::Count, NormTensors::Count},
      .types = Types::Real,
+     .decodes = true,
      .from = {{"rms_norm", rmsNorm}},
      .check = checkNorm,
      .infer = sizesOfLayerNorm,

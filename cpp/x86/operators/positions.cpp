@@ -116,6 +116,63 @@ int64_t positionOfRepeated(
   return at % size;
 }
 
+// As repeat, of as many axes as the operand has, where fewer are given.
+Planned tile(const RegionReader& reader, Node* node) {
+  Planned planned{{Kind("tile"), "", {}, 0, {}, {}}, {node->input(0)}};
+  const Numbers counts = reader.numbers(node, "dims");
+  refuseUnless(!counts.known.empty(), "it repeats no axis");
+  append(planned, counts);
+  return planned;
+}
+
+Sizes sizesOfTile(const Operands& operands) {
+  const Sizes &counts = operands.op.attributes, &from = operands.first();
+  Sizes sizes(std::max(counts.size(), from.size()), 1);
+  for (size_t i = 0; i < from.size(); ++i) {
+    sizes[sizes.size() - from.size() + i] = from[i];
+  }
+  for (size_t i = 0; i < counts.size(); ++i) {
+    sizes[sizes.size() - counts.size() + i] *= counts[i];
+  }
+  return sizes;
+}
+
+int64_t axesOfTile(const Operator& op, int64_t first, int64_t /*most*/) {
+  return std::max<int64_t>(first, op.attributes.size());
+}
+
+Planned repeatInterleave(const RegionReader& reader, Node* node) {
+  const Value* counts = operandOf(node, "repeats");
+  refuseUnless(
+      operandOf(node, "self") != nullptr && counts->type()->kind() == c10::TypeKind::IntType,
+      "it repeats elements as often as a tensor says");
+  refuseUnless(reader.has(node, "dim"), "it repeats all elements as one row");
+  refuseUnless(!reader.has(node, "output_size"), "it says how long its result is");
+  Planned planned{
+      {Kind("repeat_interleave"), "", {}, 0, {reader.operand(node, "dim").toInt()}, {}},
+      {inputOf(node, "self")}};
+  append(planned, reader.numbers(node, "repeats"));
+  return planned;
+}
+
+void checkInterleave(const Operator& op) {
+  checkEach({op.attributes[0]}, -kMostAxes, kMostAxes - 1, "an axis");
+  checkEach({op.attributes[1]}, 1, kMaxSize, "a number of times");
+}
+
+Sizes sizesOfInterleave(const Operands& operands) {
+  Sizes sizes = operands.first();
+  const auto& a = operands.op.attributes;
+  sizes[checkAxis(operands.op, a[0], sizes.size(), sizes)] *= a[1];
+  return sizes;
+}
+
+int64_t positionOfInterleaved(const Operator& op, int64_t axis, int64_t rank, int64_t at, int64_t /*size*/) {
+  return axisOf(op.attributes[0], rank) == axis ? at / op.attributes[1] : at;
+}
+
+bool computesTimes(const Operator& /*op*/, int64_t attribute) { return attribute == 1; }
+
 // Attributes: how far, of each axis that is rolled; then these axes.
 const RegisterOperator roll_operator{withPositions<positionOfRolled>(
     {.name = "roll",
@@ -139,6 +196,23 @@ const RegisterOperator repeat_operator{withPositions<positionOfRepeated>(
      .infer = sizesOfRepeat,
      .least_axes = asManyAxes,
      .computes = computesAll})};
+// Attributes: how often, of the last axes of the result.
+const RegisterOperator tile_operator{withPositions<positionOfRepeated>(
+    {.name = "tile",
+     .attributes = {1, kMostAxes},
+     .from = {{"tile", tile}},
+     .check = checkRepeat,
+     .infer = sizesOfTile,
+     .least_axes = axesOfTile,
+     .computes = computesAll})};
+// Attributes: axis, how often each element comes along it.
+const RegisterOperator repeat_interleave_operator{withPositions<positionOfInterleaved>(
+    {.name = "repeat_interleave",
+     .attributes = {2, 2},
+     .from = {{"repeat_interleave", repeatInterleave}},
+     .check = checkInterleave,
+     .infer = sizesOfInterleave,
+     .computes = computesTimes})};
 
 } // namespace
 

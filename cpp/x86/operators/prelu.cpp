@@ -32,27 +32,23 @@ Sizes sizesOfPrelu(const Operands& operands) {
 }
 
 Part preluKernel(const StepContext& c) {
-  const Dims dims = pixelDims(c.out().sizes, c.out().axis);
-  const Placed x = image(c.in(), dims), y = image(c.out(), dims);
   const at::Tensor slopes = c.op.tensors[0].expand({c.out().channels()}).contiguous();
   const Grid &from = *c.in().grid, &to = *c.out().grid;
-  const auto part = [&](auto kernel, const at::Tensor& held) -> Part {
-    return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
-              (void)held; // the part keeps its numbers
-              kernel.run(x.in(call), y.in(call), begin, end);
+  const auto part = [&](const Part& made, const at::Tensor& held) -> Part { // which keeps its numbers
+    return {made.items, [held, run = made.run](const Call& call, int64_t begin, int64_t end) {
+              run(call, begin, end);
             }};
   };
   if (to.is_float) {
     const at::Tensor numbers = slopes.to(at::kFloat);
-    return part(PreluFloats{numbers.const_data_ptr<float>()}, numbers);
+    return part(c.ofRows(PreluFloats{numbers.const_data_ptr<float>()}), numbers);
   }
   const double ratio = static_cast<double>(static_cast<float>(from.scale)) / static_cast<float>(to.scale);
   const at::Tensor below = (slopes * ratio).to(at::kFloat);
-  return part(
-      Prelu{
-          below.const_data_ptr<float>(), static_cast<float>(ratio), static_cast<float>(offsetOf(to)),
-          static_cast<int32_t>(from.zero_point), codeRangeOf(to)},
-      below);
+  const Prelu kernel{
+      below.const_data_ptr<float>(), static_cast<float>(ratio), static_cast<float>(offsetOf(to)),
+      static_cast<int32_t>(from.zero_point), codeRangeOf(to)};
+  return part(c.unary(kernel), below);
 }
 
 // Its tensor has the slopes: one, or one for each channel, of axis 1.
@@ -60,6 +56,7 @@ const RegisterOperator prelu_operator{
     {.name = "prelu",
      .tensors = {1, 1},
      .types = Types::Same,
+     .decodes = true,
      .from = {{"prelu", prelu}},
      .check = checkPrelu,
      .infer = sizesOfPrelu,

@@ -239,7 +239,7 @@ const RegisterOperator squeeze_operator{
      .lower = lowerReshape}};
 
 Planned expand(const RegionReader& reader, Node* node) {
-  Planned planned{{Kind("expand"), "", {}, 0, {}, {}}, {node->input(0)}};
+  Planned planned{{Kind::Expand, "", {}, 0, {}, {}}, {node->input(0)}};
   append(planned, reader.numbers(node, "size"));
   return planned;
 }
@@ -252,6 +252,9 @@ Sizes sizesOfExpand(const Operands& operands) {
   Sizes sizes = op.attributes;
   const int64_t more = int64_t(sizes.size()) - int64_t(from.size());
   require(op, more >= 0, "gives ", sizes.size(), " axes, and got the shape ", from);
+  require(
+      op, int64_t(sizes.size()) <= kMostAxes || countOf(from) == 1, "gives the sizes ", sizes,
+      " of the shape ", from, "; a plan repeats numbers along ", kMostAxes, " axes at most");
   for (int64_t i = 0; i < int64_t(sizes.size()); ++i) {
     const int64_t own = i < more ? 1 : from[i - more];
     sizes[i] = sizes[i] == -1 && i >= more ? own : sizes[i];
@@ -262,11 +265,13 @@ Sizes sizesOfExpand(const Operands& operands) {
   return sizes;
 }
 
-// Axes of size 1 are repeated, as many as PyTorch's; attributes: sizes; -1 for that of the operand.
+// Axes of size 1 are repeated, as many as PyTorch's; attributes: sizes; -1 for that of the operand. One number takes the
+// shape of any value, where the model asks for that.
 const RegisterOperator expand_operator{
     {.name = "expand",
      .attributes = {1, kMostAxes},
      .types = Types::Same,
+     .most_axes = kMostMovedAxes,
      .moves = true,
      .takes_shape = true,
      .from = {{"expand", expand}},

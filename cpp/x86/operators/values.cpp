@@ -61,6 +61,22 @@ Part constantKernel(const StepContext& c) {
 
 Part dequantizeKernel(const StepContext& c) { return dequantized(c.in(), c.out()); }
 
+// The operator that alone reads the result may do so by itself.
+void lowerDequantize(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  const auto& uses = state.uses[op.output];
+  if (uses.size() == 1 && uses[0] != SIZE_MAX) {
+    const Operator& reader = state.program.operators[uses[0]];
+    const Sizes& sizes = state.sizes[op.output];
+    const auto axis = channelAxis(reader, sizes.size());
+    if (declarationOf(reader.kind).decodes && axis && between(sizes[*axis], 1, kMostDecoded)) {
+      state.primary[op.output] = state.primary[op.inputs[0]];
+      return;
+    }
+  }
+  lowerInPlace(state, index);
+}
+
 // Operators that quantize the input read the tensor itself. Others do so if its memory order suits them.
 void lowerInput(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
@@ -120,7 +136,7 @@ const RegisterOperator dequantize_operator{
     {.name = "dequantize",
      .types = Types::ToFloats,
      .most_axes = kMostMovedAxes,
-     .lower = lowerInPlace,
+     .lower = lowerDequantize,
      .kernel = dequantizeKernel,
      .order = orderOfFirst}};
 // Its elements are tensors[0].

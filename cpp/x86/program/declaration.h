@@ -97,6 +97,7 @@ struct Declaration {
   bool permutes = false;           // its axes, see permutationOf
   bool views = false;              // the result is a view: other sizes, strides and offset
   bool takes_shape = false;        // all attributes are sizes of the result
+  bool decodes = false; // its kernel of float32 goes over rows, and makes float32 of codes as it reads them
   std::optional<ReduceFloats::Which> reduces = std::nullopt; // axes
 
   std::vector<From> from = {};
@@ -170,5 +171,6 @@ inline const Kind Kind::Multiply("multiply");
 inline const Kind Kind::MatrixProduct("matrix_product");
 inline const Kind Kind::Function("function");
 inline const Kind Kind::Flatten("flatten");
+inline const Kind Kind::Expand("expand");
 
 } // namespace jit_passes::x86

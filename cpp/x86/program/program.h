@@ -59,7 +59,7 @@ class Kind {
   static const Kind Affine, Input, Linear, Constant, Table, Power, Pad, Convolution, Transpose, Quantize,
       Concat, Add, Unflatten, Shuffle, Recurrent, Permute, Fill, DynamicLinear, DynamicConvolution,
       DynamicTransposedConvolution, GroupedLinear, DynamicGroupedLinear, TransposedConvolution, Slice,
-      Multiply, MatrixProduct, Function, Flatten;
+      Multiply, MatrixProduct, Function, Flatten, Expand;
 
  private:
   const Declaration* declaration_;

@@ -51,6 +51,20 @@ Sizes inferResult(const Operator& op, const std::vector<Sizes>& sizes, const std
   return result;
 }
 
+std::optional<at::Tensor> numberSpread(const Program& program, int64_t value) {
+  const auto makerOf = [&](int64_t made) {
+    return std::ranges::find_if(program.operators, [=](const Operator& op) { return op.output == made; });
+  };
+  const auto expands = makerOf(value);
+  if (expands->kind != Kind::Expand) {
+    return std::nullopt;
+  }
+  const auto constant = makerOf(expands->inputs[0]);
+  const bool spread =
+      constant->kind == Kind::Constant && program.grids[value].is_float && constant->tensors[0].numel() == 1;
+  return spread ? std::optional(constant->tensors[0].reshape({})) : std::nullopt;
+}
+
 std::vector<Sizes> inferSizes(const Program& program, const std::vector<Sizes>& inputs) {
   std::vector<Sizes> sizes(program.grids.size());
   for (const Operator& op : program.operators) {

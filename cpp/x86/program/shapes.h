@@ -34,6 +34,9 @@ Sizes permutationOf(const Operator& op, int64_t rank);
 
 int64_t countOf(const Sizes& sizes);
 
+// The number that all elements of a value are, if it is the expansion of a constant: as a result it takes no memory.
+std::optional<at::Tensor> numberSpread(const Program& program, int64_t value);
+
 // Whether a tensor is [0], which is joined with tensors of any shape and adds nothing to them, as in at::cat.
 inline bool isJoinedWithAny(const Sizes& sizes) { return sizes == Sizes{0}; }
 

@@ -25,6 +25,7 @@ void Prepared::prepare(const Program& program, Weights& weights, const Inputs& i
   for (size_t i = 0; i < orders.size(); ++i) {
     const int64_t output = program.outputs[i];
     output_sizes_.push_back(sizes[output]);
+    spread_.push_back(numberSpread(program, output));
     output_strides_.push_back(stridesOf(sizes[output], orders[i]));
     empty = empty && countOf(sizes[output]) == 0;
   }
@@ -47,6 +48,11 @@ std::vector<at::Tensor> Prepared::run(
   }
   std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < output_sizes_.size(); ++i) {
+    if (spread_[i]) {
+      outputs.push_back(spread_[i]->expand(output_sizes_[i]));
+      homes.push_back(nullptr);
+      continue;
+    }
     outputs.push_back(at::empty_strided(output_sizes_[i], output_strides_[i], at::kFloat));
     homes.push_back(static_cast<uint8_t*>(outputs.back().mutable_data_ptr()));
   }

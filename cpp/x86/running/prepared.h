@@ -34,7 +34,8 @@ class Prepared {
   std::vector<std::unique_ptr<const Program>> own_; // for these sizes; the last one is what runs
   std::vector<Phase> phases_;                       // none for a batch of none
   std::vector<Sizes> output_sizes_, output_strides_;
-  int64_t bytes_ = 0, scratch_bytes_ = 0; // for values, and for each thread
+  std::vector<std::optional<at::Tensor>> spread_; // outputs of which only the shape counts: see numberSpread
+  int64_t bytes_ = 0, scratch_bytes_ = 0;         // for values, and for each thread
 };
 
 } // namespace jit_passes::x86

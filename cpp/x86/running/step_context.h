@@ -1,7 +1,7 @@
 // A step with the memory that it reads and writes, for the function that makes its kernel ready: Declaration::kernel.
 #pragma once
 
-#include "placed.h"
+#include "decode.h"
 
 namespace jit_passes::x86 {
 
@@ -21,6 +21,21 @@ struct StepContext {
   Part unary(const Kernel& kernel) const {
     const Dims dims = pixelDims(out().sizes, out().axis);
     return x86::unary(kernel, image(in(), dims), image(out(), dims));
+  }
+
+  // A kernel of float32 that goes over the channels of each pixel; its operand may be codes.
+  template <typename Kernel>
+  Part ofRows(const Kernel& kernel) const {
+    const Dims dims = pixelDims(out().sizes, out().axis);
+    const Placed x = image(in(), dims), y = image(out(), dims);
+    return {
+        kernel.items(y.image),
+        [=, decode = Decode::of(*in().grid)](const Call& call, int64_t begin, int64_t end) {
+          const auto run = [&](const Image& from, const Image& to, int64_t first, int64_t last) {
+            kernel.run(from, to, first, last);
+          };
+          decode.run(x.in(call), begin, end, run, y.in(call));
+        }};
   }
 
   // The float32 and the codes that a step gives, one or both.

@@ -1,0 +1,51 @@
+// Float32 of codes, as a kernel reads them.
+#pragma once
+
+#include "placed.h"
+
+namespace jit_passes::x86 {
+
+// Channels of a pixel that a kernel decodes at most, and numbers of all pixels that it does at once.
+constexpr int64_t kMostDecoded = 4096;
+
+// How a kernel of float32 over the channels of each pixel reads its operand: as it is, or made of codes, some pixels at a
+// time, which stay in the first cache.
+struct Decode {
+  std::optional<Dequantize> of_codes;
+
+  static Decode of(const Grid& grid) {
+    return grid.is_float
+               ? Decode{}
+               : Decode{Dequantize{static_cast<float>(grid.scale), static_cast<int32_t>(grid.zero_point)}};
+  }
+
+  // Calls `run(in, out, begin, end)` for all rows, or for parts of one. `out` may be none.
+  template <typename Run, typename... Results>
+  void run(const Image& in, int64_t begin, int64_t end, const Run& run, const Results&... out) const {
+    if (!of_codes) {
+      return run(in, out..., begin, end);
+    }
+    float floats[kMostDecoded];
+    const int64_t channels = in.channels, most = std::max<int64_t>(kMostDecoded / channels, 1);
+    for (int64_t index = begin; index < end; ++index) {
+      for (int64_t x = 0; x < in.width; x += most) {
+        const int64_t count = std::min(most, in.width - x);
+        of_codes->run(partOf(in, index, x, count), floats, {0, 0, 0, channels, 1}, 0, 1);
+        Image made = partOf(in, index, x, count);
+        made.data = reinterpret_cast<uint8_t*>(floats), made.pixel = channels * int64_t(sizeof(float));
+        run(made, partOf(out, index, x, count)..., 0, 1);
+      }
+    }
+  }
+
+ private:
+  // Pixels of one row.
+  static Image partOf(const Image& image, int64_t index, int64_t x, int64_t count) {
+    Image part = image;
+    part.data = image.data ? image.rowAt(index) + x * image.pixel : nullptr;
+    part.images = part.depth = part.height = 1, part.width = count;
+    return part;
+  }
+};
+
+} // namespace jit_passes::x86

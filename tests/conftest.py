@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import pytest
 from xdist.remote import Producer
@@ -22,6 +22,8 @@ from tests.onnx_translations import translations_once as made_once
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # The speed of packages of AOTInductor is not tested, and most of their time goes into compiling.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+# Seconds from which on a set-up is shown: `--durations-min` of make.
+SHOWN = 1.0
 # Tests of kernels, which share their work among threads.
 THREADED = (
     "test_x86_", "test_quantize_ops", "test_fake_quantize", "test_lookup_table", "test_histogram",
@@ -37,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
     keep_operators()
     seed_devices_that_are_here()
     read_source_once()
+    look_for_overloads_once()
+    report_less(config)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTogether | None:
@@ -82,6 +86,8 @@ def read_source_once() -> None:
     known: WeakKeyDictionary[Any, tuple[list[str], int]] = WeakKeyDictionary()
 
     def lines_of(thing: Any) -> tuple[list[str], int]:
+        if inspect.ismethod(thing):
+            thing = thing.__func__
         if not (inspect.isclass(thing) or inspect.isfunction(thing)):
             return read(thing)
         if thing not in known:
@@ -90,6 +96,46 @@ def read_source_once() -> None:
         return list(lines), first  # TorchScript edits the list
 
     inspect.getsourcelines = lines_of
+
+
+def look_for_overloads_once() -> None:
+    """Remember the classes of modules that have no overloaded method, which are nearly all.
+
+    TorchScript goes over all methods of a module twice each time it is scripted, a fifth of the
+    time of scripting a small one.
+    """
+    from torch.jit import _recursive
+
+    find: Callable[[Any, set[str]], dict[Any, Any]] = _recursive.get_overload_annotations
+    without: WeakSet[type] = WeakSet()
+
+    def overloads_of(module: Any, ignored: set[str]) -> dict[Any, Any]:
+        found = {} if type(module) in without else find(module, ignored)
+        if not found:
+            without.add(type(module))
+        return found
+
+    _recursive.get_overload_annotations = overloads_of
+
+
+def report_less(config: pytest.Config) -> None:
+    """Report results alone, and set-ups and clean-ups that fail or take as long as is shown.
+
+    A process of xdist sends six messages for each test, which take longer than many tests.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    # Its class is of a module that xdist runs as a program.
+    worker = next(one for one in config.pluginmanager.get_plugins() if hasattr(one, "sendevent"))
+    send = worker.sendevent
+
+    def sendevent(name: str, **about: Any) -> None:
+        report = about.get("data", {})
+        around = report.get("when") in ("setup", "teardown") and report["outcome"] == "passed"
+        if name != "logstart" and not (around and report["duration"] < SHOWN):
+            send(name, **about)
+
+    worker.sendevent = sendevent
 
 
 def keep_operators() -> None:

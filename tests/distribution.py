@@ -9,6 +9,10 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
 
+# A process gets one of so many tests that are left of a file, and not more than so many at once.
+LEFT = 32
+MOST = 16
+
 
 class FilesTogether(LoadGroupScheduling):
     """Each process runs the tests of one file after another; at the end processes share a file.
@@ -16,6 +20,9 @@ class FilesTogether(LoadGroupScheduling):
     Models and imports that the tests of a file have in common are then made in one process.
     Groups, which no two processes can share, come first. Files follow by their number of tests:
     tests of small files take long, and the many tests of the last files end at about one time.
+
+    A process gets some tests of a large file at once, fewer and fewer towards its end: a message
+    for each takes time on both sides.
 
     For each test, `LoadGroupScheduling` goes over all tests that a process has had, which takes 23
     seconds of a processor for 20,000 tests. Here a test that is done is forgotten.
@@ -52,11 +59,14 @@ class FilesTogether(LoadGroupScheduling):
         if not self.queues:  # the first time, or a process has crashed
             self.fill_queues()
         file = self.file_for(node)
-        scope = self.queues[file].popleft()
-        if not self.queues[file]:
+        queue, tests = self.queues[file], []
+        for _ in range(min(MOST, 1 + len(queue) // LEFT)):
+            scope = queue.popleft()
+            unit = self.assigned_work[node][scope] = self.workqueue.pop(scope)
+            tests += [self.numbers[test] for test, done in unit.items() if not done]
+        if not queue:
             del self.queues[file]
-        unit = self.assigned_work[node][scope] = self.workqueue.pop(scope)
-        node.send_runtest_some([self.numbers[test] for test, done in unit.items() if not done])
+        node.send_runtest_some(tests)
 
     def mark_test_complete(
         self, node: WorkerController, item_index: int, duration: float = 0

@@ -27,6 +27,7 @@ from test_floor import (
     RUN_BATCH,
     RUN_SEED,
     check_without_the_package,
+    float_run,
     one_thread,  # noqa: F401  a fixture
     run,
 )
@@ -64,8 +65,8 @@ class Quantized:
 
 
 @functools.cache
-def quantize(case: Case) -> tuple[torch.jit.ScriptModule, list[Quantized]]:
-    """Return the float model, and what it is in each mode that quantizes something."""
+def quantize(case: Case) -> list[Quantized]:
+    """Return what the float model is in each mode that quantizes something."""
     model, found = case.shared("script"), []
     modes_of_auto: set[str] = set()
     with warnings.catch_warnings():
@@ -84,24 +85,24 @@ def quantize(case: Case) -> tuple[torch.jit.ScriptModule, list[Quantized]]:
                 modes_of_auto = {str(row.mode) for row in rows}
             if rows:
                 found.append(Quantized(target, mode, reference, lowered))
-    return model, found
+    return found
 
 
 @functools.cache
 def lowered_runs(case: Case, others: bool = False) -> list[Any]:
     """What the lowered models give, mode by mode."""
     args = case.arguments(RUN_BATCH, RUN_SEED, others=others)
-    return [run(one.lowered, args, case.method) for one in quantize(case)[1]]
+    return [run(one.lowered, args, case.method) for one in quantize(case)]
 
 
 @pytest.mark.parametrize("case", SCRIPTED, ids=lambda case: case.name)
 def test_near_float_and_reference(case: Case) -> None:
     """At a batch size that calibration has not seen, on both paths, thrice, from a file."""
     assert case.floor is not None
-    model, found = quantize(case)
+    found = quantize(case)
     for others in (False, True) if case.others is not None else (False,):
         args = case.arguments(RUN_BATCH, RUN_SEED, others=others)
-        expected = run(model, args, case.method)
+        expected = float_run(case, "script", others)
         for one, actual in zip(found, lowered_runs(case, others), strict=True):
             what = f"{case.name}, {one.mode} on {one.target}"
             floor = decibels_here(case.floor) if one.target == "stock" else case.floor
@@ -120,7 +121,7 @@ def test_operators_have_the_mode_that_was_asked_for(case: Case) -> None:
 
     A table that is the weight of a quantized linear too has its integers alone.
     """
-    for one in quantize(case)[1]:
+    for one in quantize(case):
         rows = jit_passes.coverage(one.lowered)
         if one.mode != "auto":
             own = (row for row in rows.int8 if not row.why.startswith("its table is the weight"))
@@ -139,7 +140,7 @@ def test_files_load_without_the_package(tmp_path: Path) -> None:
     models = {
         f"{case.name}-{one.mode}": (case, one.lowered, outcomes)
         for case in SCRIPTED
-        for one, outcomes in zip(quantize(case)[1], lowered_runs(case), strict=True)
+        for one, outcomes in zip(quantize(case), lowered_runs(case), strict=True)
         if one.target == "stock"
     }
     assert len(models) > 100

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,7 +116,28 @@ def trained(
     inputs: tuple = (),
     **options: object,
 ) -> torch.jit.ScriptModule:
-    """A model after three steps, in training mode."""
+    """A model after three steps, in training mode; one of its own where options are none."""
+    if options:
+        return train(make, method, target, bits, trace, inputs, **options)
+    return copy.deepcopy(trained_once(make, method, target, bits, trace, inputs))
+
+
+@functools.cache
+def trained_once(*how: Any) -> torch.jit.ScriptModule:
+    """A model that several tests copy."""
+    return train(*how)
+
+
+def train(
+    make: Callable[[], nn.Module],
+    method: str,
+    target: str,
+    bits: int | None,
+    trace: bool,
+    inputs: tuple,
+    **options: object,
+) -> torch.jit.ScriptModule:
+    """Prepare a model and train it for three steps."""
     torch.manual_seed(0)
     model = make().train()
     example = torch.randn(SHAPE)

@@ -227,7 +227,7 @@ assert torch.equal(torch.round(products / 2**shift).clamp(-(2**15), 2**15 - 1), 
 # %%
 data = load_digits_tensors()
 torch.manual_seed(0)
-model = train(DigitsResNet(width=8), data, epochs=4)
+model = train(DigitsResNet(width=8), data, epochs=6)
 float_top1 = top1(model, data.test_x, data.test_y)
 
 

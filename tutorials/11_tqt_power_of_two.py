@@ -42,7 +42,7 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # %%
 data = load_digits_tensors()
 torch.manual_seed(0)
-model = torch.jit.script(train(DigitsMobileNet(width=8), data, epochs=6))
+model = torch.jit.script(train(DigitsMobileNet(width=8), data, epochs=4))
 float_top1 = top1(model, data.test_x, data.test_y)
 few = {"input": {"bits": 4}, "weight": {"bits": 4}}
 many = {"input": {"bits": 8}, "weight": {"bits": 8}}

@@ -143,6 +143,41 @@ def test_six_axes(tokenwise: bool) -> None:
             assert sqnr(model(x, 2), lowered(x, 2)) > 34
 
 
+def test_each_token_has_a_scale_by_default() -> None:
+    """Large rows beside them take no digit from others, and change no bit of these."""
+    torch.manual_seed(0)
+    script = torch.jit.script(Encoder(layers=1, width=32, heads=2).eval())
+    x, large = torch.randn(2, 8, 32), 1e3 * torch.randn(1, 8, 32)
+
+    def beside(**options: bool) -> tuple[Tensor, Tensor]:
+        config = {"version": 1, "global": {"input": options}} if options else None
+        lowered = jit_passes.quantize_script(script, target="x86", mode="dynamic", config=config)
+        with torch.no_grad():
+            return lowered(x), lowered(torch.cat([x, large]))[:2]
+
+    alone, together = beside()
+    assert torch.equal(alone, together)
+    assert not torch.equal(*beside(tokenwise=False))
+    with torch.no_grad():
+        assert sqnr(script(x), together) > 37
+
+
+def test_scales_of_other_layers_by_default() -> None:
+    """Pixels are no tokens, and kernels of recurrent layers have one scale."""
+
+    def schemes_of(model: torch.jit.ScriptModule) -> set[str]:
+        prepared = jit_passes.prepare(model, target="x86", mode="dynamic")
+        graph = jit_passes.convert(prepared).graph
+        choices = graph.findAllNodes("jit_passes::choose_qparams")
+        return {list(node.inputs())[3].toIValue() for node in choices}
+
+    x = torch.randn(2, 5, 4)
+    assert schemes_of(traced(nn.Linear(4, 3).eval(), x)) == {"per_token_affine"}
+    for layer in (nn.Conv1d(5, 3, 1), nn.LSTM(4, 3), nn.RNN(4, 3)):
+        assert schemes_of(traced(layer.eval(), x)) == {"per_tensor_affine"}
+    assert schemes_of(torch.jit.script(nn.GRUCell(4, 3).eval())) == {"per_tensor_affine"}
+
+
 class Shared(nn.Module):
     """Three linears that read one value, functions behind them, and what reads codes."""
 

@@ -39,7 +39,7 @@ class SpecSupport:
 
     Attributes:
         grids: by dtype, the smallest and the largest code.
-        qschemes: the schemes.
+        qschemes: the schemes; the first is the default of dynamic inputs.
         whole: whether the codes must be all of that grid: kernels saturate at its ends.
         roundings: how it rounds; the first is the default.
         groups: a channel may have a scale for each group of its inputs, whose size is a multiple of
@@ -99,8 +99,9 @@ class SpecSupport:
         return spec
 
     def nearest_dynamic(self, spec: QuantizationSpec) -> QuantizationSpec:
-        """Return the nearest one for the mode dynamic, with the backend's first formulas."""
-        return self.nearest(replace(spec, range_form=self.range_forms[0]))
+        """Return the nearest one for the mode dynamic: the backend's first scheme and formulas."""
+        first = replace(spec, qscheme=self.qschemes[0], range_form=self.range_forms[0])
+        return self.nearest(first)
 
     def refusal(self, spec: QuantizationSpec | FixedQParamsQuantizationSpec) -> str | None:
         """Say which part of a specification the backend cannot do; None when it can do all."""

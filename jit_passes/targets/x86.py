@@ -125,14 +125,18 @@ def _hides(node: NodeView, constant: torch.Tensor) -> bool:
 @cache
 def _capability(integer_layer_norm: bool) -> Capability:
     functions = kinds(lambda traits: traits.elementwise == 1)
-    dynamic, of_pytorch = (
-        replace(dynamic_inputs(reduced), qschemes=DYNAMIC_SCHEMES, range_forms=forms, why="")
-        for reduced, forms in (
-            (False, ("pytorch", "fbgemm")),  # the first knows smaller steps
-            (needs_reduced_range(ENGINE), ("fbgemm", "pytorch")),
+    per_tensor, per_token = (
+        tuple(scheme for scheme in DYNAMIC_SCHEMES if scheme.startswith(granularity))
+        for granularity in ("per_tensor", "per_token")
+    )
+    dynamic, of_recurrent, of_pytorch = (
+        replace(dynamic_inputs(reduced), qschemes=schemes, range_forms=forms, why="")
+        for reduced, schemes, forms in (
+            (False, per_token + per_tensor, ("pytorch", "fbgemm")),  # the first knows smaller steps
+            (False, per_tensor + per_token, ("pytorch", "fbgemm")),
+            (needs_reduced_range(ENGINE), per_tensor + per_token, ("fbgemm", "pytorch")),
         )
     )
-    per_tensor = tuple(scheme for scheme in DYNAMIC_SCHEMES if scheme.startswith("per_tensor"))
     of_images = replace(dynamic, qschemes=per_tensor)
     rows = [
         OperatorSupport(kind, _OWN, ranks=RANKS, check=_options, elementwise=True)
@@ -156,7 +160,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
                         modes=("static", "dynamic", "weight_only"), float_in_regions=True),
         *lookups(),
         *(
-            replace(row, dynamic=of_pytorch) if row.kind in GATED else row for row in recurrent()
+            replace(row, dynamic=of_pytorch if row.kind in GATED else of_recurrent)
+            for row in recurrent()
         ),
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors_or_constants,

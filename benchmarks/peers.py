@@ -13,7 +13,8 @@ quantizer, have a section of their own::
 
     python -m benchmarks.peers --engines --models resnet18 encoder_32 --batch 1
 
-There `--rounds 0` times nothing. The gain is the mean of the difference of two files' SQNRs on an
+Memory of a process lies well or badly for all its rounds: `--processes 3` starts each runtime three
+times, with `--rounds` rounds each. `--rounds 0` times nothing. The gain is the mean of the difference of two files' SQNRs on an
 input, over 64 of them, with its standard error. On MobileNetV2 that of 8 inputs was 0.55 dB.
 """
 
@@ -176,24 +177,37 @@ def build_all(model: str, names: Sequence[str], folder: Path, inputs: int = _BAT
 
 
 def measure(
-    model: str, batches: Sequence[int], names: Sequence[str], rounds: int, inputs: int
+    model: str,
+    batches: Sequence[int],
+    names: Sequence[str],
+    rounds: int,
+    processes: int,
+    inputs: int,
 ) -> Iterator[tuple[int, dict[str, Row]]]:
     """Each batch size, and the rows of one model."""
     with tempfile.TemporaryDirectory() as folder:
         made = build_all(model, names, Path(folder), inputs)
         for batch in batches:
             report.progress(f"{EVERY[model].title}: timing batch {batch}")
-            yield batch, _time(made, EVERY[model].inputs(batch, TIMED_SEED), rounds)
+            yield batch, _time(made, EVERY[model].inputs(batch, TIMED_SEED), rounds, processes)
 
 
-def _time(made: Made, example: Tensor, rounds: int) -> dict[str, Row]:
-    rows, servers = {}, {}
+def _time(made: Made, example: Tensor, rounds: int, processes: int) -> dict[str, Row]:
+    rows = {}
     for name, (built, measured) in made.items():
         rows[name] = row = replace(measured, samples=[])
-        if built is None:
-            continue
-        row.file_bytes = built.file_bytes
-        if not rounds:
+        row.file_bytes = built.file_bytes if built else 0
+    for _ in range(processes if rounds else 0):
+        _time_once(made, rows, example, rounds)
+    return rows
+
+
+def _time_once(made: Made, rows: dict[str, Row], example: Tensor, rounds: int) -> None:
+    """Add samples of new processes."""
+    servers = {}
+    for name, (built, _) in made.items():
+        row = rows[name]
+        if built is None or row.error:
             continue
         servers[name] = Server(built)
         try:
@@ -209,7 +223,6 @@ def _time(made: Made, example: Tensor, rounds: int) -> dict[str, Row]:
             rows[name].samples.append(servers[name].sample())
     for server in servers.values():
         server.close()
-    return rows
 
 
 def _table(title: str, rows: dict[str, Row]) -> str:
@@ -315,6 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES)
     parser.add_argument("--engines", action="store_true", help="files for engines of others")
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--processes", type=int, default=1, help="of each runtime, in turn")
     parser.add_argument("--busy", action="store_true", help="keep one core busy meanwhile")
     parser.add_argument("--output", type=Path, default=report.DEFAULT_OUTPUT)
     options = parser.parse_args(words)
@@ -329,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     body = [
         f"## {title}{', one core busy' if options.busy else ''}",
         f"{report.machine_facts()}\n- {options.rounds} rounds, each runtime in a process of its "
-        "own, the others idle",
+        f"own, the others idle; {options.processes} times",
         report.command(_MODULE, words),
     ]
     names = options.runtimes or (_ENGINES if options.engines else _PEERS)
@@ -338,7 +352,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with busy(options.busy):
         for model in options.models:
             inputs = _INPUTS if options.engines else _BATCH
-            for batch, rows in measure(model, options.batch, names, options.rounds, inputs):
+            how = (options.rounds, options.processes, inputs)
+            for batch, rows in measure(model, options.batch, names, *how):
                 if options.engines:
                     lines += _beside(EVERY[model].title, batch, rows)
                     tables = [report.table(_BESIDE, lines)]

@@ -14,8 +14,9 @@ quantizer, have a section of their own::
     python -m benchmarks.peers --engines --models resnet18 encoder_32 --batch 1
 
 Memory of a process lies well or badly for all its rounds: `--processes 3` starts each runtime three
-times, with `--rounds` rounds each. `--rounds 0` times nothing. The gain is the mean of the difference of two files' SQNRs on an
-input, over 64 of them, with its standard error. On MobileNetV2 that of 8 inputs was 0.55 dB.
+times, with `--rounds` rounds each. `--rounds 0` times nothing. The gain is the mean of the
+difference of two files' SQNRs on an input, over 64 of them, with its standard error. On MobileNetV2
+that of 8 inputs was 0.55 dB.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def measure(
     rounds: int,
     processes: int,
     inputs: int,
-) -> Iterator[tuple[int, dict[str, Row]]]:
+) -> Iterator[tuple[int, dict[str, Row]]]:  # fmt: skip
     """Each batch size, and the rows of one model."""
     with tempfile.TemporaryDirectory() as folder:
         made = build_all(model, names, Path(folder), inputs)

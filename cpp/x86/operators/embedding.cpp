@@ -86,8 +86,8 @@ Part embeddingKernel(const StepContext& c) {
           }
           const float wanted = *reinterpret_cast<const float*>(indices + asked);
           TORCH_CHECK_INDEX(
-              wanted >= 0 && wanted < float(table.rows), name, " takes row ", int64_t(wanted), " of ",
-              table.rows);
+              wanted >= 0 && wanted < float(table.rows) && wanted == std::floor(wanted), name, " takes row ",
+              wanted, ", and its table has rows 0 to ", table.rows - 1);
           table.decode(int64_t(wanted), reinterpret_cast<float*>(result + written));
         }
       }};
@@ -131,7 +131,7 @@ Planned embedding(const RegionReader& reader, Node* node) {
       {inputOf(node, "indices")}};
 }
 
-// Float32 of indices, in any dtype. Attributes and tensors: see TableAttributes and TableTensors; no zero points where
+// Indices of any dtype come as float32. Attributes and tensors: see TableAttributes and TableTensors; no zero points where
 // all are in the middle.
 const RegisterOperator embedding_operator{
     {.name = "embedding",

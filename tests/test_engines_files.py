@@ -238,13 +238,15 @@ def test_openvino_adds_within_a_convolution(
     assert found.std() > 0 and apart(found, model, batches[0]) < 0.01
 
 
-@pytest.mark.parametrize("other", ["average", "convolution", "read later"])
+@pytest.mark.parametrize("other", ["average", "convolution", "read later", "in float"])
 def test_openvino_is_not_asked_to_add_in_place_of_what_is_needed(
     other: str, tmp_path: Path
 ) -> None:
-    """Of another shape, of a convolution too, and read behind the sum."""
+    """Of another shape, of a convolution too, and read behind the sum; or within one in float."""
     batches = data(2, 4, 8, 8)
-    model = quantized(Sum(nn.ReLU(), other), batches, "openvino")
+    rules = [{"module": "two", "keep_float": True}] if other == "in float" else []
+    config = {"version": 1, "rules": rules}
+    model = quantized(Sum(nn.ReLU(), other), batches, "openvino", config=config)
     _, found = executed(model, batches[0], tmp_path / "model.onnx")
     nodes = onnx.load(tmp_path / "model.onnx").graph.node
     written = {node.output[0] for node in nodes if node.op_type == "QuantizeLinear"}

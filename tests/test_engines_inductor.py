@@ -45,7 +45,7 @@ class Kept(nn.Module):
         others = [x[:8], x[:8].clone(), x[8:], self.places, self.places * 2]
         results: list[Tensor] = []
         for k, linear in enumerate(self.linears):
-            results.append(others[k] + linear(y))
+            results.append(torch.add(others[k], linear(y), alpha=1.0))
         return results
 
 

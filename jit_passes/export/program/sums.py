@@ -100,7 +100,7 @@ def _part(total: Node) -> None:
     """Give the operands of a sum an axis, and take it from the result."""
     a, b = _inserted(total, [(_ATEN.unsqueeze.default, x, 0) for x in total.args[:2]])
     [added] = _inserted(total, [(total.target, a, b)])
-    total.target, total.args = _ATEN.squeeze.dim, (added, 0)
+    total.target, total.args, total.kwargs = _ATEN.squeeze.dim, (added, 0), {}
 
 
 def _inserted(before: Node, calls: list[tuple[Any, Any, Any]]) -> Iterator[Node]:

@@ -53,7 +53,7 @@ everywhere = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Result:
-    """What quantizing made of a float module, and what it said."""
+    """The quantized model of a float module, its coverage, and the warnings."""
 
     quantized: torch.jit.ScriptModule
     rows: list[Any]

@@ -15,8 +15,9 @@ convolution's result to the grid and does not round it, whatever the scale. With
 convolution writes its result in float, in bfloat16 by default on processors with AMX, and another
 kernel adds.
 
-It adds in place of the other operand. So that one has the shape of the sum, and all else that
-reads it leads to the convolution. Other sums get no pair: it would be rounded. Nor do sums of two
+The sum takes the place of the other operand in memory. The other operand must have the shape of the
+sum, and all its other readers must lead to the convolution. Other sums get no pair, as OpenVINO
+would round there. Nor do sums of two
 convolutions, one of which is quantized anyway: OpenVINO adds within the other.
 
 The grid changes no code of the sum. The other operand has values from a to b, and the sum's codes

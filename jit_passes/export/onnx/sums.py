@@ -17,8 +17,8 @@ kernel adds.
 
 The sum takes the place of the other operand in memory. The other operand must have the shape of the
 sum, and all its other readers must lead to the convolution. Other sums get no pair, as OpenVINO
-would round there. Nor do sums of two
-convolutions, one of which is quantized anyway: OpenVINO adds within the other.
+would round there. Sums of two convolutions get none either, as one of them is quantized anyway:
+OpenVINO adds within the other.
 
 The grid changes no code of the sum. The other operand has values from a to b, and the sum's codes
 stand for values from low to high. Where the convolution gives less than low - b, the sum saturates

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 import jit_passes
 from tests.engines import apart, data, promised, quantized
 
+# Inductor's own code.
+pytestmark = pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def patterns() -> None:
@@ -138,7 +141,6 @@ def test_factors_of_sums_count() -> None:
     torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")  # Inductor's own
 def test_sums_in_float_are_part_of_linears() -> None:
     """No result is rounded that floats alone read; a sum with the argument stays apart."""
     batches = data(8, 16)

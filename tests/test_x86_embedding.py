@@ -79,7 +79,8 @@ def test_rows_that_are_not_there(wrong: int) -> None:
     index = torch.randint(ROWS, (4, 5))
     bad = index.clone()
     bad[2, 3] = wrong
-    with pytest.raises(IndexError, match=f"takes row {wrong}, and its table has rows 0 to {ROWS - 1}"):
+    said = f"takes row {wrong}, and its table has rows 0 to {ROWS - 1}"
+    with pytest.raises(IndexError, match=said):
         plan.run([bad])
     assert torch.equal(plan.run([index])[0], region(index))
 

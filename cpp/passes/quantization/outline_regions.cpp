@@ -246,7 +246,13 @@ class Outline {
   // Codes are given dequantized, and quantized again where they were.
   void findResults(Value* value) {
     if (std::vector<Use> asking; gives_shapes_ && isAskedForShape(value, asking) && !asking.empty()) {
-      results_.push_back({shapeOf(inside_.at(value)), std::move(asking), nullptr, nullptr});
+      const auto rounds = [&](const Use& use) {
+        return use.user->kind() == quantize && !order_.isFixed(use.user);
+      };
+      const auto use = std::ranges::find_if(value->uses(), rounds);
+      // Some operators give codes alone.
+      Value* result = use == value->uses().end() ? inside_.at(value) : decoded(use->user);
+      results_.push_back({shapeOf(result), std::move(asking), nullptr, nullptr});
       return;
     }
     Result direct{inside_.at(value), {}, nullptr, gridOf(value)};
@@ -261,18 +267,23 @@ class Outline {
         continue;
       }
       if (isRead(use.user->output())) {
-        Value* codes = take(use.user->output());
-        const std::vector<Value*> operands{
-            codes, take(inputOf(use.user, "scale")), take(inputOf(use.user, "zero_point"))};
-        Node* result = inner_->insertNode(inner_->create(dequantize, operands));
-        result->copyMetadata(use.user);
-        handOverPlace(use.user, result);
-        results_.push_back({result->output(), {use}, use.user, nullptr});
+        results_.push_back({decoded(use.user), {use}, use.user, nullptr});
       }
     }
     if (!direct.uses.empty()) {
       results_.push_back(std::move(direct));
     }
+  }
+
+  // The codes of a quantize, dequantized inside.
+  Value* decoded(Node* rounds) {
+    Value* codes = take(rounds->output());
+    const std::vector<Value*> operands{
+        codes, take(inputOf(rounds, "scale")), take(inputOf(rounds, "zero_point"))};
+    Node* result = inner_->insertNode(inner_->create(dequantize, operands));
+    result->copyMetadata(rounds);
+    handOverPlace(rounds, result);
+    return result->output();
   }
 
   // Whether all others read no more of it than its shape, as it is or in codes that are dequantized. Adds these.

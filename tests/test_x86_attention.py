@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes.targets import X86
-from tests.plans import Grid, plan_of, traced
+from tests.compare import sqnr
+from tests.plans import Grid, plan_of, plans_in, traced
 from tests.seeds import seeds
+from tests.test_x86_floats import kinds_of
 from tests.test_x86_plan import assert_equal, assert_steps
 
 
@@ -263,6 +265,33 @@ def test_layer_norm_of_images() -> None:
         Between(ChannelNorm(20), Grid(0.03, 99), Grid(0.025, 128)), torch.randn(2, 20, 3, 3)
     )
     assert_steps(region, [torch.randn(3, 20, 5, 4)], 1)
+
+
+class LastAxes(nn.Module):
+    """Layer norm over rows and columns, between convolutions."""
+
+    def __init__(self, affine: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 5, 1)
+        self.norm = nn.LayerNorm((4, 6), elementwise_affine=affine)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_layer_norm_of_rows_and_columns(affine: bool) -> None:
+    """In one plan, which takes the sizes of the norm alone: 6 times 4 are others than 4 times 6."""
+    torch.manual_seed(0)
+    net, x = LastAxes(affine).eval(), torch.randn(2, 3, 4, 6)
+    found = jit_passes.quantize_script(torch.jit.script(net), [x], mode="static", target="x86")
+    (plan,) = plans_in(found)
+    assert "layer_norm" in kinds_of(plan)
+    with torch.no_grad():
+        assert sqnr(net(x), found(x)) > 28
+        for sizes in ((6, 4), (2, 12), (12, 2), (24, 1), (1, 24), (8, 6), (4, 12)):
+            with pytest.raises(RuntimeError, match="got the shape"):
+                found(torch.randn(2, 3, *sizes))
 
 
 class Encoder(nn.Module):

@@ -13,7 +13,7 @@ import jit_passes
 from tests.compare import sqnr
 from tests.plans import Grid, plan_of, traced
 from tests.test_x86_floats import kinds_of
-from tests.test_x86_picks import SHAPES, Alone, in_one_plan
+from tests.test_x86_picks import SHAPES, Alone, Between, in_one_plan
 from tests.test_x86_state import mutate, restored
 
 Function = Callable[..., Tensor]
@@ -68,7 +68,7 @@ def test_against_pytorch(name: str, codes: bool) -> None:
         plan = plan_of(region)
         assert "compare" in kinds_of(plan)
         if not codes:
-            special(a), special(b.flip(0))
+            a, b = special(a), special(b.flip(0).clone())
         for x, y in ((a, b), (b.expand_as(a + b).clone(), a)):
             assert torch.equal(plan.run([x, y])[0].nan_to_num(7.0), region(x, y).nan_to_num(7.0))
 
@@ -121,6 +121,26 @@ class Reads(nn.Module):
         y = self.first(x)
         z = self.function(y)
         return self.last(z), y > 0 if self.gives else torch.zeros(1)
+
+
+BITS: dict[str, Function] = {
+    "and": lambda y, ids: torch.where((ids != 0) & (y > 0), y, torch.tanh(y)),
+    "not, or": lambda y, ids: torch.where(~(ids != 0) | (y > 0), y, torch.tanh(y)),
+    "positions": lambda y, n: torch.where((torch.arange(16) >= n) & (y > 0), y, torch.tanh(y)),
+}
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("name", BITS)
+def test_truths_of_whole_numbers(name: str, mode: str) -> None:
+    """Comparisons of whole numbers stay outside, and the operators on bits that read them too."""
+    torch.manual_seed(0)
+    inputs = torch.randn(6, 9, 16), torch.randint(0, 5, (9, 1))
+    model = Between(BITS[name]).eval()
+    script = torch.jit.trace(model, inputs)
+    lowered = jit_passes.quantize_script(script, [inputs], mode=mode, target="x86")
+    with torch.no_grad():
+        assert sqnr(model(*inputs), lowered(*inputs)) > 28
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])

@@ -273,6 +273,55 @@ def test_sizes_of_a_part_of_a_sum(form: str) -> None:
     assert "aten::size" in str(region.module.graph) and "aten::expand" in str(region.module.graph)
 
 
+class Asked(nn.Module):
+    """Values between two layers that others ask for their shapes alone: of 6 axes, and of none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.first(x)
+        parts = y.view(x.size(0), 2, 2, 2, 2, 16).permute(0, 3, 1, 4, 2, 5)
+        one = torch.sigmoid(torch.amax(y, [0, 1, 2]))
+        sizes = torch.zeros(parts.size(0) + 1, parts.size(5), parts.dim(), one.dim() + 1)
+        return self.last(parts.flatten(1, 4) * one), sizes
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+@pytest.mark.parametrize("form", ["traced", "scripted"])
+def test_shapes_of_any_number_of_axes(form: str, mode: str) -> None:
+    torch.manual_seed(0)
+    model, x = Asked().eval(), torch.randn(3, 16, 16)
+    found = jit_passes.quantize_script(forms(model, (x,))[form], [(x,)], mode=mode, target="x86")
+    assert len(plans_in(found)) == 1
+    with torch.no_grad():
+        for given in (x, x[:1], torch.randn(5, 16, 16)):
+            (y, sizes), (found_y, found_sizes) = model(given), found(given)
+            assert sqnr(y, found_y) > 28
+            assert found_sizes.shape == sizes.shape
+
+
+def test_results_of_one_number() -> None:
+    """A caller may write to an expanded constant: the next call gives the constant again."""
+
+    class Spread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = nn.Parameter(torch.tensor([0.5]), requires_grad=False)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            spread = self.number.expand(x.shape[0], 1)
+            return F.relu(x) + spread, spread
+
+    plan = plan_of(traced(Spread().eval(), torch.randn(4, 8)))
+    x = torch.ones(1, 8)
+    plan.run([x])[1].add_(1)
+    total, spread = plan.run([x])
+    assert torch.equal(total, torch.full((1, 8), 1.5))
+    assert torch.equal(spread, torch.full((1, 1), 0.5))
+
+
 @pytest.mark.parametrize("form", ["traced", "scripted"])
 def test_the_token_of_a_class(form: str) -> None:
     """It is repeated for each image within the plan."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.compare import sqnr
 from tests.plans import Grid, plan_of, plans_in, traced
 from tests.seeds import seeds
 from tests.test_x86_parts import assert_all_equal
+from tests.test_x86_picks import in_one_plan
 from tests.test_x86_state import mutate, restored
 
 
@@ -111,6 +113,22 @@ def test_repeats_between_convolutions(mode: str) -> None:
                 assert sqnr(net(x), found(x)) > 28
 
 
+TIMES: dict[str, Callable[..., Tensor]] = {
+    "tile": lambda y: y.tile([y.shape[0], 1, 1]),
+    "repeat": lambda y: y.repeat([y.shape[0], 1, 1]),
+    "repeat_interleave": lambda y: y.repeat_interleave(y.shape[0], 0),
+    "nothing": lambda y: torch.cat([y.repeat_interleave(0, 0), y, y.tile([0, 1, 1])]),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_repeats_of_no_time(name: str) -> None:
+    """As often as there are images, of which there may be none; and no time at all."""
+    lowered = in_one_plan(TIMES[name], torch.randn(3, 5, 16))
+    for images, results in ((0, 0), (1, 1), (4, 4 if name == "nothing" else 16)):
+        assert lowered(torch.randn(images, 5, 16)).shape == (results, 5, 8)
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -118,7 +136,6 @@ def test_repeats_between_convolutions(mode: str) -> None:
         (lambda y: y.repeat_interleave(torch.tensor([1, 2, 1]), 1), "as a tensor says"),
         (lambda y: y.repeat_interleave(2, 1, output_size=6), "how long its result is"),
         (lambda y: y.tile([]), "repeats no axis"),
-        (lambda y: y.tile([0, 1]), "a number of times"),
     ],
 )
 def test_repeats_that_no_plan_has(function: Any, reason: str) -> None:

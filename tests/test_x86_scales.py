@@ -163,6 +163,32 @@ def test_numbers_that_follow_from_sizes() -> None:
     assert found(traced) == {"aten::size": True, "prim::NumToTensor": True, "aten::pow": True}
 
 
+def test_powers_of_differences_of_sizes() -> None:
+    """Of numbers below 0 too, where the power is whole; the root of a square has no sign."""
+
+    class Differences(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(x)
+            n = y.size(1) - 5
+            y = torch.where(y > n, torch.tanh(y), y * 0.1) + n
+            return self.last(y * (n - 1) ** 2 + y / (n - 9) + y * ((n - 9) ** 2) ** 0.5)
+
+    torch.manual_seed(0)
+    model = Differences().eval()
+    data = torch.randn(3, 5, 16)
+    found = jit_passes.quantize_script(
+        torch.jit.script(model), [data], mode="dynamic", target="x86"
+    )
+    with torch.no_grad():
+        for tokens in (5, 3, 4, 7):
+            x = torch.randn(3, tokens, 16)
+            assert sqnr(model(x), found(x)) > 28, tokens
+
+
 def plan_with_powers() -> Any:
     """A plan whose numbers are powers, and all sizes of a value."""
 
@@ -205,5 +231,5 @@ def test_powers_of_numbers_below_zero() -> None:
 
     plan = plan_of(scripted(Difference()))
     plan.run([torch.randn(3, 4), torch.randn(1, 4)])
-    with pytest.raises(RuntimeError, match="takes a power of -1, which is below 0"):
+    with pytest.raises(RuntimeError, match=r"takes the power 0\.5 of -1, which is below 0"):
         plan.run([torch.randn(1, 4), torch.randn(2, 4)])

@@ -246,7 +246,7 @@ WRONG = [
     ("roll", [1, 9], "an axis of 9"),
     ("unsqueeze", [9], "an axis of 9"),
     ("expand", [-2], "a size of -2"),
-    ("expand", [1] * 6, "6 attributes, and it has 1 to 5"),
+    ("expand", [1] * 7, "7 attributes, and it has 0 to 6"),
     ("permute", [0, 1, 2, 3, 4, 5, 6], "7 attributes, and it has 1 to 6"),
 ]
 

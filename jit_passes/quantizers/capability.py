@@ -32,10 +32,12 @@ class Truths:
     Attributes:
         given: those that give truths, and take truths and numbers alike.
         taken: those that take truths as the operand of that position.
+        bits: those of `given` that take truths alone: numbers have other bits than truths.
     """
 
     given: frozenset[str] = frozenset()
     taken: Mapping[str, int] = field(default_factory=dict)
+    bits: frozenset[str] = frozenset()
 
     def take(self, reader: NodeView, operand: int) -> bool:
         """Say whether an operator takes truths as one of its operands."""

@@ -133,7 +133,11 @@ class IntegerOperators:
         return {unit for unit in chosen if unit not in self.floats or unit in kept}
 
     def _with_truths_inside(self, chosen: set[int]) -> set[int]:
-        """Leave out what gives truths to others than operators that stay, and take them."""
+        """Leave out operators on truths whose readers or operands do not stay.
+
+        An operator that gives truths stays where each of its readers stays and takes truths. An
+        operator on bits needs truths that operators of the region give.
+        """
         while True:
             inside = {node.index for unit in chosen for node in self.units[unit]}
             gone = {
@@ -146,6 +150,7 @@ class IntegerOperators:
                         user.index in inside and self.truths.take(user, operand)
                         for user, operand in node.output.uses
                     )
+                    or (node.kind in self.truths.bits and not _reads_only(node, inside))
                 )
             }
             if not gone:
@@ -214,6 +219,12 @@ def _leaves(node: NodeView, inside: set[int]) -> bool:
             elif user.index not in inside:
                 return True
     return False
+
+
+def _reads_only(node: NodeView, inside: set[int]) -> bool:
+    """Say whether some operators make all operands of a node."""
+    makers = [value.producer for value in node.inputs]
+    return all(maker is not None and maker.index in inside for maker in makers)
 
 
 def _makers(node: NodeView) -> set[int]:

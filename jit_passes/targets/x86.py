@@ -45,16 +45,20 @@ PLACES = (
     *(f"aten::{kind}_pad{n}d" for kind in ("reflection", "replication") for n in (1, 2, 3)),
     *(f"aten::_upsample_nearest_exact{n}d" for n in (1, 2, 3)),
 )
+BITS = frozenset(
+    f"aten::{kind}" for kind in ("bitwise_and", "bitwise_or", "bitwise_not", "__and__", "__or__")
+)
 TRUTHS = Truths(
     frozenset(
         f"aten::{kind}"
         for kind in (
             *("lt", "le", "gt", "ge", "eq", "ne", "isnan"),
             *("logical_and", "logical_or", "logical_not"),
-            *("bitwise_and", "bitwise_or", "bitwise_not", "__and__", "__or__"),
         )
-    ),
+    )
+    | BITS,
     {"aten::where": 0, "aten::masked_fill": 1, "aten::to": 0},
+    BITS,
 )
 SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 RANKS = (1, _C.most_axes())
@@ -89,7 +93,7 @@ def _in_plan(node: NodeView) -> str | None:
 
 
 def _in_region(node: NodeView) -> str | None:
-    """Say why no region has a node: what picks rows of a table is in a plan, or it is in none."""
+    """Say why no region has a node: a region has a lookup only where a plan computes it."""
     if node.kind in LOOKUPS and node.kind not in _C.planned_kinds():
         return "a plan has no such operator"
     return _in_plan(node)

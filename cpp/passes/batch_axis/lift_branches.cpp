@@ -1,4 +1,5 @@
-// Compute with a batch axis what both sides of a branch compute, one of them of data to which it adds the axis.
+// Replace a branch on the number of axes by one computation with a batch axis. Both sides of the branch compute that, and
+// one side adds the batch axis to its data first.
 //
 // PyTorch's instance norms take images without a batch axis too, and ask which they got:
 //
@@ -72,7 +73,7 @@ class Comparison {
     return constant->isTensor() ? constant->is(*other) : !other->isTensor() && *constant == *other;
   }
 
-  // A value that may not be read as itself.
+  // No longer counts this value as equal to itself: it is equal only to a value that `add` has named.
   void replace(const Value* value) { stands_.insert(value); }
 
   // `left_out`: nodes of the first.

@@ -18,7 +18,8 @@
 //   %y = aten::reshape_as(%f, %x)
 //
 //   %y = aten::layer_norm(%x, [4, 6], %w, %b, %eps, ...)
-//                                              ->   %f = aten::flatten(%x, -2, -1)
+//                                              ->   %u = aten::unflatten(%x, -1, [6]), which checks the size
+//                                                   %f = aten::flatten(%u, -2, -1)
 //                                                   %n = aten::layer_norm(%f, [24], %v, %c, %eps, ...), of flat weights
 //                                                   %y = aten::unflatten(%n, -1, [4, 6])
 //
@@ -82,7 +83,7 @@ const Rules& compositeRules() {
   return rules;
 }
 
-// Over as many of the last axes, if it is a layer norm over several.
+// The shape of a layer norm that goes over several axes, the last ones of its operand; nothing for other operators.
 std::optional<std::vector<int64_t>> normalizedShape(const Node* node) {
   const auto shape = node->kind() == aten::layer_norm ? constantInts(node, "normalized_shape") : std::nullopt;
   return shape && shape->size() > 1 ? shape : std::nullopt;
@@ -211,7 +212,8 @@ Value* spelledGate(Node* node, int64_t size) {
   return insertValue(node, aten::mul, {front, gate}, node);
 }
 
-// Over one axis, to which the axes of that shape are joined.
+// Over one axis, to which the axes of that shape are joined. The sizes of all but the first are checked in front of that,
+// since 6 times 4 elements are as many as 4 times 6. The first size is checked where the axes are split again.
 Value* spelledNorm(Node* node, const std::vector<int64_t>& shape) {
   const auto number = [&](int64_t value) { return insertConstant(node, value); };
   const auto join = [&](Value* tensor) {
@@ -219,6 +221,10 @@ Value* spelledNorm(Node* node, const std::vector<int64_t>& shape) {
     return insertValue(node, aten::flatten, {tensor, first, last}, node);
   };
   std::vector<Value*> operands = node->inputs().vec();
+  for (size_t behind = 1; behind < shape.size(); ++behind) {
+    Value* size = insertConstant(node, std::vector{shape[shape.size() - behind]});
+    operands[0] = insertValue(node, aten::unflatten, {operands[0], number(-int64_t(behind)), size}, node);
+  }
   operands[0] = join(operands[0]);
   operands[1] = insertConstant(node, std::vector{c10::multiply_integers(shape)});
   for (const size_t weight : {2, 3}) {

@@ -67,6 +67,13 @@ std::optional<Operator> GraphNumbers::power(const Value* value) {
   return op;
 }
 
+std::optional<GraphNumbers::Power> GraphNumbers::Power::raised(double by) const {
+  const auto isWhole = [](double number) { return number == std::floor(number); };
+  const bool hides = isWhole(exponent * by) && !(isWhole(exponent) && isWhole(by));
+  return base != nullptr && hides ? std::nullopt
+                                  : std::optional(Power{std::pow(factor, by), exponent * by, base});
+}
+
 std::optional<GraphNumbers::Power> GraphNumbers::powerOf(const Value* value, int depth) {
   const auto known = reader_.find(value);
   if (known && known->isTensor() && known->toTensor().dim() == 0) {
@@ -93,22 +100,23 @@ std::optional<GraphNumbers::Power> GraphNumbers::powerOf(const Value* value, int
   }
   const auto kind = node->kind();
   if (kind == c10::aten::pow) {
-    return of[1].base ? std::nullopt : std::optional(of[0].raised(of[1].factor));
+    return of[1].base ? std::nullopt : of[0].raised(of[1].factor);
   }
   if (kind == c10::aten::mul || kind == c10::aten::div) {
     const Power& one = of[0];
-    const Power other = kind == c10::aten::div ? of[1].raised(-1) : of[1];
-    const Power& sized = one.base ? one : other;
-    return one.base && other.base
-               ? std::nullopt
-               : std::optional(Power{one.factor * other.factor, sized.exponent, sized.base});
+    const auto other = kind == c10::aten::div ? of[1].raised(-1) : of[1];
+    if (!other || (one.base && other->base)) {
+      return std::nullopt;
+    }
+    const Power& sized = one.base ? one : *other;
+    return Power{one.factor * other->factor, sized.exponent, sized.base};
   }
   static const std::unordered_map<c10::Symbol, double> exponents{
       {c10::aten::sqrt, 0.5}, {c10::aten::rsqrt, -0.5}, {c10::aten::reciprocal, -1}};
   const auto exponent = exponents.find(kind);
-  const Power result = exponent == exponents.end() ? of[0] : of[0].raised(exponent->second);
-  const bool rounds = whole && (result.factor != 1 || result.exponent != 1);
-  return rounds ? std::nullopt : std::optional(result);
+  const auto result = exponent == exponents.end() ? of[0] : of[0].raised(exponent->second);
+  const bool rounds = whole && result && (result->factor != 1 || result->exponent != 1);
+  return rounds ? std::nullopt : result;
 }
 
 void GraphNumbers::settle(const std::function<std::optional<int64_t>(const Value* tensor)>& valueOf) {

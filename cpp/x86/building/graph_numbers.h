@@ -29,7 +29,8 @@ class GraphNumbers {
     double factor, exponent = 1;
     const Value* base = nullptr;
 
-    Power raised(double by) const { return {std::pow(factor, by), exponent * by, base}; }
+    // Nothing where the base, below 0, would give another number: the root of its square is not the base.
+    std::optional<Power> raised(double by) const;
   };
   std::optional<Power> powerOf(const Value* value, int depth);
   int64_t number(const Value* value);

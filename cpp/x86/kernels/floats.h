@@ -51,8 +51,8 @@ struct FillFloats {
   void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y = 1 where a test of a and b holds, else 0. A NaN is unequal to all, and neither less nor greater; for the last three,
-// a number holds that is not 0, which a NaN is not. Operands as for AddFloats. Items: rows.
+// y = 1 where a test of a and b holds, else 0. A NaN is unequal to all numbers, and neither less nor greater. The last
+// three tests take a and b for truths: each number but 0 is true, and a NaN too. Operands as for AddFloats. Items: rows.
 struct CompareFloats {
   enum Which : int64_t { Less, LessOrEqual, Equal, NotEqual, Both, Either, Neither, Count };
   Which which;

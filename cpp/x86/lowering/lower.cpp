@@ -34,7 +34,7 @@ Lowered Lowering::run(std::vector<Sizes> orders) {
 void Lowering::readUses() {
   const size_t count = program.grids.size();
   uses.resize(count), wanted.assign(count, -2), primary.resize(count);
-  std::vector<bool> returned(count); // computed for that
+  std::vector<bool> returned(count); // results of the plan, but for those that take no memory
   for (const int64_t output : program.outputs) {
     returned[output] = !numberSpread(program, output);
   }

@@ -41,7 +41,7 @@ bool isTruth(const Value* value) {
   return known != operatorTable().end() && known->second.gives == at::kBool;
 }
 
-// Operators on bits take whole numbers too, which have others.
+// PyTorch's operators on bits take whole numbers too, of which they combine each bit. A plan has them for truths alone.
 template <Which kWhich>
 Planned bitwise(const RegionReader& reader, Node* node) {
   refuseUnless(

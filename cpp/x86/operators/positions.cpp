@@ -98,7 +98,7 @@ Planned repeat(const RegionReader& reader, Node* node) {
   return planned;
 }
 
-void checkRepeat(const Operator& op) { checkEach(op.attributes, 1, kMaxSize, "a number of times"); }
+void checkRepeat(const Operator& op) { checkEach(op.attributes, 0, kMaxSize, "a number of times"); }
 
 Sizes sizesOfRepeat(const Operands& operands) {
   const auto& a = operands.op.attributes;
@@ -116,7 +116,7 @@ int64_t positionOfRepeated(
   return at % size;
 }
 
-// As repeat, of as many axes as the operand has, where fewer are given.
+// As repeat; where fewer counts than axes are given, they are of the last axes, and the first axes stay.
 Planned tile(const RegionReader& reader, Node* node) {
   Planned planned{{Kind("tile"), "", {}, 0, {}, {}}, {node->input(0)}};
   const Numbers counts = reader.numbers(node, "dims");
@@ -157,7 +157,7 @@ Planned repeatInterleave(const RegionReader& reader, Node* node) {
 
 void checkInterleave(const Operator& op) {
   checkEach({op.attributes[0]}, -kMostAxes, kMostAxes - 1, "an axis");
-  checkEach({op.attributes[1]}, 1, kMaxSize, "a number of times");
+  checkEach({op.attributes[1]}, 0, kMaxSize, "a number of times");
 }
 
 Sizes sizesOfInterleave(const Operands& operands) {
@@ -168,7 +168,8 @@ Sizes sizesOfInterleave(const Operands& operands) {
 }
 
 int64_t positionOfInterleaved(const Operator& op, int64_t axis, int64_t rank, int64_t at, int64_t /*size*/) {
-  return axisOf(op.attributes[0], rank) == axis ? at / op.attributes[1] : at;
+  const bool repeats = axisOf(op.attributes[0], rank) == axis;
+  return repeats ? at / std::max<int64_t>(op.attributes[1], 1) : at; // 0 times: no element asks
 }
 
 bool computesTimes(const Operator& /*op*/, int64_t attribute) { return attribute == 1; }

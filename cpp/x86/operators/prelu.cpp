@@ -34,7 +34,8 @@ Sizes sizesOfPrelu(const Operands& operands) {
 Part preluKernel(const StepContext& c) {
   const at::Tensor slopes = c.op.tensors[0].expand({c.out().channels()}).contiguous();
   const Grid &from = *c.in().grid, &to = *c.out().grid;
-  const auto part = [&](const Part& made, const at::Tensor& held) -> Part { // which keeps its numbers
+  // The part keeps the tensor, since the kernel points to the numbers in it.
+  const auto part = [&](const Part& made, const at::Tensor& held) -> Part {
     return {made.items, [held, run = made.run](const Call& call, int64_t begin, int64_t end) {
               run(call, begin, end);
             }};

@@ -241,6 +241,8 @@ const RegisterOperator squeeze_operator{
 Planned expand(const RegionReader& reader, Node* node) {
   Planned planned{{Kind::Expand, "", {}, 0, {}, {}}, {node->input(0)}};
   append(planned, reader.numbers(node, "size"));
+  const int64_t axes = planned.op.attributes.size();
+  refuseUnless(between(axes, 1, kMostAxes), "it gives ", axes, " axes");
   return planned;
 }
 
@@ -265,11 +267,11 @@ Sizes sizesOfExpand(const Operands& operands) {
   return sizes;
 }
 
-// Axes of size 1 are repeated, as many as PyTorch's; attributes: sizes; -1 for that of the operand. One number takes the
-// shape of any value, where the model asks for that.
+// Axes of size 1 are repeated, as many as PyTorch's; attributes: sizes; -1 for that of the operand. Where the model asks
+// for the shape of a value, one number takes that shape: of no axis, or of more than other operands may have.
 const RegisterOperator expand_operator{
     {.name = "expand",
-     .attributes = {1, kMostAxes},
+     .attributes = {0, kMostMovedAxes},
      .types = Types::Same,
      .most_axes = kMostMovedAxes,
      .moves = true,

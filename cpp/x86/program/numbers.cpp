@@ -51,8 +51,11 @@ class Resolved {
   // A power is a constant from here on.
   void settle(Operator& power) {
     const int64_t base = power.attributes[0];
-    require(power, base >= 0, "takes a power of ", base, ", which is below 0");
     const auto* numbers = power.tensors[0].const_data_ptr<double>();
+    const bool whole = numbers[1] == std::floor(numbers[1]);
+    require(
+        power, base >= 0 || whole, "takes the power ", numbers[1], " of ", base,
+        ", which is below 0: only whole powers are real numbers");
     const double value = numbers[0] * std::pow(static_cast<double>(base), numbers[1]);
     power.kind = Kind::Constant;
     power.attributes.clear();

@@ -49,7 +49,7 @@ std::vector<at::Tensor> Prepared::run(
   std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < output_sizes_.size(); ++i) {
     if (spread_[i]) {
-      outputs.push_back(spread_[i]->expand(output_sizes_[i]));
+      outputs.push_back(spread_[i]->clone().expand(output_sizes_[i])); // the caller may write to it
       homes.push_back(nullptr);
       continue;
     }

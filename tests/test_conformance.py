@@ -215,6 +215,34 @@ def test_results_in_float_have_no_codes() -> None:
         conformance(model, data()[:1], ["openvino"])
 
 
+class Functions(nn.Module):
+    """Functions that become tables: one that two layers read, and one of codes that are pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.silu(self.a(x))
+        x = nn.functional.gelu(nn.functional.max_pool2d(x + self.b(x), 2))
+        return self.head(torch.tanh(x.transpose(2, 3)).mean([2, 3]))
+
+
+def test_stock_of_a_model_with_lookup_tables() -> None:
+    """A model for the target `reference` has tables of its functions, and 7 bits never saturate."""
+    config = {"version": 1, "global": {"weight": {"bits": 7}}}
+    torch.manual_seed(0)
+    script = torch.jit.script(Functions().eval())
+    model = jit_passes.quantize_script(script, data(), target="reference", config=config)
+    tables = [node for node in model.graph.nodes() if node.kind() == "jit_passes::lookup_table"]
+    assert len(tables) >= 2
+    found = conformance(model, data(), ["stock"])
+    rows = {row.name: row for row in found.rows}
+    assert not found.missing and "output" in rows and len(rows) > 3
+    assert all(row.largest <= 1 and row.different <= 0.02 * row.elements for row in found.rows)
+
+
 class Rounds(nn.Module):
     """A convolution in a loop, which reads its result on another grid, and one behind."""
 

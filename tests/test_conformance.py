@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import JitPassesError, conformance
+from jit_passes.report.conformance.float_results import FloatResults
 from jit_passes.report.conformance.subject import Subject
+from jit_passes.report.conformance.values import Grid
 from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
 from tests.command_line import Run, run_fixture  # noqa: F401
@@ -97,8 +100,147 @@ def test_a_file_of_onnx(tmp_path: Path, run: Run) -> None:
     with pytest.raises(OSError, match="nothing"):
         jit_passes.check_onnx(tmp_path / "nothing.onnx", model, batches)
     (tmp_path / "bad.onnx").write_bytes(b"no model")
-    with pytest.raises(JitPassesError, match="onnx fails"):
-        jit_passes.check_onnx(tmp_path / "bad.onnx", model, batches)
+    (tmp_path / "empty.onnx").write_bytes(b"")
+    for name in ("bad.onnx", "empty.onnx", "reference.pt"):
+        with pytest.raises(JitPassesError, match=f"{name} is not a file of ONNX$"):
+            jit_passes.check_onnx(tmp_path / name, model, batches)
+    with pytest.raises(JitPassesError, match=r"^engine is one of onnxruntime, .*'tensorrt'"):
+        jit_passes.check_onnx(path, model, batches, engine="tensorrt")
+
+
+def test_a_file_for_openvino(tmp_path: Path, run: Run) -> None:
+    """It is run in OpenVINO, results are compared as floats, and its own layers are counted."""
+    pytest.importorskip("openvino")
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    batches, path = data(), tmp_path / "model.onnx"
+    model = quantized(Net(), batches, "openvino")
+    jit_passes.export_onnx(model, path, batches[0])
+    found = jit_passes.check_onnx(path, model, batches)
+    assert found.engine == found.target == "openvino" and not found.codes.rows
+    assert (dict(found.integers), dict(found.floats)) == (
+        {"Convolution": 2, "FullyConnected": 1},
+        {},
+    )
+    assert found.equal and found.kept and found.promised == 3
+    [result] = found.results
+    most = max(float(model(x).abs().max()) for x in batches)
+    assert (result.name, result.elements, result.unit) == ("output", 3 * 2 * 5, "")
+    assert result.tolerance == pytest.approx(most / 100) and result.largest < most / 100
+    assert "results in OpenVINO" in str(found) and found.as_data()["results"][0]["within"]
+
+    # In ONNX Runtime the sum's convolution stays in float, as it is not rounded by itself.
+    other = jit_passes.check_onnx(path, model, batches, engine="onnxruntime")
+    assert not other.kept and other.floats and other.codes["onnxruntime"] is None
+
+    torch.save(torch.cat(batches), tmp_path / "x.pt")
+    model.save(str(tmp_path / "reference.pt"))
+    given = (path, "--against", tmp_path / "reference.pt", "--data", tmp_path / "x.pt",
+             "--batch-size", 2)  # fmt: skip
+    done = run("check", *given, "--json")
+    assert done.code == 0 and done.json["equal"] and done.json["integers"]["Convolution"] == 2
+    assert run("check", *given, "--engine", "onnxruntime").code == 5
+
+    # A file of a model with another weight.
+    moved = Net()
+    torch.manual_seed(0)
+    moved.head.reset_parameters()
+    jit_passes.export_onnx(quantized(moved, batches, "openvino"), path, batches[0])
+    wrong = jit_passes.check_onnx(path, model, batches)
+    assert not wrong.equal and wrong.kept and wrong.results[0].largest > 0.1 * most
+    done = run("check", *given)
+    assert done.code == 5 and "results differ" in done.err
+
+
+def test_results_on_a_grid_in_openvino(tmp_path: Path) -> None:
+    """They are compared in steps, of which one is allowed."""
+    pytest.importorskip("openvino")
+    pytest.importorskip("onnxscript")
+    batches, path = data(), tmp_path / "model.onnx"
+    model = quantized(Net(), batches, "onnxruntime")
+    jit_passes.export_onnx(model, path, batches[0])
+    found = jit_passes.check_onnx(path, model, batches, engine="openvino")
+    [result] = found.results
+    assert found.equal and result.unit == "steps" and result.largest < 1.001
+
+
+def test_tolerances_of_results() -> None:
+    """A step where there is a grid, else a hundredth of the largest number; NaN is never within."""
+    grid = {"output.0": Grid(0.5, 3)}
+    ours = {"output.0": torch.tensor([0.5, 8.0]), "output.1": torch.tensor([-2.0, 1.0])}
+
+    def of(first: list[float], second: list[float]) -> list[tuple[float, bool]]:
+        found = FloatResults(grid)
+        found.add(ours, [torch.tensor(first), torch.tensor(second)])
+        found.add(ours, [*ours.values()])
+        return [(result.largest, result.within) for result in found.differences()]
+
+    assert of([1.0, 8.0], [-2.0, 1.015625]) == [(1.0, True), (0.015625, True)]
+    assert of([0.5, 7.0], [-2.03125, 1.0]) == [(2.0, False), (0.03125, False)]
+    assert [within for _, within in of([math.nan, 8.0], [-2.0, math.inf])] == [False, False]
+    with pytest.raises(JitPassesError, match="has 1 results, and the reference model 2"):
+        FloatResults(grid).add(ours, [ours["output.0"]])
+    with pytest.raises(JitPassesError, match=r"output.1 has shape \[1\] in the engine, and \[2\]"):
+        FloatResults(grid).add(ours, [ours["output.0"], torch.zeros(1)])
+
+
+def test_files_for_engines_that_are_not_run(tmp_path: Path) -> None:
+    """The last line says so, and counts nothing; no engine here reads QONNX."""
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    batches, path = data(), tmp_path / "model.onnx"
+    model = quantized(Net(), batches, "tensorrt")
+    jit_passes.export_onnx(model, path, batches[0])
+    found = jit_passes.check_onnx(path, model, batches)
+    assert found.codes.engines == ("onnxruntime",) and found.equal and found.kept
+    assert found.promised is None and not found.integers
+    assert (
+        str(found)
+        .splitlines()[-1]
+        .startswith("the file is for tensorrt, which is not run here: ONNX Runtime computes it")
+    )
+    model = quantized(Net(), batches, "qonnx")
+    jit_passes.export_onnx(model, path, batches[0])
+    with pytest.raises(JitPassesError, match=r"is QONNX, .* nothing is run; .*form='qdq'"):
+        jit_passes.check_onnx(path, model, batches)
+    jit_passes.export_onnx(model, path, batches[0], form="qdq")
+    found = jit_passes.check_onnx(path, model, batches)
+    assert found.equal and found.summary.startswith("the file is for qonnx, which is not run here")
+
+
+def test_results_in_float_have_no_codes() -> None:
+    pytest.importorskip("openvino")
+    model = quantized(Net(), data(), "openvino")
+    with pytest.raises(JitPassesError, match=r"are floats, which have no codes: .*check_onnx"):
+        conformance(model, data()[:1], ["openvino"])
+
+
+class Functions(nn.Module):
+    """Functions that become tables: one that two layers read, and one of codes that are pooled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.silu(self.a(x))
+        x = nn.functional.gelu(nn.functional.max_pool2d(x + self.b(x), 2))
+        return self.head(torch.tanh(x.transpose(2, 3)).mean([2, 3]))
+
+
+def test_stock_of_a_model_with_lookup_tables() -> None:
+    """A model for the target `reference` has tables of its functions, and 7 bits never saturate."""
+    config = {"version": 1, "global": {"weight": {"bits": 7}}}
+    torch.manual_seed(0)
+    script = torch.jit.script(Functions().eval())
+    model = jit_passes.quantize_script(script, data(), target="reference", config=config)
+    tables = [node for node in model.graph.nodes() if node.kind() == "jit_passes::lookup_table"]
+    assert len(tables) >= 2
+    found = conformance(model, data(), ["stock"])
+    rows = {row.name: row for row in found.rows}
+    assert not found.missing and "output" in rows and len(rows) > 3
+    assert all(row.largest <= 1 and row.different <= 0.02 * row.elements for row in found.rows)
 
 
 class Rounds(nn.Module):

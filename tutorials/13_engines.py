@@ -136,7 +136,8 @@ if has("onnx", "onnxscript", "onnxruntime"):
 #
 # Now a file for another engine. The places of `openvino` have no quantize between a convolution
 # and the sum that reads it, since OpenVINO adds ahead of rounding. ONNX Runtime loads the file,
-# computes it rightly, and leaves these convolutions in float. `check_onnx` says so.
+# computes it rightly, and leaves these convolutions in float. `check_onnx` says so, if it is asked
+# for ONNX Runtime: by itself it runs the engine of the model's target.
 
 # %%
 for_openvino = jit_passes.quantize_script(model, batches, target="openvino", **how)
@@ -144,7 +145,11 @@ if has("onnx", "onnxscript"):
     jit_passes.export_onnx(for_openvino, folder / "openvino.onnx", batches[0], ({0: batch},))
 if has("onnx", "onnxscript", "onnxruntime"):
     check = jit_passes.check_onnx(
-        folder / "openvino.onnx", for_openvino, batches[:1], progress=False
+        folder / "openvino.onnx",
+        for_openvino,
+        batches[:1],
+        engine="onnxruntime",
+        progress=False,
     )
     print(check.summary)
     assert not check.kept
@@ -153,12 +158,18 @@ if has("onnx", "onnxscript", "onnxruntime"):
 # %% [markdown]
 # ## 5. OpenVINO
 #
-# It reads that same file. Its own view is the runtime model: each layer has a `runtimePrecision`.
+# It reads that same file. `check_onnx` compares its results with the reference model as floats, and
+# counts layers. OpenVINO's own view is the runtime model: each layer has a `runtimePrecision`.
 
 # %%
 if has("onnx", "onnxscript", "openvino"):
     import openvino
 
+    check = jit_passes.check_onnx(
+        folder / "openvino.onnx", for_openvino, batches[:1], progress=False
+    )
+    print(check)
+    assert check.kept
     options = {"INFERENCE_PRECISION_HINT": "f32"}  # bfloat16 on some processors otherwise
     compiled = openvino.Core().compile_model(str(folder / "openvino.onnx"), "CPU", options)
     layers = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]

@@ -77,9 +77,9 @@ def _of_an_engine(path: Path, names: Sequence[str]) -> str:
         start = file.read(_START)
     if path.suffix == ".onnx" or _is_onnx(start):
         return (
-            "a file of ONNX: run it in an engine, or compare it with `jit-passes check "
-            f"{path.name} --against reference.pt --data test.npz`; this command takes the model "
-            "that it was made of"
+            "a file of ONNX: run it in an engine, or compare it with the reference model that it "
+            f"was made of, `jit-passes check {path.name} --against reference.pt --data test.npz`; "
+            "this command takes that model"
         )
     return ""
 

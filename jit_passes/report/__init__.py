@@ -6,6 +6,7 @@ from .conformance import (
     Divergence,
     EngineValue,
     FileCheck,
+    ResultDifference,
     check_onnx,
     conformance,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "Inspection",
     "OperatorInspection",
     "Parity",
+    "ResultDifference",
     "ValueComparison",
     "ValueParity",
     "check_onnx",

@@ -21,6 +21,7 @@ from .dynamic_rules import fuse_dynamic, round_inputs
 from .nan_rules import isolate_nan
 from .stock_rules import SUMS, rules
 from .stock_support import capability_of
+from .table_rules import lower_tables
 from .target import Target
 
 PREFERENCE = ("x86", "fbgemm", "onednn", "qnnpack")
@@ -97,6 +98,7 @@ class Stock(Target):
             "lower_stock",
             (
                 FOLD_NUMBERS,
+                lower_tables(),
                 "lower_recurrent",
                 "merge_conv_bias",
                 "pool_constants",

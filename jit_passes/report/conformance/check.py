@@ -4,60 +4,101 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...errors import count_of
+from ...errors import ArgumentError, JitPassesError, count_of, not_among
+from ...export.onnx.qonnx import DOMAIN
 from ...files import read_bytes
 from ...logs import timed
+from ...stages.batches import batches, progress_bar
+from ...stages.recording import tensors_of
+from ...targets import Target
+from ...targets.engines import Engine
+from .float_results import FloatResults, ResultDifference, table_of
+from .foreign import onnx_of
 from .onnx_runtime import FLOATS, INTEGERS, OnnxFile
+from .openvino import OpenVinoFile
 from .result import Conformance
 from .run import conformance
 from .subject import Subject
+from .values import OUTPUT
 
 PLAIN, OPTIMIZED = "onnxruntime", "onnxruntime_optimized"
+# Engines that run files here, by the name of their target.
+ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 
 @dataclass(frozen=True)
 class FileCheck:
-    """What ONNX Runtime makes of a file; printing it gives a table and the counts.
+    """What an engine makes of a file; printing it gives a table and the counts.
 
     Attributes:
-        codes: those of ONNX Runtime, without optimization and with it, beside the reference model.
-        integers: convolutions, linears and products on integers in the optimized graph, by kind.
+        engine: which: "onnxruntime" or "openvino".
+        target: of the model, by name.
+        codes: those of ONNX Runtime beside the reference model: without optimization and with it,
+            or without it alone where the file is for an engine that is not run. OpenVINO shows no
+            codes.
+        results: those of OpenVINO beside the reference model, as floats.
+        integers: convolutions, linears and products on integers in the graph that runs, by kind.
         floats: those that stay in float.
-        promised: how many of them the reference model's report has on integers.
+        promised: how many of them the reference model's report has on integers; None where the
+            file is for an engine that is not run, and nothing is counted.
     """
 
+    engine: str
+    target: str
     codes: Conformance
+    results: tuple[ResultDifference, ...]
     integers: Mapping[str, int]
     floats: Mapping[str, int]
-    promised: int
+    promised: int | None
+
+    @property
+    def equal(self) -> bool:
+        """Whether no code differs, and all results in float are within their tolerances."""
+        return self.codes.equal and all(result.within for result in self.results)
 
     @property
     def kept(self) -> bool:
-        """Whether as many operators are on integers as the report says."""
-        return sum(self.integers.values()) >= self.promised
+        """Whether as many operators are on integers as the report says, where it was counted."""
+        return self.promised is None or sum(self.integers.values()) >= self.promised
 
     @property
     def summary(self) -> str:
-        """The counts, in a line."""
-        ours = _counted(self.integers) or "none"
-        told = f"in the optimized graph on integers: {ours}"
+        """The counts, in a line; or which engine reads the file and is not run."""
+        if self.promised is None:
+            return (
+                f"the file is for {self.target}, which is not run here: ONNX Runtime computes it "
+                "without optimization, and operators on integers are not counted"
+            )
+        where = "OpenVINO" if self.engine == "openvino" else "the optimized graph"
+        told = f"in {where} on integers: {_counted(self.integers) or 'none'}"
         if self.floats:
             told += f"; in float: {_counted(self.floats)}"
         return f"{told}; {count_of(self.promised, 'operator')} promised by the report"
 
     def as_data(self) -> dict[str, Any]:
         """Return all of it as dicts, lists, strings and numbers."""
-        counts = {"integers": dict(self.integers), "floats": dict(self.floats)}
-        return self.codes.as_data() | counts | {"promised": self.promised, "kept": self.kept}
+        results = [asdict(result) | {"within": result.within} for result in self.results]
+        found = {
+            "engine": self.engine,
+            "target": self.target,
+            "equal": self.equal,
+            "results": results,
+            "integers": dict(self.integers),
+            "floats": dict(self.floats),
+            "promised": self.promised,
+            "kept": self.kept,
+        }
+        return self.codes.as_data() | found
 
     def __str__(self) -> str:
-        return f"{self.codes}\n{self.summary}"
+        table = table_of(ENGINES[self.engine], self.results) if self.results else str(self.codes)
+        return f"{table}\n{self.summary}"
 
 
 @timed
@@ -69,10 +110,13 @@ def check_onnx(
     input_fn: Callable[[Any], Any] | None = None,
     progress: bool | None = None,
     method: str = "forward",
+    engine: str | None = None,
 ) -> FileCheck:
-    """Compare a file of ONNX, in ONNX Runtime, with the reference model that it was made of.
+    """Compare a file of ONNX, in an engine, with the reference model that it was made of.
 
-    Codes are compared as `conformance` does, by the names that `export_onnx` gives values.
+    In ONNX Runtime codes are compared as `conformance` does, by the names that `export_onnx` gives
+    values. In OpenVINO results are, as floats: a result on a grid may be a step apart, another one
+    a hundredth of its largest number.
 
     Args:
         path: the file; it is not touched.
@@ -81,23 +125,68 @@ def check_onnx(
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
         method: of a model with several quantized methods, which.
+        engine: "onnxruntime" or "openvino"; None for that of the model's target. Other targets are
+            for engines that are not run here: ONNX Runtime computes the file as it is written.
 
     Raises:
-        JitPassesError: onnx or onnxruntime is not installed, or does not load the file; the file
-            has other inputs or values; the second is no reference model; there is no batch.
+        ArgumentError: there is no such engine.
+        JitPassesError: onnx or the engine is not installed, or it does not load the file; the file
+            is no ONNX, or has other inputs, values or results; the second is no reference model;
+            there is no batch.
         JitPassesError: the file cannot be read; this is an OSError too.
     """
+    if engine is not None and engine not in ENGINES:
+        raise ArgumentError(not_among("engine", engine, list(ENGINES)))
     subject = Subject.of(reference, method)
     read_bytes(path)  # for its errors
-    engines = [_Engine(Path(path), subject, name) for name in (PLAIN, OPTIMIZED)]
-    found = conformance(
+    file = Path(path)
+    _check_form(file)
+    target = Target.from_record(subject.report.target)
+    unknown = isinstance(target, Engine) and target.name not in ENGINES
+    promised = sum(row.dtype == "int8" for row in subject.report.operators)
+    if (engine or target.name) == "openvino":
+        given = batches(data, input_fn, progress_bar("check", progress))
+        results, ran = _in_openvino(file, subject, given)
+        return FileCheck(
+            "openvino", target.name, Conformance(()), results, ran.integers, ran.floats, promised
+        )
+    plain = unknown and engine is None
+    engines = [_Engine(file, subject, name) for name in ((PLAIN,) if plain else (PLAIN, OPTIMIZED))]
+    codes = conformance(
         reference, data, engines, input_fn=input_fn, progress=progress, method=method
     )
-    kinds = engines[1].file.kinds
-    promised = sum(row.dtype == "int8" for row in subject.report.operators)
+    if plain:
+        return FileCheck(PLAIN, target.name, codes, (), {}, {}, None)
+    kinds = engines[-1].file.kinds
     integers = {kind: kinds[kind] for kind in sorted(kinds) if kind in INTEGERS}
     floats = {kind: kinds[kind] for kind in sorted(kinds) if kind in FLOATS}
-    return FileCheck(found, integers, floats, promised)
+    return FileCheck(PLAIN, target.name, codes, (), integers, floats, promised)
+
+
+def _check_form(file: Path) -> None:
+    """Refuse a file that neither engine reads.
+
+    Raises:
+        JitPassesError: it is no ONNX, or it is QONNX.
+    """
+    if any(opset.domain == DOMAIN for opset in onnx_of(file).opset_import):
+        raise JitPassesError(
+            f"{file} is QONNX, which compilers such as FINN and hls4ml read, and neither ONNX "
+            "Runtime nor OpenVINO: nothing is run; export_onnx(..., form='qdq') writes the same "
+            "model as a file that can be checked"
+        )
+
+
+def _in_openvino(
+    file: Path, subject: Subject, given: Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
+) -> tuple[tuple[ResultDifference, ...], OpenVinoFile]:
+    ran, found = OpenVinoFile(file), FloatResults(subject.grids)
+    run = getattr(subject.model, subject.report.method)
+    for arguments in given:
+        with torch.no_grad():
+            expected = dict(tensors_of(run(*arguments[0], **arguments[1]), OUTPUT))
+        found.add(expected, ran(subject.named(arguments)))
+    return found.differences(), ran
 
 
 class _Engine:

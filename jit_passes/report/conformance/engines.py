@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from ...errors import JitPassesWarning
+from ...errors import JitPassesError, JitPassesWarning
 from ...export import to_exported_program
 from ...targets import resolve_target
 from .compiled_c import CompiledC
 from .foreign import errors_of, imported
 from .onnx_runtime import OnnxRuntime, exported, sizes_of
+from .openvino import OpenVinoFile
 from .subject import Subject
-from .values import Codes, codes_of_results
+from .values import Codes, codes_of_results, results_of
 
 Engine = Callable[[tuple[Any, ...]], Mapping[str, torch.Tensor]]  # of a batch, args and kwargs
 
@@ -55,25 +56,29 @@ class Inductor:
 
 
 class OpenVino:
-    """OpenVINO's CPU plugin, of the ONNX file; it shows results."""
+    """OpenVINO's CPU plugin, of the ONNX file; it shows results.
+
+    Raises:
+        JitPassesError: openvino is not installed, or all results are floats.
+    """
 
     def __init__(self, subject: Subject) -> None:
-        self.openvino = imported("openvino")
+        imported("openvino")
+        if not any(name in subject.grids for name, _ in results_of(subject.graph)):
+            raise JitPassesError(
+                "it shows results alone, and the results of this model are floats, which have no "
+                "codes: export the model to ONNX, and compare the file by `jit-passes check`, in "
+                "Python check_onnx, with engine openvino"
+            )
         self.subject = subject
-        self._compiled: dict[Any, Any] = {}
+        self._files: dict[Any, OpenVinoFile] = {}
 
     def __call__(self, arguments: tuple[Any, ...]) -> Codes:
         given = self.subject.named(arguments)
         sizes = sizes_of(given)
-        if sizes not in self._compiled:
-            core = self.openvino.Core()
-            options = {"INFERENCE_PRECISION_HINT": "f32"}
-            path = exported(self.subject, given)
-            with errors_of("OpenVINO"):
-                self._compiled[sizes] = core.compile_model(str(path), "CPU", options)
-        with errors_of("OpenVINO"):
-            results = self._compiled[sizes]({n: v.numpy() for n, v in given.items()})
-        found = [torch.from_numpy(array) for array in results.values()]
+        if sizes not in self._files:
+            self._files[sizes] = OpenVinoFile(exported(self.subject, given))
+        found = self._files[sizes](given)
         return codes_of_results(found[0] if len(found) == 1 else found, self.subject.grids)
 
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from ...errors import JitPassesError
 from ...export.onnx import export_onnx
 from ...stages.values import QuantizedValue
-from .foreign import errors_of, imported
+from .foreign import errors_of, fed, imported, onnx_of
 from .subject import Subject
 from .values import Codes, codes_of_results
 
@@ -89,13 +88,7 @@ class OnnxFile:
 
     def __call__(self, given: Mapping[str, torch.Tensor]) -> Codes:
         """Return codes by name, for arguments by name."""
-        wanted = [argument.name for argument in self._session.get_inputs()]
-        if lost := [name for name in wanted if name not in given]:
-            raise JitPassesError(
-                f"the file has the input {lost[0]!r}, and the reference model takes "
-                f"{', '.join(given)}: was the file made of this model?"
-            )
-        feed = {name: given[name].numpy() for name in wanted}
+        feed = fed([argument.name for argument in self._session.get_inputs()], given)
         with errors_of(ENGINE):
             arrays = self._session.run([*self.results, *self.shown.values()], feed)
         tensors = [torch.from_numpy(array) for array in arrays]
@@ -130,8 +123,7 @@ def shown_values(path: Path, values: Sequence[QuantizedValue]) -> dict[str, str]
     Codes on one of several grids of a value are known by their order; where the file has more or
     fewer, none is. Files with branches or loops give values of several places one name.
     """
-    with errors_of("onnx"):
-        model = imported("onnx").load(str(path), load_external_data=False)
+    model = onnx_of(path)
     if any(node.op_type in BLOCKS for node in model.graph.node):
         return {}
     made = [node.output[0] for node in model.graph.node if node.op_type == QUANTIZE]

@@ -17,7 +17,9 @@ kernel adds.
 
 It adds in place of the other operand. So that one has the shape of the sum, and all else that
 reads it leads to the convolution. Other sums get no pair: it would be rounded. Nor do sums of two
-convolutions, one of which is quantized anyway: OpenVINO adds within the other.
+convolutions, one of which is quantized anyway: OpenVINO adds within the other. Nor do sums whose
+two operands come from one value by functions alone, as in %y + conv(relu(%y)): with fixed sizes one
+kernel computes the functions, and OpenVINO then rounds and adds with another one.
 
 The grid changes no code of the sum. The other operand has values from a to b, and the sum's codes
 stand for values from low to high. Where the convolution gives less than low - b, the sum saturates
@@ -32,6 +34,8 @@ from typing import Any
 from .graph import grid_of, made_by
 
 CLIPS = ("Relu", "Clip")
+# Operators with kernels of their own, which compute no functions in front of them.
+_KERNELS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "MaxPool", "AveragePool", "Concat")
 
 
 def add_within_convolutions(model: Any) -> None:
@@ -72,6 +76,8 @@ def _adds_in_place(add: Any, convolution: Any, other: Any) -> bool:
     readers = {use.node for value in values for use in value.uses()}
     if readers == {add} and _is_of_convolution(codes):
         return False
+    if _functions_of(codes) & _functions_of(convolution.inputs[0]):
+        return False
     return readers - {add} <= _leading_to(convolution)
 
 
@@ -83,13 +89,21 @@ def _is_of_convolution(codes: Any) -> bool:
     return node is not None and bool(node.op_type == "Conv")
 
 
-def _leading_to(node: Any) -> set[Any]:
-    """Return the nodes that a node's operands depend on."""
+def _functions_of(value: Any) -> set[Any]:
+    """Return the nodes that make a value, back to those with kernels of their own."""
+    node = value.producer()
+    if node is None or node.op_type in _KERNELS:
+        return set()
+    return {node} | _leading_to(node, (*_KERNELS, "Constant"))
+
+
+def _leading_to(node: Any, but: tuple[str, ...] = ()) -> set[Any]:
+    """Return the nodes that a node's operands depend on, not behind operators of some kinds."""
     found: set[Any] = set()
     pending = [node]
     while pending:
         for maker in pending.pop().predecessors():
-            if maker not in found:
+            if maker not in found and maker.op_type not in but:
                 found.add(maker)
                 pending.append(maker)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,118 @@ def test_openvino_is_not_asked_to_add_in_place_of_what_is_needed(
     assert found.std() > 0 and apart(found, model, batches[0]) < most
 
 
+class Twice(nn.Module):
+    """A convolution called twice, one of whose results is doubled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 4, 1)
+        self.shared, self.other = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.stem(x))
+        z = torch.add(y, self.shared(y), alpha=2)
+        w = torch.relu(z - self.other(z))
+        return self.head(w + z + self.shared(w))
+
+
+class Chain(nn.Module):
+    """Sums with convolutions one after the other, one of which was called before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+        self.a, self.b = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.c = nn.Conv2d(8, 8, 3, padding=1, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        p = torch.relu(self.a(x))
+        q = torch.relu(self.b(p))
+        y = x + self.a(p) + self.c(q)
+        return self.head(torch.relu(y + self.b(p)))
+
+
+class TwiceLinear(nn.Module):
+    """A linear called twice, one of whose results is doubled."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.shared = nn.Linear(8, 8, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.stem(x))
+        z = torch.add(y, self.shared(y), alpha=2)
+        return self.head(z + self.shared(z))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "copied"),
+    [
+        pytest.param(Twice, (2, 4, 6, 6), ["shared"], id="a doubled result"),
+        pytest.param(Chain, (2, 4, 6, 6), ["a"], id="a chain of sums"),
+        pytest.param(partial(TwiceLinear, bias=True), (4, 6), [], id="linear"),
+        pytest.param(partial(TwiceLinear, bias=False), (3, 5, 6), [], id="linear of tokens"),
+    ],
+)
+def test_openvino_gets_a_weight_for_each_call_of_a_convolution(
+    make: Any, shape: tuple[int, ...], copied: list[str], tmp_path: Path
+) -> None:
+    """It multiplies a weight that several read for one of them, and adds within none."""
+    batches = data(*shape)
+    torch.manual_seed(0)
+    model, path = quantized(make(), batches, "openvino"), tmp_path / "model.onnx"
+    _, found = executed(model, batches[0], path)
+    names = {tensor.name for tensor in onnx.load(path).graph.initializer}
+    copies = sorted(name for name in names if name.endswith(".weight#1"))
+    assert copies == [f"{name}.weight#1" for name in copied]
+    assert found.std() > 0 and apart(found, model, batches[0]) < 0.01
+
+
+class Behind(nn.Module):
+    """A sum with a convolution of a function of the other operand, or of a part of it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.stem, self.a, self.head = nn.Conv2d(4, 8, 1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
+        self.b, self.kind = nn.Conv2d(8, 8, 3, padding=1), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.stem(x))
+        if self.kind == "activated":
+            z = y + self.b(torch.relu(self.a(y)))
+            z = z + self.b(torch.relu(z))
+        elif self.kind == "gated":
+            z = y * torch.sigmoid(self.a(y))
+            z = z + self.b(torch.relu(z))
+        elif self.kind == "of a part":
+            z = torch.relu(y - self.a(y))
+            z = z + y + self.b(z)
+        else:
+            z = self.a(y)
+            z = torch.sigmoid(z) + self.b(torch.tanh(z))
+        return self.head(z)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pairs"), [("activated", 1), ("gated", 0), ("of a part", 0), ("of functions", 0)]
+)
+def test_openvino_is_not_asked_to_add_functions_of_one_value(
+    kind: str, pairs: int, tmp_path: Path
+) -> None:
+    """With fixed sizes one kernel computes the functions, and the pair would be rounded."""
+    batches = data(2, 4, 6, 6)
+    torch.manual_seed(0)
+    model = quantized(Behind(kind), batches, "openvino")
+    _, found = executed(model, batches[0], tmp_path / "model.onnx")
+    nodes = onnx.load(tmp_path / "model.onnx").graph.node
+    written = {node.output[0] for node in nodes if node.op_type == "QuantizeLinear"}
+    values = jit_passes.encodings_of(model).activations
+    assert len(written - {f"{value.name}:quantized" for value in values}) == pairs
+    assert found.std() > 0 and apart(found, model, batches[0]) < 0.01
+
+
 def test_openvino_computes_behind_what_only_rearranges(tmp_path: Path) -> None:
     class Repeated(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -380,6 +493,121 @@ class Joined(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = torch.cat([self.one(x), self.two(x)], -1)
         return self.head(y), y[1]
+
+
+class Largest(nn.Module):
+    """Reductions of a convolution's result, whose concatenation a linear reads."""
+
+    def __init__(self, reductions: list[Any], dims: int = 1, features: int = 16) -> None:
+        super().__init__()
+        convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+        self.body, self.head = convolution(4, 8, 3, padding=1), nn.Linear(features, 5)
+        self.reductions = nn.ModuleList(Reduced(torch.jit.script(each)) for each in reductions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.body(x))
+        parts = []
+        for reduction in self.reductions:
+            parts.append(reduction(y))
+        return self.head(torch.cat(parts, 1))
+
+
+class Reduced(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def of_rows(y: Tensor) -> Tensor:
+    return y.amax(2)
+
+
+def smallest(y: Tensor) -> Tensor:
+    return (-y).amin(2)
+
+
+def average(y: Tensor) -> Tensor:
+    return y.mean(2)
+
+
+def of_volumes(y: Tensor) -> Tensor:
+    return y.flatten(2).amax(2)
+
+
+def of_places(y: Tensor) -> Tensor:
+    return torch.tanh(y.amax([2, 3, 4])) * 3.0
+
+
+class Attention(nn.Module):
+    """Places weighted by the mean and the largest of their channels, as in CBAM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.places = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(2, 1, 5, padding=2)
+        self.head = nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.sigmoid(self.body(x)) * x.mean(1, keepdim=True)
+        read = torch.cat([y.mean(1, keepdim=True), y.amax(1, keepdim=True)], 1)
+        return self.head(y * torch.sigmoid(self.places(read)))
+
+
+class Tokens(nn.Module):
+    """The largest and the mean of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.gelu(self.body(x))
+        return self.head(torch.cat([y.amax(1), y.mean(1)], 1))
+
+
+class Scaled(nn.Module):
+    """Rows of a convolution without a bias, whose scales are constants of each row."""
+
+    def __init__(self, largest: bool) -> None:
+        super().__init__()
+        self.body, self.largest = nn.Conv1d(4, 8, 1, bias=False), largest
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = nn.functional.leaky_relu(self.body(x))
+        return y.amax(2) if self.largest else y.sum(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "count"),
+    [
+        pytest.param(partial(Largest, [of_rows], 1, 8), (3, 4, 12), 1, id="rows"),
+        pytest.param(partial(Largest, [of_rows], 1, 8), (1, 4, 12), 1, id="rows of one sample"),
+        pytest.param(
+            partial(Largest, [of_rows, smallest]), (3, 4, 12), 2, id="largest and smallest"
+        ),
+        pytest.param(partial(Largest, [of_rows, average]), (3, 4, 12), 1, id="largest and mean"),
+        pytest.param(partial(Largest, [of_volumes], 2, 8), (2, 4, 5, 5), 1, id="images"),
+        pytest.param(partial(Largest, [of_places], 3, 8), (2, 4, 3, 4, 3), 1, id="volumes"),
+        pytest.param(Attention, (2, 4, 6, 6), 1, id="channels"),
+        pytest.param(Tokens, (3, 5, 8), 1, id="tokens"),
+        pytest.param(partial(Scaled, largest=False), (3, 4, 12), 1, id="sum of scaled rows"),
+        pytest.param(partial(Scaled, largest=True), (3, 4, 12), 1, id="largest of scaled rows"),
+    ],
+)
+def test_openvino_gets_a_max_between_a_reduction_and_what_it_computes_within(
+    make: Any, shape: tuple[int, ...], count: int, tmp_path: Path
+) -> None:
+    """Quantized largest and smallest values have wrong codes otherwise, and scales wrong rows."""
+    batches = data(*shape)
+    torch.manual_seed(0)
+    model, path = quantized(make(), batches, "openvino"), tmp_path / "model.onnx"
+    [found] = written(model, batches[0], path)
+    kinds = Counter(node.op_type for node in onnx.load(path).graph.node)
+    expected = model(batches[0])
+    assert kinds["Max"] == count and expected.std() > 0
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 class Depthwise(nn.Module):

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
+from jit_passes.report.conformance.engines import Inductor
+from jit_passes.report.conformance.subject import Subject
 from tests.engines import apart, data, promised, quantized
 
 # Inductor's own code.
@@ -151,3 +153,23 @@ def test_sums_in_float_are_part_of_linears() -> None:
     found, counts = compiled(model, batches[0])
     assert (counts["qlinear_unary_lower_count"], counts["qlinear_binary_lower_count"]) == (1, 2)
     torch.testing.assert_close(found, model(batches[0]), rtol=1e-4, atol=1e-4)
+
+
+class Added(nn.Module):
+    """A sum of an argument with a linear of another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + self.linear(y)
+
+
+def test_conformance_leaves_arguments_as_they_are() -> None:
+    """Other engines read them too, also of models that are not for Inductor."""
+    x, y = data(8, 16, count=2)
+    given = x.clone()
+    model = quantized(Added(), [(x, y)], "openvino")
+    Inductor(Subject.of(model, "forward"))(((x, y), {}))
+    assert torch.equal(x, given)

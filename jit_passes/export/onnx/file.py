@@ -37,6 +37,7 @@ from .reductions import keep_reductions
 from .results import spell_out_results
 from .roundings import keep_roundings
 from .saving import save
+from .shared import part_weights
 from .sums import add_within_convolutions
 
 FORMS = ("qdq", "qonnx")
@@ -130,6 +131,7 @@ def export_onnx(
         keep_roundings(written.model)
         if target is OpenVINO:
             keep_means(written.model)
+            part_weights(written.model)
             add_within_convolutions(written.model)
             keep_reductions(written.model)
             keep_shapes(written.model)

@@ -58,7 +58,7 @@ def name_values(written: Any, fixed: Sequence[str]) -> None:
     for node, named in nodes:
         for value, name in named:
             if value.name not in fixed:
-                value.name = _free(name + _SUFFIXES.get(node.op_type, ""), taken)
+                value.name = free_name(name + _SUFFIXES.get(node.op_type, ""), taken)
                 taken.add(value.name)
         space = node.metadata_props.get("namespace", "")
         node.metadata_props.clear()  # of nodes of PyTorch, and lines of files of this machine
@@ -95,7 +95,8 @@ def _origin(value: Any, node: Any, graph: Any) -> str:
     return str(scopes[-1] if scopes and scopes[-1] in forms else value.name)
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: set[str]) -> str:
+    """Return a name, or the first of `name#1`, `name#2` and so on that is not taken."""
     found, number = name, 0
     while found in taken:
         number += 1

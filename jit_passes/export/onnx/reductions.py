@@ -1,53 +1,56 @@
-"""Reductions that OpenVINO computes wrongly with a constant: a Max behind keeps the two apart.
+"""Reductions that OpenVINO computes wrongly with a neighbour: a Max between them keeps both apart.
 
     before                            after
-    %m = ReduceMean(%x, axes=[2])     %m = ReduceMean(%x, axes=[2])
-    %y = Mul(%m, %c)                  %k = Max(%m, low)
-                                      %y = Mul(%k, %c)
+    %y = Mul(%x, %c)                  %y = Mul(%x, %c)
+                                      %o = Max(%y, low)
+    %m = ReduceMax(%y, axes=[2])      %m = ReduceMax(%o, axes=[2])
+                                      %k = Max(%m, low)
+    %q = QuantizeLinear(%m, s, z)     %q = QuantizeLinear(%k, s, z)
 
 with the lowest number of float32: no value changes.
 
-OpenVINO 2026.4 multiplies by a constant, or adds one, as it reduces. Of a tensor of three axes over
-the last one, it takes wrong elements of a constant that has one for each row, unless there is one
-sample. The two may have functions, and numbers, between them.
+OpenVINO 2026.4 quantizes the largest and the smallest values as it reduces, at all ranks and axes,
+and gives wrong codes. Functions, products with constants and concatenations may be between the two.
+Where the operand is dequantized, it reduces codes, which is right.
+
+It multiplies by a constant, or adds one, as it reduces. Of a tensor of three axes over the last
+one, it takes wrong elements of a constant that has one for each row, unless there is one sample.
+The two may have functions, and numbers, between them. It is so with a constant in front too, and
+with the scales of a convolution's channels if there is no bias.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from .graph import constant_of, limited
+from .graph import constant_of, limited, made_by
+from .means import MOVES
 
+_EXTREMES = ("ReduceMax", "ReduceMin", "GlobalMaxPool")
 _POOLS = ("GlobalAveragePool", "GlobalMaxPool")
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
 _WITH_CONSTANTS = ("Add", "Sub", "Mul", "Div", "PRelu", "BatchNormalization")
 _FUNCTIONS = (
     *("Abs", "Ceil", "Clip", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish"),
-    *(
-        "LeakyRelu",
-        "Log",
-        "Max",
-        "Min",
-        "Mish",
-        "Neg",
-        "Pow",
-        "Reciprocal",
-        "Relu",
-        "Round",
-        "Selu",
-    ),
-    *("Selu", "Sigmoid", "Softplus", "Sqrt", "Squeeze", "Tanh", "Unsqueeze"),
+    *("LeakyRelu", "Log", "Max", "Min", "Mish", "Neg", "Pow", "Reciprocal", "Relu", "Round"),
+    *("Selu", "Sigmoid", "Softplus", "Sqrt", "Tanh"),
 )
+_PASSED = (*_WITH_CONSTANTS, *_FUNCTIONS, *MOVES, "Concat")
 
 
 def keep_reductions(model: Any) -> None:
-    """Write a Max behind reductions of rows with whose results constants are computed, in place.
+    """Write a Max in front of reductions, or behind them, that constants or a quantize are next to.
 
     Args:
-        model: of `onnx_ir`, whose values have their names.
+        model: of `onnx_ir`, whose values have their names; it is changed in place.
     """
     for node in list(model.graph.all_nodes()):
-        if _is_of_rows(node) and _meets_constant(node.outputs[0]):
-            result = node.outputs[0]
+        rows, result = _is_of_rows(node), node.outputs[0]
+        if rows and _is_scaled(node.inputs[0]):
+            kept = limited(node.inputs[0], f"{result.name}:operand", ahead=node)
+            node.replace_input_with(0, kept)
+        if (rows and _meets_constant(result)) or (_is_extreme(node) and _is_quantized(result)):
             uses = list(result.uses())
             kept = limited(result, f"{result.name}:kept", behind=node)
             for use in uses:
@@ -67,17 +70,54 @@ def _is_of_rows(node: Any) -> bool:
     return axes is not None and {int(axis) % 3 for axis in axes.ravel()} == {2}
 
 
+def _is_extreme(node: Any) -> bool:
+    """Say whether a node takes the largest or smallest of values that are not dequantized."""
+    if node.op_type not in _EXTREMES:
+        return False
+    value = node.inputs[0]
+    while (maker := value.producer()) is not None and maker.op_type in MOVES:
+        value = maker.inputs[0]
+    return made_by(value, "DequantizeLinear") is None
+
+
+def _is_scaled(value: Any) -> bool:
+    """Say whether a value is a function of a product or a sum with a constant of several numbers.
+
+    A convolution without a bias is such a product, with the scales of its weight.
+    """
+    while (node := value.producer()) is not None and node.op_type in {*_PASSED} - {"Max", "Concat"}:
+        if node.op_type in _WITH_CONSTANTS and _has_constant(node):
+            return True
+        variable = [operand for operand in node.inputs if constant_of(operand) is None]
+        if not variable:
+            return False
+        value = variable[0]
+    if node is None or node.op_type not in _CONVOLUTIONS:
+        return False
+    return all(bias is None for bias in node.inputs[2:])
+
+
 def _meets_constant(result: Any) -> bool:
     """Say whether a constant of several numbers is computed with a value, or a function of it."""
+    return any(node.op_type in _WITH_CONSTANTS and _has_constant(node) for node in _behind(result))
+
+
+def _is_quantized(result: Any) -> bool:
+    """Say whether a value, or a function of it, is quantized."""
+    return any(node.op_type == "QuantizeLinear" for node in _behind(result))
+
+
+def _has_constant(node: Any) -> bool:
+    constants = (constant_of(value) for value in node.inputs)
+    return any(constant is not None and constant.size > 1 for constant in constants)
+
+
+def _behind(result: Any) -> Iterator[Any]:
+    """Yield the nodes that read a value, or a function of it."""
     pending, seen = [result], {result}
     while pending:
-        value = pending.pop()
-        for node in {use.node for use in value.uses()}:
-            others = (constant_of(other) for other in node.inputs if other is not value)
-            met = any(other is not None and other.size > 1 for other in others)
-            if met and node.op_type in _WITH_CONSTANTS:
-                return True
-            if node.op_type in (*_WITH_CONSTANTS, *_FUNCTIONS):
+        for node in {use.node for use in pending.pop().uses()}:
+            yield node
+            if node.op_type in _PASSED:
                 pending += {*node.outputs} - seen
                 seen |= {*node.outputs}
-    return False

@@ -19,6 +19,9 @@ The sum takes the place of the other operand in memory. The other operand must h
 sum, and all its other readers must lead to the convolution. Other sums get no pair, as OpenVINO
 would round there. Sums of two convolutions get none either, as one of them is quantized anyway:
 OpenVINO adds within the other.
+Sums whose two operands come from one value by functions alone, as in %y + conv(relu(%y)), get none
+too: with fixed sizes one kernel computes the functions, and OpenVINO then rounds and adds with
+another one.
 
 The grid changes no code of the sum. The other operand has values from a to b, and the sum's codes
 stand for values from low to high. Where the convolution gives less than low - b, the sum saturates
@@ -33,6 +36,8 @@ from typing import Any
 from .graph import grid_of, made_by
 
 CLIPS = ("Relu", "Clip")
+# Operators with kernels of their own, which compute no functions in front of them.
+_KERNELS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "MaxPool", "AveragePool", "Concat")
 
 
 def add_within_convolutions(model: Any) -> None:
@@ -75,6 +80,8 @@ def _adds_in_place(add: Any, convolution: Any, other: Any) -> bool:
     readers = {use.node for value in values for use in value.uses()}
     if readers == {add} and _is_of_convolution(codes):
         return False
+    if _functions_of(codes) & _functions_of(convolution.inputs[0]):
+        return False
     return readers - {add} <= _leading_to(convolution)
 
 
@@ -86,13 +93,21 @@ def _is_of_convolution(codes: Any) -> bool:
     return node is not None and bool(node.op_type == "Conv")
 
 
-def _leading_to(node: Any) -> set[Any]:
-    """Return the nodes that a node's operands depend on."""
+def _functions_of(value: Any) -> set[Any]:
+    """Return the nodes that make a value, back to those with kernels of their own."""
+    node = value.producer()
+    if node is None or node.op_type in _KERNELS:
+        return set()
+    return {node} | _leading_to(node, (*_KERNELS, "Constant"))
+
+
+def _leading_to(node: Any, but: tuple[str, ...] = ()) -> set[Any]:
+    """Return the nodes that a node's operands depend on, not behind operators of some kinds."""
     found: set[Any] = set()
     pending = [node]
     while pending:
         for maker in pending.pop().predecessors():
-            if maker not in found:
+            if maker not in found and maker.op_type not in but:
                 found.add(maker)
                 pending.append(maker)
     return found

@@ -10,6 +10,7 @@ import torch
 
 from ...errors import JitPassesError, JitPassesWarning
 from ...export import to_exported_program
+from ...export.program.sums import keep_apart
 from ...targets import resolve_target
 from .compiled_c import CompiledC
 from .foreign import errors_of, imported
@@ -50,6 +51,7 @@ class Inductor:
             if sizes not in self._compiled:
                 method = self.subject.report.method
                 program = to_exported_program(self.subject.model, given, method=method)
+                keep_apart(program)  # of models for other engines
                 self._compiled[sizes] = torch.compile(program.module())
             result = self._compiled[sizes](**given)
         return codes_of_results(result, self.subject.grids)

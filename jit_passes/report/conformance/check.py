@@ -34,7 +34,7 @@ ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 
 @dataclass(frozen=True)
 class FileCheck:
-    """What an engine makes of a file; printing it gives a table and the counts.
+    """The results of an engine on a file; printing them gives a table and the counts.
 
     Attributes:
         engine: which: "onnxruntime" or "openvino".

@@ -13,9 +13,6 @@ from jit_passes.report.conformance.engines import Inductor
 from jit_passes.report.conformance.subject import Subject
 from tests.engines import apart, data, promised, quantized
 
-# Inductor's own code.
-pytestmark = pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
-
 
 @pytest.fixture(scope="module", autouse=True)
 def patterns() -> None:
@@ -81,9 +78,11 @@ class Residuals(nn.Module):
         return x
 
 
-pytestmark = pytest.mark.skipif(
-    not torch.cpu._is_vnni_supported(), reason="its patterns are for VNNI"
-)
+pytestmark = [
+    pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="its patterns are for VNNI"),
+    # Of Inductor's own code.
+    pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning"),
+]
 
 
 def compiled(model: torch.jit.ScriptModule, x: Tensor) -> tuple[Any, Any]:

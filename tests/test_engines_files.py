@@ -655,6 +655,27 @@ def test_openvino_gets_forms_that_it_computes_rightly(
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+class Counts(nn.Module):
+    """Whole numbers, reduced and computed with a constant of each row, beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        counts = (x > 0).long()
+        rows = torch.arange(6)
+        return self.head(x), counts.sum(2) + rows, counts.amax(2) * rows
+
+
+def test_openvino_reduces_whole_numbers_rightly(tmp_path: Path) -> None:
+    batches = data(3, 6, 5)
+    model = quantized(Counts(), batches, "openvino")
+    _, *found = written(model, batches[0], tmp_path / "model.onnx")
+    _, *expected = model(batches[0])
+    assert len(found) == 2 and all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize(
     ("function", "integers"), [(nn.Tanh(), 1), (nn.Identity(), 1), (nn.ReLU(), 2)]
 )

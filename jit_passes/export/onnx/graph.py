@@ -42,7 +42,8 @@ def limited(value: Any, name: str, *, ahead: Any = None, behind: Any = None) -> 
     It is inserted ahead of a node, or behind one.
     """
     ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
-    low = ir.tensor(numpy.finfo(value.dtype.numpy()).min)
+    dtype, in_float = value.dtype.numpy(), value.dtype.is_floating_point()
+    low = ir.tensor(numpy.array((numpy.finfo if in_float else numpy.iinfo)(dtype).min, dtype))
     constant = ir.node("Constant", [], {"value": low}, name=f"{name}:low")
     constant.outputs[0].name = constant.name
     kept = ir.node("Max", [value, constant.outputs[0]], name=name)

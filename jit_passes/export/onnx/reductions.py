@@ -7,7 +7,7 @@
                                       %k = Max(%m, low)
     %q = QuantizeLinear(%m, s, z)     %q = QuantizeLinear(%k, s, z)
 
-with the lowest number of float32: no value changes.
+with the lowest number of the dtype, whole numbers too: no value changes.
 
 OpenVINO 2026.4 quantizes the largest and the smallest values as it reduces, at all ranks and axes,
 and gives wrong codes. Functions, products with constants and concatenations may be between the two.

@@ -379,27 +379,24 @@ def _pooled(run: _Translation, call: Call) -> bool:
 
 def _matrices(run: _Translation, call: Call) -> bool:
     """Add a product of matrices, the right one with its columns as rows; no batch is broadcast."""
-    found, along = _one(_struct(call, "r")), _struct(call, "l")
-    left, right = call.arguments["a"], call.arguments["b"]
-    assert isinstance(left, Buffer) and isinstance(right, Buffer)
+    r, along, given, y = _struct(call, "r"), _struct(call, "l"), call.arguments, call.writes
+    found, sizes = _one(r), along.values["sizes"]
     if found is None or not _steps_alike(along):
         return False
-    (batch,) = (prod(sizes) for sizes in [along.values["sizes"]] if isinstance(sizes, tuple))
-    own = {name: call.arguments[name] for name in ("rows", "inner", "columns")}
-    inner, columns = own["inner"], own["columns"]
+    a, b, inner, columns = (given[name] for name in ("a", "b", "inner", "columns"))
+    assert isinstance(a, Buffer) and isinstance(b, Buffer) and isinstance(sizes, tuple)
     assert isinstance(inner, int) and isinstance(columns, int)
-    for buffer in (left, right):
+    batch = prod(sizes)
+    for buffer in (a, b):
         run.need_first(buffer)
-    turned = run.turned(right, (batch, inner, columns))
+    turned = run.turned(b, (batch, inner, columns))
     arguments = {
-        "batch": batch, **own, "a": left, "zero_a": call.arguments["zero_a"],
-        "b": turned, "zero_b": call.arguments["zero_b"],
-        "multiplier": found[0], "shift": found[1], **_ends(_struct(call, "r")), "y": call.writes,
+        "batch": batch, **{name: given[name] for name in ("rows", "inner", "columns")},
+        "a": a, "zero_a": given["zero_a"], "b": turned, "zero_b": given["zero_b"],
+        "multiplier": found[0], "shift": found[1], **_ends(r), "y": y,
     }  # fmt: skip
-    own_call = Call("cmsis_matmul", {}, arguments, (left, turned), call.writes, call.name,
-                    call.source)  # fmt: skip
-    run.calls.append(own_call)
-    run.note_first(call.writes)
+    run.calls.append(Call("cmsis_matmul", {}, arguments, (a, turned), y, call.name, call.source))
+    run.note_first(y)
     return True
 
 

@@ -105,7 +105,7 @@ def _broadcast(node: NodeView, axis: int) -> int | None:
 
 
 def _weighted(node: NodeView, axis: int) -> int | None:
-    weight = node.inputs[1]
+    weight = node.operand("weight")
     channels = -1 if node.kind == "aten::linear" else 1 - _rank_of_weight(weight)
     if axis == channels:
         rank = 2 if node.kind == "aten::linear" else _rank_of_weight(weight)
@@ -192,7 +192,8 @@ def _product(node: NodeView, axis: int) -> int | None:
     matrices = node.kind == "aten::bmm" or all((rank_of(x) or 0) > 1 for x in node.inputs)
     if not matrices or axis not in (-1, -2):
         return None
-    return size_of(node.inputs[1 if axis == -1 else 0], axis)
+    left, right = node.inputs
+    return size_of(right if axis == -1 else left, axis)
 
 
 _FORMS: Mapping[str, Callable[[NodeView, int], int | None]] = {

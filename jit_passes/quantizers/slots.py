@@ -257,9 +257,9 @@ def _annotate(
     )
     if added:
         bias = _checked(specs, "bias", added, 1)
-        weight = operands[node.inputs[1]]
+        weight = operands[node.operand("weight")]
         if bias is None and integers is not None and isinstance(weight, OwnSpec):
-            edges = (node.inputs[0], node), (node.inputs[1], node)
+            edges = (node.main_operand, node), (node.operand("weight"), node)
             bias = bias_of(edges, weight, integers)
         operands = {added.operand("bias"): bias}
         annotations[added] = QuantizationAnnotation(operands, total, allow_implicit_sharing=False)
@@ -289,7 +289,7 @@ def _checked(specs: Specs, slot: str, node: NodeView, operand: int | None = None
 
 
 def _has_rounded_weight(node: NodeView) -> bool:
-    maker = node.inputs[1].producer
+    maker = node.operand("weight").producer
     return maker is not None and place_at(maker) is not None
 
 

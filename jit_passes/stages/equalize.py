@@ -246,7 +246,7 @@ class Equalizer:
         readers: dict[int, list[Layer]] = {}
         for layer in scaling.layers:
             if layer.inputs is not None:
-                readers.setdefault(layer.node.inputs[0].id, []).append(layer)
+                readers.setdefault(layer.node.main_operand.id, []).append(layer)
         shifts: dict[int, Tensor] = {}
         for value in dict.fromkeys(scaling.read):
             relu = value.producer

@@ -97,7 +97,7 @@ class Layer:
 
     def reads(self, norm: Layer) -> bool:
         """Say whether it reads a layer norm directly."""
-        return self.inputs is not None and self.node.inputs[0] is norm.node.output
+        return self.inputs is not None and self.node.main_operand is norm.node.output
 
     def by_group(self, weight: Tensor) -> Tensor:
         """Return a weight as [groups, outputs of one, inputs of one, kernel]."""
@@ -461,7 +461,7 @@ class _Walk:
         return all(user.kind == "aten::cat" for user, _ in node.output.uses)
 
     def _concatenated(self, node: NodeView) -> Carried | None:
-        parts = node.inputs[0].producer
+        parts = node.operand("tensors").producer
         dim = node.operand("dim").constant
         if parts is None or parts.kind != LIST:
             return None

@@ -76,9 +76,9 @@ class Watched:
             if not self._coded or node.traits.weighted is None:
                 continue
             numbers = node.operand("weight").producer
-            while numbers is not None and numbers.inputs and not numbers.inputs[0].is_constant:
-                numbers = numbers.inputs[0].producer
-            codes = numbers.inputs[0].constant if numbers is not None and numbers.inputs else None
+            while numbers and numbers.inputs and not numbers.main_operand.is_constant:
+                numbers = numbers.main_operand.producer
+            codes = numbers.main_operand.constant if numbers and numbers.inputs else None
             if numbers is None or not isinstance(codes, Tensor):
                 raise JitPassesError(f"the weight of '{node.name}' has no codes in the graph")
             held = codes.detach().clone()

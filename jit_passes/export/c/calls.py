@@ -55,9 +55,9 @@ def computed(reader: Reader, node: NodeView) -> None:
 def _weighted(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
     steps = reader.sums.steps(maker.main_operand)
     x, y = reader.buffer(node, steps.codes), reader.new(node)
-    codes = reader.sums.steps(maker.inputs[1]).codes
+    codes = reader.sums.steps(maker.operand("weight")).codes
     weight = reader.value(codes)
-    bias = reader.value(maker.inputs[2])
+    bias = reader.value(maker.operand("bias"))
     if bias is not None and int(bias.abs().max()) >= 2**31:
         raise reader.error(node, "a bias has more than 32 bits")
     shared: dict[str, Argument] = {
@@ -80,7 +80,8 @@ def _weighted(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) 
 def _convolution(
     reader: Reader, maker: NodeView, x: Buffer, y: Buffer, weight: torch.Tensor, zero: int
 ) -> Struct:
-    stride, padding, dilation, groups = (reader.value(value) for value in maker.inputs[3:])
+    names = "stride", "padding", "dilation", "groups"
+    stride, padding, dilation, groups = (reader.value(maker.operand(name)) for name in names)
     dims = weight.dim() - 2
     wide = [[1] * (2 - dims) + list(numbers) for numbers in (weight.shape[2:], stride)]
     wide += [[0] * (2 - dims) + list(padding), [1] * (2 - dims) + list(dilation)]
@@ -96,7 +97,7 @@ def _convolution(
 
 def _sum(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
     """Add two operands, each times its factor."""
-    if maker.inputs[1].is_constant:
+    if maker.operand("other").is_constant:
         _biased(reader, node, maker, found)
         return
     if found.multipliers != [1]:  # no sum that is rounded once has one of its own
@@ -124,7 +125,7 @@ def _sum_of_rescaled(reader: Reader, node: NodeView, maker: NodeView, found: Res
         l=broadcast_loops(y.shape, x.shape, x2.shape), lift=a.lift,
         a=x, zero_a=a.steps.zero, multiplier_a=a.multiplier, shift_a=a.shift,
         b=x2, zero_b=b.steps.zero, multiplier_b=b.multiplier, shift_b=b.shift,
-        sign=int(reader.value(maker.inputs[2])), r=_rescaling(reader, node, found), y=y,
+        sign=int(reader.value(maker.operand("alpha"))), r=_rescaling(reader, node, found), y=y,
     )  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def _biased(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) ->
     """Add a number for each channel to an operand times its factor."""
     a, factor = reader.sums.factor(maker.main_operand)
     x, y = reader.buffer(node, a.codes), reader.new(node)
-    numbers, (shift,) = reader.value(maker.inputs[1]), found.shifts
+    numbers, (shift,) = reader.value(maker.operand("other")), found.shifts
     inner = prod(x.shape[len(x.shape) - numbers.dim() + 1 :])
     reader.call(
         node, "add_bias", [x], y,
@@ -186,7 +187,7 @@ def _softmax(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -
     x, y = reader.buffer(node, reader.sums.steps(codes).codes), reader.new(node)
     if x.shape != y.shape:
         raise FormError(f"its mask has the sizes of {y.shape}, and its scores {x.shape}")
-    (axis,) = reader.value(largest.inputs[1])
+    (axis,) = reader.value(largest.operand("dim"))
     count, inner = x.shape[axis], prod(x.shape[axis % len(x.shape) + 1 :])
     assert found.by is not None
     (multiplier,), (_, divisor) = found.multipliers, reader.sums.scaled(found.by)
@@ -225,8 +226,8 @@ def _layer_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled
 
     Layer norm has one group, and each of its numbers is a channel.
     """
-    centred, gains = made(maker.inputs[0], "aten::mul").inputs
-    root, offsets = made(maker.inputs[1], "aten::mul").inputs
+    centred, gains = made(maker.main_operand, "aten::mul").inputs
+    root, offsets = made(maker.operand("other"), "aten::mul").inputs
     centred, lift = reader.sums.scaled(centred)
     steps, count = reader.sums.scaled(made(centred, "aten::sub").main_operand)
     groups = [1, count, 1]  # their number, the channels of each, and places
@@ -240,8 +241,8 @@ def _layer_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled
             raise FormError(why)
     codes = reader.sums.steps(steps)
     x, y = reader.buffer(node, codes.codes), reader.new(node)
-    above = made(made(root, "aten::add").inputs[1], "aten::gt")
-    spread, epsilon = made(above.inputs[1], "aten::add").inputs[:2]
+    above = made(made(root, "aten::add").operand("other"), "aten::gt")
+    spread, epsilon = made(above.operand("other"), "aten::add").inputs[:2]
     assert found.by is not None
     gain, offset = (
         reader.constant(maker, name, "int32_t", _for_each(prod(groups[:2]), reader.value(numbers)))
@@ -269,8 +270,8 @@ def _rms_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) 
     steps, lift = reader.sums.scaled(found.value)
     codes = reader.sums.steps(steps)
     x, y = reader.buffer(node, codes.codes), reader.new(node)
-    above = made(made(root, "aten::add").inputs[1], "aten::gt")
-    squares, epsilon = made(above.inputs[1], "aten::add").inputs[:2]
+    above = made(made(root, "aten::add").operand("other"), "aten::gt")
+    squares, epsilon = made(above.operand("other"), "aten::add").inputs[:2]
     squares, factor = reader.sums.scaled(squares)
     squares, count = reader.sums.scaled(squares)
     made(squares, "aten::sum")
@@ -296,7 +297,7 @@ def _mean(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> N
     x, y = reader.buffer(node, steps.codes), reader.new(node)
     rank = len(x.shape)
     named = "dim" in (maker.overload or "")
-    dims = {dim % rank for dim in reader.value(maker.inputs[1])} if named else set(range(rank))
+    dims = {dim % rank for dim in reader.value(maker.operand("dim"))} if named else set(range(rank))
     memory = strides_of(x.shape)
     kept, summed = (
         [axis for axis in range(rank) if (axis in dims) == inner] for inner in (False, True)
@@ -321,7 +322,8 @@ def _windows(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -
         value = value.producer.main_operand
     steps = reader.sums.steps(value)
     x, y = reader.buffer(node, steps.codes), reader.new(node)
-    window, stride, padding = (reader.value(v) for v in pool.inputs[1:4])
+    names = "kernel_size", "stride", "padding"
+    window, stride, padding = (reader.value(pool.operand(name)) for name in names)
     shape = pool_shape(x, y, one, window, stride, padding, [1, 1])
     r = _rescaling(reader, node, found)
     divisor = found.divisor

@@ -308,7 +308,7 @@ class Reader:
         steps = node.main_operand.producer if node and node.kind == "aten::mul" else None
         zero = 0
         if steps is not None and steps.kind == "aten::sub":
-            zero, steps = int(self.value(steps.inputs[1])), steps.main_operand.producer
+            zero, steps = int(self.value(steps.operand("other"))), steps.main_operand.producer
         codes = steps.main_operand if steps and steps.kind == "aten::to" else None
         if node is None or codes is None or codes.id not in self.buffers:
             raise self._no_codes(value)
@@ -319,7 +319,7 @@ class Reader:
             whole = (0, strides_of(buffer.shape))
             self._copy(node, buffer, copied, whole, whole)
             buffer = copied
-        buffer.role, buffer.scale = "output", float(self.value(node.inputs[1]))
+        buffer.role, buffer.scale = "output", float(self.value(node.operand("other")))
         buffer.zero_point, buffer.shape = zero, tuple(self.results[codes.id].shape)
         self.program.outputs.append(buffer)
         found: torch.Tensor = self.results[codes.id]
@@ -389,7 +389,8 @@ class Reader:
 
     def _maximum(self, node: NodeView) -> None:
         x, y = self.buffer(node, node.main_operand), self.new(node)
-        window, stride, padding, dilation = (self.value(v) for v in node.inputs[1:5])
+        names = "kernel_size", "stride", "padding", "dilation"
+        window, stride, padding, dilation = (self.value(node.operand(name)) for name in names)
         pairs = [n if len(n) == 2 else list(n) * 2 for n in (window, stride or window)]
         pairs += [n if len(n) == 2 else list(n) * 2 for n in (padding, dilation)]
         shape = pool_shape(x, y, False, *pairs)
@@ -405,7 +406,7 @@ class Reader:
     def _repeated(self, node: NodeView) -> None:
         """Repeat each code along an axis: a copy with one more axis, of step 0 in the operand."""
         x, y = self.buffer(node, node.main_operand), self.new(node)
-        times, axis = (self.value(value) for value in node.inputs[1:3])
+        times, axis = (self.value(node.operand(name)) for name in ("repeats", "dim"))
         behind = int(axis) % len(x.shape) + 1
         shape, steps = list(x.shape), strides_of(x.shape)
         shape.insert(behind, int(times))
@@ -476,7 +477,7 @@ class Reader:
         assert form is not None
         found = form(places, *operands)
         if move is not node:
-            found = found[self.value(node.inputs[1])]
+            found = found[self.value(node.operand("idx"))]
         return found, fill
 
 

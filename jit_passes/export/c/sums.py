@@ -101,11 +101,11 @@ class SumReader:
         if value.producer is not None and value.producer.kind == "aten::view_as":
             value = value.producer.main_operand  # from groups of channels to channels
         clamp = made(value, "aten::clamp")
-        low, high = (int(self._known(value)) for value in clamp.inputs[1:])
+        low, high = (int(self._known(value)) for value in map(clamp.operand, ("min", "max")))
         value, zero = clamp.main_operand, 0
         added = value.producer
-        if added is not None and added.kind == "aten::add" and is_literal(added.inputs[1]):
-            value, zero = added.main_operand, int(added.inputs[1].constant)
+        if added is not None and added.kind == "aten::add" and is_literal(added.operand("other")):
+            value, zero = added.main_operand, int(added.operand("other").constant)
         value, shifts, by = self._rounded(value)
         divisor = None if by is None else self._known(by)
         if isinstance(divisor, int):
@@ -118,11 +118,11 @@ class SumReader:
         """Return what is rounded, the shifts and the divisor."""
         node = value.producer
         if node is not None and node.kind == "aten::add":
-            up = node.inputs[1].producer
+            up = node.operand("other").producer
             if up is not None and up.kind in ("aten::gt", "aten::ge"):
                 node = node.main_operand.producer
         if node is not None and node.kind == "aten::div":
-            return *self._shifted(node.main_operand), node.inputs[1]
+            return *self._shifted(node.main_operand), node.operand("other")
         return *self._shifted(value), None
 
     def _shifted(self, value: ValueView) -> tuple[ValueView, list[int]]:
@@ -130,7 +130,7 @@ class SumReader:
         node = value.producer
         if node is None or node.kind != "aten::bitwise_right_shift":
             return value, [0]
-        shifts, value = _numbers(node.inputs[1].constant), node.main_operand
+        shifts, value = _numbers(node.operand("other").constant), node.main_operand
         for _ in range(_additions(self._rounding, shifts)):
             value = made(value, "aten::add").main_operand
         return value, shifts
@@ -138,9 +138,9 @@ class SumReader:
     def _multiplied(self, value: ValueView) -> tuple[ValueView, list[int]]:
         """Return the number that is multiplied, and the multipliers."""
         node = value.producer
-        if node is None or node.kind != "aten::mul" or not node.inputs[1].is_constant:
+        if node is None or node.kind != "aten::mul" or not node.operand("other").is_constant:
             return value, [1]
-        return node.main_operand, _numbers(node.inputs[1].constant)
+        return node.main_operand, _numbers(node.operand("other").constant)
 
     def part(self, value: ValueView) -> Part:
         """Read an operand of a sum that is rescaled by itself.
@@ -161,14 +161,14 @@ class SumReader:
         """
         zero, node = 0, value.producer
         if node is not None and node.kind == "aten::sub":
-            zero, value = int(self._known(node.inputs[1])), node.main_operand
+            zero, value = int(self._known(node.operand("other"))), node.main_operand
         return Steps(made(value, "aten::to").main_operand, zero)
 
     def scaled(self, value: ValueView) -> tuple[ValueView, int]:
         """Read a value times a number."""
         node = value.producer
-        if node is not None and node.kind == "aten::mul" and node.inputs[1].is_constant:
-            return node.main_operand, int(node.inputs[1].constant)
+        if node is not None and node.kind == "aten::mul" and node.operand("other").is_constant:
+            return node.main_operand, int(node.operand("other").constant)
         return value, 1
 
     def factor(self, value: ValueView) -> tuple[Steps, int]:

@@ -47,11 +47,11 @@ def _limits(node: NodeView, known: Mapping[int, Limits]) -> Limits | None:
     """Return the codes that a node takes or gives, as far as the graph or the report tells."""
     if node.index in known:
         return known[node.index]
-    maker = node.inputs[0].producer
+    maker = node.main_operand.producer
     while maker is not None and maker.kind not in _QUANTIZES:
         if not maker.moves_data:
             return None
-        maker = maker.inputs[0].producer
+        maker = maker.main_operand.producer
     if maker is None:
         return None
     low, high = (maker.operand(end).constant for end in ("quant_min", "quant_max"))

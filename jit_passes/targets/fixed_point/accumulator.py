@@ -53,8 +53,9 @@ def reach_of_product(a: Range, b: Range, count: int = 1) -> Range:
 
 def products_in_sum(node: NodeView) -> int | None:
     """Return how many products a product of matrices adds; None where the model's inputs say it."""
-    inner = size_of(node.inputs[0], -1)
-    return size_of(node.inputs[1], -2) if inner is None else inner
+    left, right = node.inputs
+    inner = size_of(left, -1)
+    return size_of(right, -2) if inner is None else inner
 
 
 def overflow(least: int, most: int, bits: int) -> str | None:

@@ -55,7 +55,7 @@ def _two(node: NodeView) -> str | None:
 
 
 def _of_number(node: NodeView) -> str | None:
-    return None if is_number(node.inputs[1]) else "it divides by a tensor"
+    return None if is_number(node.operand("other")) else "it divides by a tensor"
 
 
 def _average(node: NodeView) -> str | None:

@@ -114,8 +114,8 @@ def _hidden_by(graph: GraphEditor, mask: ValueView, sign: int, *, before: NodeVi
         inner = _hidden_by(graph, maker.main_operand, sign, before=before)
         return insert(maker.kind, [inner, *maker.inputs[1:]]).output
     if maker.kind == "aten::full":
-        hides = int(sign * float(maker.inputs[1].constant) <= HIDDEN)
-        return insert(maker.kind, [maker.inputs[0], hides, BOOL, *maker.inputs[3:]]).output
+        hides = int(sign * float(maker.operand("fill_value").constant) <= HIDDEN)
+        return insert(maker.kind, [maker.main_operand, hides, BOOL, *maker.inputs[3:]]).output
     kind, bound = ("aten::le", HIDDEN) if sign > 0 else ("aten::ge", -HIDDEN)
     return insert(kind, [mask, bound]).output
 
@@ -127,12 +127,12 @@ def is_mask(node: NodeView) -> bool:
 
 def refusal_of_mask(node: NodeView) -> str | None:
     """Say why an operator that fills does not hide scores from softmax on integers."""
-    fill = node.inputs[2].constant
+    fill = node.operand("value").constant
     if not isinstance(fill, int | float) or not fill <= HIDDEN:
         return f"it fills in something that softmax may see: fill in -inf, or {HIDDEN} or less"
     if any(user.kind not in SOFTMAX for user, _ in node.output.uses) or node.output.is_result:
         return "something else than softmax reads what it fills"
-    return None if without_data(node.inputs[1]) else "its mask depends on the data"
+    return None if without_data(node.operand("mask")) else "its mask depends on the data"
 
 
 def without_data(value: ValueView) -> bool:
@@ -187,11 +187,13 @@ def _with_zero(node: NodeView) -> Numbers | None:
 
 
 def _of_choice(node: NodeView) -> Numbers | None:
-    return _joined(*node.inputs[1:]) if without_data(node.main_operand) else None
+    chosen = node.operand("self"), node.operand("other")
+    return _joined(*chosen) if without_data(node.operand("condition")) else None
 
 
 def _of_fill(node: NodeView) -> Numbers | None:
-    return _joined(node.inputs[0], node.inputs[2]) if without_data(node.inputs[1]) else None
+    seen = node.main_operand, node.operand("value")
+    return _joined(*seen) if without_data(node.operand("mask")) else None
 
 
 def _computed(node: NodeView, function: Callable[[float, float], float]) -> Numbers | None:

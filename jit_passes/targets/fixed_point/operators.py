@@ -60,7 +60,7 @@ def _products(
 ) -> ValueView:
     """Return the codes of sums of products, and of a bias in their steps."""
     rules, math = call.rules, call.math
-    x, weight = call.codes(0), constant_of(call.node.inputs[1])
+    x, weight = call.codes(0), constant_of(call.node.operand("weight"))
     rules.check(*reach(weight.codes, bias, x.least, x.most))
     products = math.insert(kind, call.steps(x), math.cast(weight.value, INT64), bias, *options)
     ratios = [step / call.scale for step in _steps(x, weight)]

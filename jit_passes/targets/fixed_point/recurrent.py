@@ -243,8 +243,8 @@ def equal_values(graph: GraphView) -> Iterator[list[ValueView]]:
     step gives the state; all states together, which the next layer reads, have its format too.
     """
     for node in graph.nodes:
-        sizes = node.inputs[2].constant if node.kind == "aten::unflatten" else ()
-        linear = node.inputs[0].producer if len(sizes or ()) == 1 else None
+        sizes = node.operand("sizes").constant if node.kind == "aten::unflatten" else ()
+        linear = node.main_operand.producer if len(sizes or ()) == 1 else None
         if linear is None or linear.kind != "aten::linear":
             continue  # it is no layer's: there it splits nothing, and checks the number of steps
         begins = [user.index for user, _ in node.output.uses if user.kind == "aten::select"]

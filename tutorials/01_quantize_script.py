@@ -37,8 +37,8 @@ def operators(module: torch.jit.ScriptModule) -> Counter[str]:
 # %% [markdown]
 # ## 1. A network worth quantizing
 #
-# `digits.py` has the data (1797 scanned digits from scikit-learn) and the network: six
-# residual blocks of convolution, batch normalization, in-place ReLU. It trains in seconds.
+# `digits.py` has the data (1797 scanned digits from scikit-learn) and the network: six residual
+# blocks of convolution, batch normalization, in-place ReLU. It trains in seconds.
 
 # %%
 data = load_digits_tensors()
@@ -73,8 +73,8 @@ assert operators(scripted)["aten::batch_norm"] > 0
 #
 #     real = scale * (integer - zero_point)
 #
-# Both follow from a range of values. The range is spread over the 256 marks, and the zero point
-# is rounded to an integer so that 0.0 is represented exactly: padding and ReLU produce many zeros.
+# Both follow from a range of values. The range is spread over the 256 marks, and the zero point is
+# rounded to an integer so that 0.0 is represented exactly: padding and ReLU produce many zeros.
 
 # %%
 values = data.train_x[0]
@@ -103,8 +103,8 @@ assert len(integers.unique()) > 16
 # `prepare` returns a copy of the module. In the copy, batch normalization is folded into the
 # weights of the convolution before it, and an *observer* stands on every value that will become
 # int8. An observer computes nothing; it records the range of the values. Your module does not
-# change, here or below. The target `stock` is PyTorch's own int8 operators, whose files load
-# with torch alone. The default is the fastest target for your processor, whose files may need
+# change, here or below. The target `stock` is PyTorch's own int8 operators, whose files load with
+# torch alone. The default is the fastest target for your processor, whose files may need
 # jit_passes.
 
 # %%
@@ -136,11 +136,11 @@ jit_passes.calibrate(prepared, calibration_data)
 # %% [markdown]
 # ## 6. Convert: the reference model
 #
-# `convert` replaces each observer by a *quantize* to 8 bits, with the scale and zero
-# point that follow from the range, and a *dequantize* back to float. This **reference model**
-# computes the int8 model's results, with all of its rounding and clipping, but its convolutions and
-# sums run in float, in PyTorch's ordinary operators. It is not faster. It separates two causes of a
-# loss of accuracy: quantization itself shows here, a backend's kernels do not.
+# `convert` replaces each observer by a *quantize* to 8 bits, with the scale and zero point that
+# follow from the range, and a *dequantize* back to float. This **reference model** computes the
+# int8 model's results, with all of its rounding and clipping, but its convolutions and sums run in
+# float, in PyTorch's ordinary operators. It is not faster. It separates two causes of a loss of
+# accuracy: quantization itself shows here, a backend's kernels do not.
 
 # %%
 reference = jit_passes.convert(prepared)
@@ -157,12 +157,12 @@ assert reference_top1 >= float_top1 - 0.5
 # ## 7. Lower: int8 kernels
 #
 # `lower` converts the reference model for a backend. The target `stock` uses the operators of
-# torch: one `quantized::conv2d` replaces *dequantize, convolution, ReLU, quantize*. It takes
-# 8-bit integers, adds in 32 bits and returns 8 bits. The ReLU costs nothing: its range begins at
-# 0, and the kernel clips to the range anyway. The integer weights are packed for the kernel.
-# Only the outer quantize and dequantize steps are left: at the input, at the result, and
-# around the global average pool in front of the classifier. The pool is
-# computed in float because the average of many values needs finer steps than its operand has.
+# torch: one `quantized::conv2d` replaces *dequantize, convolution, ReLU, quantize*. It takes 8-bit
+# integers, adds in 32 bits and returns 8 bits. The ReLU costs nothing: its range begins at 0, and
+# the kernel clips to the range anyway. The integer weights are packed for the kernel. Only the
+# outer quantize and dequantize steps are left: at the input, at the result, and around the global
+# average pool in front of the classifier. The pool is computed in float because the average of many
+# values needs finer steps than its operand has.
 
 # %%
 lowered = jit_passes.lower(reference, target="stock")

@@ -6,8 +6,8 @@
 # reads graphs, from the smallest one up, and finds subgraphs with a pattern. Tutorial 03 changes
 # them.
 #
-# Run this file whole (`python tutorials/02_reading_ir.py`, some seconds), or
-# cell by cell in an editor that supports `# %%`. Assertions check each step.
+# Run this file whole (`python tutorials/02_reading_ir.py`, some seconds), or cell by cell in an
+# editor that supports `# %%`. Assertions check each step.
 
 # %%
 import linecache
@@ -108,8 +108,8 @@ calls = scripted.graph.findAllNodes("prim::CallMethod")
 assert [call.s("name") for call in calls] == ["forward", "forward"]
 
 # %% [markdown]
-# `format_graph` prints a shorter graph: constants stand
-# where they are used, attributes are called by their path, types and places are left out.
+# `format_graph` prints a shorter graph: constants stand where they are used, attributes are called
+# by their path, types and places are left out.
 
 # %%
 print(format_graph(scripted))
@@ -119,10 +119,10 @@ assert len(format_graph(scripted)) < len(str(scripted.graph)) / 2
 # %% [markdown]
 # ## 3. Inlining, and names that last
 #
-# The inside of the blocks is in their own graphs. *Inlining* replaces the calls by these graphs,
-# so that patterns can match across the borders of modules. jit_passes
-# inlines before any pass or rule looks at the graph. A pipeline without passes does only
-# this. The parameters stay where they are, and are the same tensors.
+# The inside of the blocks is in their own graphs. *Inlining* replaces the calls by these graphs, so
+# that patterns can match across the borders of modules. jit_passes inlines before any pass or rule
+# looks at the graph. A pipeline without passes does only this. The parameters stay where they are,
+# and are the same tensors.
 
 # %%
 inlined = Pipeline("inline", ()).run(scripted).module
@@ -135,12 +135,12 @@ assert torch.equal(inlined(x), scripted(x))
 # %% [markdown]
 # Values are now called after the node that makes them: `stem.conv:conv2d` is the result of the
 # operator `conv2d` in the module `stem.conv`. If one module has several of a kind, `#1`, `#2`
-# follow. Unlike `%30`, such a *stable name* stays valid in later files, in error
-# messages, and in reports.
+# follow. Unlike `%30`, such a *stable name* stays valid in later files, in error messages, and in
+# reports.
 #
-# `GraphView` is the graph as plain Python data: nodes, their operands and results, and readers.
-# It also knows the origin of a node: the module, its class, the line of *your* code (the
-# operator itself stands in PyTorch's `conv.py`).
+# `GraphView` is the graph as plain Python data: nodes, their operands and results, and readers. It
+# also knows the origin of a node: the module, its class, the line of *your* code (the operator
+# itself stands in PyTorch's `conv.py`).
 
 # %%
 view = GraphView.of(inlined)
@@ -172,9 +172,9 @@ assert (user, operand) == (node_named("body:mul"), 0)
 # ## 4. Constants and attributes
 #
 # Operands of a convolution are lists of numbers. The compiler builds them while the graph runs
-# (`prim::ListConstruct`); inlining with jit_passes makes them constants, since they never
-# change. Attributes are no constants, be they numbers, lists or weights: a program may assign
-# another value. `self.axes` and `self.gain` are read each time.
+# (`prim::ListConstruct`); inlining with jit_passes makes them constants, since they never change.
+# Attributes are no constants, be they numbers, lists or weights: a program may assign another
+# value. `self.axes` and `self.gain` are read each time.
 
 # %%
 stride, padding = conv.inputs[3].constant, conv.inputs[4].constant
@@ -191,9 +191,9 @@ inlined.axes = [2, 3]
 # %% [markdown]
 # ## 5. Branches and loops
 #
-# `prim::If` and `prim::Loop` are nodes that hold *blocks*: lists of nodes with their own inputs
-# and outputs. A block may read values from outside; from outside, only the outputs of a block can
-# be read.
+# `prim::If` and `prim::Loop` are nodes that hold *blocks*: lists of nodes with their own inputs and
+# outputs. A block may read values from outside; from outside, only the outputs of a block can be
+# read.
 #
 # - `If` has two blocks. Its result comes from the block that ran.
 # - `Loop` has one. Its operands are the highest number of rounds, whether to begin at all, and the
@@ -214,9 +214,9 @@ assert add.inputs[0].producer is None and add.output.is_result  # from one round
 # ## 6. Scripted against traced
 #
 # Scripting compiles the source. Tracing runs it once with an example, and records the operators.
-# The trace knows one path only: the branch is decided, the loop is two additions, and
-# `steps` is no input. Some operators have other names (`_convolution`), and Python's
-# numbers have become tensors, `<Double[] 0.5>`.
+# The trace knows one path only: the branch is decided, the loop is two additions, and `steps` is no
+# input. Some operators have other names (`_convolution`), and Python's numbers have become tensors,
+# `<Double[] 0.5>`.
 
 # %%
 traced = torch.jit.trace(net, x)
@@ -267,8 +267,8 @@ search_traced = RewriteRule("scaled_relu_traced", scaled_relu_traced, scaled_rel
 assert all(place.reason == "" for place in search_traced.explain(traced).places)
 
 # %% [markdown]
-# With a replacement, the rule says what it *would* do: `dry_run=True` returns the matches,
-# the lines that would change, and the unchanged module.
+# With a replacement, the rule says what it *would* do: `dry_run=True` returns the matches, the
+# lines that would change, and the unchanged module.
 
 
 # %%
@@ -286,8 +286,8 @@ assert planned.module is scripted and "aten::clamp" not in format_graph(scripted
 # %% [markdown]
 # ## 8. Near misses
 #
-# A first pattern often finds nothing. This model has five places that look like
-# `relu(x * 0.5)`, and only one matches.
+# A first pattern often finds nothing. This model has five places that look like `relu(x * 0.5)`,
+# and only one matches.
 
 
 # %%
@@ -319,8 +319,8 @@ assert len(reasons) == 4
 # %% [markdown]
 # - *Another number*: a number in the pattern must be equal. An argument takes any number.
 # - *Another operator* at that place.
-# - *Used twice*: another operator needs the product, so it would remain after a replacement.
-#   A pattern that also returns the product matches here.
+# - *Used twice*: another operator needs the product, so it would remain after a replacement. A
+#   pattern that also returns the product matches here.
 # - *In place*: `relu_` is another operator, and no candidate.
 #
 # `alternatives` covers the last case: it lists the operators that a name may stand for.
@@ -340,10 +340,10 @@ assert len(found.places) == 5
 # %% [markdown]
 # ## 9. Patterns as text
 #
-# A function cannot express everything. `conv2d` has seven operands; a pattern for any
-# stride and padding need not list them. In IR text, an input without a type takes anything; `%rest`
-# as last operand takes all operands that follow; and a name of your own, `match::convolution`,
-# stands for the operators listed. This pattern finds scripted and traced convolutions alike.
+# A function cannot express everything. `conv2d` has seven operands; a pattern for any stride and
+# padding need not list them. In IR text, an input without a type takes anything; `%rest` as last
+# operand takes all operands that follow; and a name of your own, `match::convolution`, stands for
+# the operators listed. This pattern finds scripted and traced convolutions alike.
 
 # %%
 CONVOLUTION_SCALED = """
@@ -397,9 +397,9 @@ assert "mul" in written  # by zero_, through the view that select makes
 assert not any(value.written for node in view.nodes for value in node.outputs)
 
 # %% [markdown]
-# In both functions, product and relu match the pattern, but neither may be
-# replaced. In the first, the replacement stands where relu stands, and would read `x` after the
-# write. In the second, another operator changes the product in between.
+# In both functions, product and relu match the pattern, but neither may be replaced. In the first,
+# the replacement stands where relu stands, and would read `x` after the write. In the second,
+# another operator changes the product in between.
 
 # %%
 for model in (between, through_view):

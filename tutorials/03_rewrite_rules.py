@@ -2,11 +2,11 @@
 # # Writing rewrite rules
 #
 # A rewrite rule finds a subgraph and puts another one in its place. Rules work on TorchScript
-# modules before PyTorch runs them, hence before autograd: the gradient follows from the
-# replacement too. Tutorial 02 reads graphs and finds subgraphs; this text replaces them.
+# modules before PyTorch runs them, hence before autograd: the gradient follows from the replacement
+# too. Tutorial 02 reads graphs and finds subgraphs; this text replaces them.
 #
-# Run this file whole (`python tutorials/03_rewrite_rules.py`, some seconds), or
-# cell by cell in an editor that supports `# %%`. Assertions check the claims.
+# Run this file whole (`python tutorials/03_rewrite_rules.py`, some seconds), or cell by cell in an
+# editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import warnings
@@ -35,8 +35,8 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # ## 1. The shortest way
 #
 # `replace_pattern` takes a module and two functions with equal argument names: a pattern and a
-# replacement. It returns a new module. The original does not change, and
-# both have the same parameters.
+# replacement. It returns a new module. The original does not change, and both have the same
+# parameters.
 
 
 # %%
@@ -83,9 +83,9 @@ assert clamped.head.weight is model.head.weight
 # %% [markdown]
 # ## 2. A rule, and what it reports
 #
-# A `RewriteRule` adds a name. `apply` returns a result: the new module, the matches
-# with their stable names and lines of source, and the difference. With `dry_run=True` the module
-# is the original one, and the rest says what would happen.
+# A `RewriteRule` adds a name. `apply` returns a result: the new module, the matches with their
+# stable names and lines of source, and the difference. With `dry_run=True` the module is the
+# original one, and the rest says what would happen.
 
 # %%
 relu_to_clamp = RewriteRule("relu_to_clamp", relu, clamp)
@@ -128,12 +128,12 @@ assert "gradient of first.linear.weight differs" in errors[1]
 # ## 4. Forward and backward
 #
 # The second error shows the meaning of "before autograd": the output was right, but the gradient
-# was not, because PyTorch differentiates the replacement. This can be the purpose.
-# Rounding has the gradient 0 everywhere, so no layer in front of it learns. *Straight-through*
-# rounding passes the gradient on unchanged.
+# was not, because PyTorch differentiates the replacement. This can be the purpose. Rounding has the
+# gradient 0 everywhere, so no layer in front of it learns. *Straight-through* rounding passes the
+# gradient on unchanged.
 #
-# The obvious replacement contains a `round`, to which the rule applies again, and so on.
-# jit_passes notices this, and the error names the remedy.
+# The obvious replacement contains a `round`, to which the rule applies again, and so on. jit_passes
+# notices this, and the error names the remedy.
 
 
 # %%
@@ -177,8 +177,8 @@ assert gradients == [[0.0, 0.0], [1.0, 1.0]]
 # ## 5. Computing constants
 #
 # `* 0.5 * 4.0` is one multiplication too many. In the pattern, `a` and `b` match any number. The
-# replacement has a `c`, which the pattern does not have. `compute` supplies it from the
-# match, which has, among others, the `constants` for the pattern's inputs.
+# replacement has a `c`, which the pattern does not have. `compute` supplies it from the match,
+# which has, among others, the `constants` for the pattern's inputs.
 #
 # An input may also stand for a number that is known only when the model runs. `check` refuses
 # these: it returns True, or the reason for refusing.
@@ -223,10 +223,10 @@ assert refused.refused[0].refused == "a factor is not known yet" and not refused
 # %% [markdown]
 # ## 6. Computing parameters
 #
-# `compute` may also return a tensor. An `nn.Parameter` becomes a parameter of the module
-# of the match, any other tensor a buffer. Here each relu becomes a `prelu` with its own slope.
-# The slope starts at 0, so that at first nothing changes. `match.shapes` has the known shapes;
-# therefore `weight` is one of the pattern's inputs.
+# `compute` may also return a tensor. An `nn.Parameter` becomes a parameter of the module of the
+# match, any other tensor a buffer. Here each relu becomes a `prelu` with its own slope. The slope
+# starts at 0, so that at first nothing changes. `match.shapes` has the known shapes; therefore
+# `weight` is one of the pattern's inputs.
 
 
 # %%
@@ -272,8 +272,7 @@ assert model.first.linear.weight is trainable.first.linear.weight
 # %% [markdown]
 # ## 7. Where a rule applies
 #
-# Everywhere by default. `modules` are globs over the module path, `module_types` are
-# class names.
+# Everywhere by default. `modules` are globs over the module path, `module_types` are class names.
 
 # %%
 only_first = RewriteRule("relu_to_clamp", relu, clamp, modules="first*").apply(model)
@@ -316,11 +315,10 @@ assert "in the other order" in as_written.explain(gates).places[1].reason
 # ## 8. One rule for several operators
 #
 # A pattern can be text instead of a function: an expression, with the inputs as `%names`. `%rest`
-# as last operand stands for all operands that follow. `match::activation` is a
-# made-up name for any of the operators in `alternatives`; in the replacement, it
-# is the operator that matched. This rule moves max pooling in front of monotonic activations,
-# which then have less to compute. The result is matched again: the second pooling
-# passes two activations.
+# as last operand stands for all operands that follow. `match::activation` is a made-up name for any
+# of the operators in `alternatives`; in the replacement, it is the operator that matched. This rule
+# moves max pooling in front of monotonic activations, which then have less to compute. The result
+# is matched again: the second pooling passes two activations.
 
 # %%
 ACTIVATION_POOL = "aten::max_pool2d(match::activation(%x), %rest)"
@@ -354,10 +352,10 @@ assert "rule 'typo'" in message and "aten::max_pool2d" in message
 # %% [markdown]
 # ## 9. Several results: two projections in one
 #
-# A pattern may return several values. Attention computes several linear maps of one input;
-# one map with stacked weights does it in one operator. The pattern uses `x`
-# twice, so both linears must read one value. Their order does not matter here;
-# the matcher finds `key` first, so the new operator and its parameters belong to `key`.
+# A pattern may return several values. Attention computes several linear maps of one input; one map
+# with stacked weights does it in one operator. The pattern uses `x` twice, so both linears must
+# read one value. Their order does not matter here; the matcher finds `key` first, so the new
+# operator and its parameters belong to `key`.
 #
 # The parameters are new, computed from the old ones. The old ones therefore have no gradient, and
 # `verify` would object: compare the outputs alone.
@@ -410,9 +408,9 @@ assert "gradient of query.weight differs" in message
 # ## 10. Refused: memory that is written to
 #
 # Replacing is not always right where operators write in place. `explain` lists all places where the
-# pattern could end, and says why it does not apply there; a result lists refused
-# matches. Here `neg(neg(x))` equals `x`, but it is a copy: a write to it does not change the
-# caller's tensor, and a write to `x` would.
+# pattern could end, and says why it does not apply there; a result lists refused matches. Here
+# `neg(neg(x))` equals `x`, but it is a copy: a write to it does not change the caller's tensor, and
+# a write to `x` would.
 
 
 # %%
@@ -443,8 +441,8 @@ assert values.sum() == 0  # the caller's tensor is as it was
 # %% [markdown]
 # ## 11. Rules feed each other
 #
-# `rewrite` takes several rules. They are applied to each other's results, until nothing
-# matches; if two match at one operator, the earlier one wins. So small rules add up.
+# `rewrite` takes several rules. They are applied to each other's results, until nothing matches; if
+# two match at one operator, the earlier one wins. So small rules add up.
 
 
 # %%
@@ -485,10 +483,10 @@ assert "'add_to_mul' -> 'mul_to_add' -> 'add_to_mul'" in message
 # %% [markdown]
 # ## 12. Rules as passes
 #
-# `register` makes a rule a pass, `register_rules` makes several rules one pass. A pass is in
-# the table `jit_passes.passes`, can be a step of any `Pipeline`, and can be scheduled (tutorial
-# 05). A pipeline also takes steps without a name in that table: a `RuleSet("shorten", [...])`,
-# a rule, or a function that takes a `GraphEditor`.
+# `register` makes a rule a pass, `register_rules` makes several rules one pass. A pass is in the
+# table `jit_passes.passes`, can be a step of any `Pipeline`, and can be scheduled (tutorial 05). A
+# pipeline also takes steps without a name in that table: a `RuleSet("shorten", [...])`, a rule, or
+# a function that takes a `GraphEditor`.
 
 # %%
 relu_to_clamp.register("Turn relu into clamp.")

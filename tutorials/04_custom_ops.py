@@ -3,11 +3,10 @@
 #
 # Hardware often needs an operator that PyTorch does not have: the chip's own multiplication, an
 # approximation of a function, a rounding with its own gradient. This text defines such an operator
-# in Python, inserts it into a scripted model by a rule,
-# trains the model with it, and saves it.
+# in Python, inserts it into a scripted model by a rule, trains the model with it, and saves it.
 #
-# Run this file whole (`python tutorials/04_custom_ops.py`, about twenty
-# seconds), or cell by cell in an editor that supports `# %%`. Assertions check the claims.
+# Run this file whole (`python tutorials/04_custom_ops.py`, about twenty seconds), or cell by cell
+# in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import copy
@@ -33,18 +32,18 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # %% [markdown]
 # ## 1. The operator
 #
-# The chip of this text computes in eight bits of *fixed point*: a number is an
-# integer from -128 to 127 times a step, and the step is a power of two. The operator `to_fixed`
-# rounds a float as the chip would. It has three parts:
+# The chip of this text computes in eight bits of *fixed point*: a number is an integer from -128 to
+# 127 times a step, and the step is a power of two. The operator `to_fixed` rounds a float as the
+# chip would. It has three parts:
 #
 # - The function itself. `torch.library.custom_op` reads the *schema* from its annotations, and
-#   gives it a name for TorchScript, `fixed_point::to_fixed`. `mutates_args=()` promises
-#   that it writes to none of its arguments.
+#   gives it a name for TorchScript, `fixed_point::to_fixed`. `mutates_args=()` promises that it
+#   writes to none of its arguments.
 # - `register_fake` describes the result without computing it, for `torch.compile` and
 #   `torch.export`.
-# - `register_autograd` defines its gradient. Rounding has the gradient 0 nearly everywhere,
-#   and no layer in front of it would learn; so this gradient passes through, except where
-#   a value was clipped.
+# - `register_autograd` defines its gradient. Rounding has the gradient 0 nearly everywhere, and no
+#   layer in front of it would learn; so this gradient passes through, except where a value was
+#   clipped.
 #
 # The definition is in its own file, `fixed_point.py`. Section 7 says why.
 
@@ -57,10 +56,9 @@ assert schema == "fixed_point::to_fixed(Tensor x, SymInt fraction_bits) -> Tenso
 # %% [markdown]
 # ## 2. Does it keep its promises?
 #
-# `opcheck` runs an operator with sample inputs and compares its behaviour with its declaration:
-# it does not write to its arguments, the fake result has the right shape, the
-# gradient is registered where autograd finds it. It cannot check whether the gradient is right;
-# the next cell does.
+# `opcheck` runs an operator with sample inputs and compares its behaviour with its declaration: it
+# does not write to its arguments, the fake result has the right shape, the gradient is registered
+# where autograd finds it. It cannot check whether the gradient is right; the next cell does.
 
 # %%
 samples = (torch.tensor([0.30, -0.07, 100.0], requires_grad=True), 4)
@@ -78,9 +76,9 @@ assert samples[0].grad.tolist() == [1, 1, 0]
 # ## 3. Into a model, by a rule
 #
 # A model for handwritten digits, trained in float and scripted. A rule rounds the input and the
-# weight of each linear layer. The replacement contains a linear layer, too;
-# `repeat=False` keeps the rule from matching it. Rules share parameters between the
-# original and the new module, so this cell passes a copy: the float model must not change.
+# weight of each linear layer. The replacement contains a linear layer, too; `repeat=False` keeps
+# the rule from matching it. Rules share parameters between the original and the new module, so this
+# cell passes a copy: the float model must not change.
 
 # %%
 data = load_digits_tensors()
@@ -163,8 +161,8 @@ assert "Argument fraction_bits not provided" in messages[0]
 assert "Expected a value of type 'int'" in messages[1]
 
 # %% [markdown]
-# IR text is not compiled. The check comes after the rewrite: every new node must be a valid call
-# of an operator. The error names the module, `1`, its line, and the schema.
+# IR text is not compiled. The check comes after the rewrite: every new node must be a valid call of
+# an operator. The error names the module, `1`, its line, and the schema.
 
 # %%
 LINEAR = """
@@ -212,10 +210,9 @@ assert "no autograd formula was registered" in message
 # %% [markdown]
 # ## 6. Into a model, by a pass
 #
-# If a rule is not enough, use a pass. A pass in Python is a function that
-# gets a `GraphEditor`: the nodes as in `GraphView`, and operations that change them. This pass
-# chooses the bits of the fraction for each layer by its largest weight. It puts the
-# operator in front of the weights only.
+# If a rule is not enough, use a pass. A pass in Python is a function that gets a `GraphEditor`: the
+# nodes as in `GraphView`, and operations that change them. This pass chooses the bits of the
+# fraction for each layer by its largest weight. It puts the operator in front of the weights only.
 
 
 # %%
@@ -247,9 +244,9 @@ for name in ("1.weight", "3.weight"):
 # %% [markdown]
 # ## 7. Saving and loading
 #
-# A saved module holds the operator's name, not its code. A process that loads the file must
-# define the operator first. Therefore the definition is in `fixed_point.py`; a user would import
-# your package.
+# A saved module holds the operator's name, not its code. A process that loads the file must define
+# the operator first. Therefore the definition is in `fixed_point.py`; a user would import your
+# package.
 
 # %%
 LOAD = """
@@ -280,8 +277,8 @@ with tempfile.TemporaryDirectory() as folder:
 # ## 8. In C++
 #
 # An operator in Python needs Python wherever the model runs, and holds its lock. In C++ it needs
-# neither: `TORCH_LIBRARY` declares it, and a library is loaded in place of the
-# import. For rules and passes there is no difference. Tutorial 07 builds such a library, with an
-# operator, its gradient and a pass.
+# neither: `TORCH_LIBRARY` declares it, and a library is loaded in place of the import. For rules
+# and passes there is no difference. Tutorial 07 builds such a library, with an operator, its
+# gradient and a pass.
 #
 # Next: [05_when_passes_run.py](05_when_passes_run.py).

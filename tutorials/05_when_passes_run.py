@@ -8,11 +8,11 @@
 #                            │             │           │
 #              before autograd   after autograd   after fusion
 #
-# The moment decides which graph the pass sees, and whether the gradient follows. This
-# text runs one pass at each of the three moments.
+# The moment decides which graph the pass sees, and whether the gradient follows. This text runs one
+# pass at each of the three moments.
 #
-# Run this file whole (`python tutorials/05_when_passes_run.py`, some seconds),
-# or cell by cell in an editor that supports `# %%`. Assertions check the claims.
+# Run this file whole (`python tutorials/05_when_passes_run.py`, some seconds), or cell by cell in
+# an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import warnings
@@ -28,8 +28,8 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # %% [markdown]
 # ## 1. A pass
 #
-# It turns every relu into a gelu. They are easy to tell apart: at -1, relu and its slope
-# are 0, but gelu and its slope are not.
+# It turns every relu into a gelu. They are easy to tell apart: at -1, relu and its slope are 0, but
+# gelu and its slope are not.
 
 
 # %%
@@ -60,10 +60,9 @@ assert GELU == (-0.1587, -0.0833)
 # %% [markdown]
 # ## 2. By hand: before autograd
 #
-# `run_pass` takes a compiled module, and returns a new one. PyTorch has not run it yet, so
-# its gradient will be derived from the new graph. This is the right
-# moment for nearly everything: value and gradient fit together, and the pass has the module with
-# its parameters.
+# `run_pass` takes a compiled module, and returns a new one. PyTorch has not run it yet, so its
+# gradient will be derived from the new graph. This is the right moment for nearly everything: value
+# and gradient fit together, and the pass has the module with its parameters.
 
 # %%
 plain = torch.jit.script(nn.ReLU())
@@ -88,8 +87,8 @@ assert result.records[0].changed and not result.records[1].changed
 # ## 3. By schedule: before autograd
 #
 # `run_pass` needs the module. `scheduled` does not: it runs the pass on every function that
-# `torch.jit.script` and `torch.jit.trace` compile inside the block, in
-# this thread. A library that scripts its own modules needs no change.
+# `torch.jit.script` and `torch.jit.trace` compile inside the block, in this thread. A library that
+# scripts its own modules needs no change.
 
 
 # %%
@@ -118,8 +117,8 @@ assert "aten::gelu" not in str(outside.inlined_graph)
 assert scripted.linear.weight is net.linear.weight
 
 # %% [markdown]
-# The handle counts how often the pass ran, and how many of these graphs changed. At the end of
-# the block, PyTorch's functions are restored.
+# The handle counts how often the pass ran, and how many of these graphs changed. At the end of the
+# block, PyTorch's functions are restored.
 
 # %%
 print(handle)
@@ -129,11 +128,11 @@ assert jit_passes.scheduled_passes() == ()
 # %% [markdown]
 # ## 4. After autograd
 #
-# PyTorch does not differentiate a graph when it is compiled, but after it has seen its
-# inputs. The *executor* works like this, for each graph:
+# PyTorch does not differentiate a graph when it is compiled, but after it has seen its inputs. The
+# *executor* works like this, for each graph:
 #
-# 1. At the first call it runs the graph and records shapes, and whether gradients are needed.
-#    This is called profiling.
+# 1. At the first call it runs the graph and records shapes, and whether gradients are needed. This
+#    is called profiling.
 # 2. At the second call it prepares the graph. If gradients are needed, it cuts out the parts that
 #    it can differentiate. Each becomes a `prim::DifferentiableGraph`, with a forward and a backward
 #    graph, and each of these is prepared by the same two steps, when it is called.
@@ -174,9 +173,8 @@ for operators in seen:
 # which had to be profiled first. The backward graph came by itself. It holds no relu: the slope of
 # relu is a comparison with 0 and a product.
 #
-# So the value changed, and the slope did not. Therefore **a pass after
-# autograd must compute equal results**, only faster, or on other hardware. Otherwise training goes
-# wrong silently.
+# So the value changed, and the slope did not. Therefore **a pass after autograd must compute equal
+# results**, only faster, or on other hardware. Otherwise training goes wrong silently.
 
 # %%
 assert handle.changed == 1
@@ -192,8 +190,8 @@ assert slope == 2 * RELU[1] == 0.0
 # Likewise, a pass does not reach a graph that was prepared before it was scheduled.
 #
 # Calling `torch.jit.script` again does not help. PyTorch keeps compiled functions, and the compiled
-# methods of modules of one class, with their prepared graphs. Schedule passes before the
-# first call, or let PyTorch forget prepared graphs, with a method that is meant for debugging.
+# methods of modules of one class, with their prepared graphs. Schedule passes before the first
+# call, or let PyTorch forget prepared graphs, with a method that is meant for debugging.
 
 
 # %%
@@ -265,8 +263,8 @@ if torch.backends.mkldnn.is_available():
 # ## 7. Handles
 #
 # `schedule` is for the whole process, all threads, until its handle is removed. Handles can be
-# switched off and on. Passes of a stage run in the order of their handles, lower numbers first.
-# A name, a `Pipeline`, a `RewriteRule` or a function can be scheduled.
+# switched off and on. Passes of a stage run in the order of their handles, lower numbers first. A
+# name, a `Pipeline`, a `RewriteRule` or a function can be scheduled.
 
 
 # %%

@@ -3,12 +3,12 @@
 #
 # An accelerator computes a convolution in several steps. It multiplies and adds small integers,
 # rescales the sum, adds a bias, and rescales again; each of these places has its own width of
-# numbers. To train a model for such a chip, quantize each place separately, in a model
-# whose gradients still flow. This text splits a convolution, quantizes its five slots, checks
-# one of them by hand in double precision, and trains. (Tutorial 01 quantizes a finished model.)
+# numbers. To train a model for such a chip, quantize each place separately, in a model whose
+# gradients still flow. This text splits a convolution, quantizes its five slots, checks one of them
+# by hand in double precision, and trains. (Tutorial 01 quantizes a finished model.)
 #
-# Run this file whole (`python tutorials/06_split_convolution.py`, about half a
-# minute), or cell by cell in an editor that supports `# %%`. Assertions check the claims.
+# Run this file whole (`python tutorials/06_split_convolution.py`, about half a minute), or cell by
+# cell in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import copy
@@ -38,9 +38,9 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # - `jit_passes::correlation`, the sum of products without the bias, and
 # - `jit_passes::add_bias`, one number for each channel,
 #
-# so that the value between them can be inspected and quantized. It works in one to
-# three dimensions, and for transposed convolutions, too. (A bias may be None; `_unwrap_optional`
-# states that this one is not.) `verify` compares outputs and gradients with the original module.
+# so that the value between them can be inspected and quantized. It works in one to three
+# dimensions, and for transposed convolutions, too. (A bias may be None; `_unwrap_optional` states
+# that this one is not.) `verify` compares outputs and gradients with the original module.
 
 
 # %%
@@ -92,10 +92,10 @@ assert torch.equal(merged(x), one(x))
 #
 #     y = q_sum(q_correlation(sum of q_weight(w) * q_input(x)) + q_bias(b))
 #
-# `quantize_slots` splits, and inserts *fake quantization* in the given slots: rounding
-# to the grid of an integer, and back, in float. Its gradient is 1 where nothing was clipped
-# and 0 elsewhere, so the model trains. A slot is a number of bits, or `TensorOptions`,
-# with the words of configurations:
+# `quantize_slots` splits, and inserts *fake quantization* in the given slots: rounding to the grid
+# of an integer, and back, in float. Its gradient is 1 where nothing was clipped and 0 elsewhere, so
+# the model trains. A slot is a number of bits, or `TensorOptions`, with the words of
+# configurations:
 #
 # | option | meaning |
 # | --- | --- |
@@ -127,8 +127,8 @@ else:
 
 # %% [markdown]
 # Ranges are buffers beside the parameters. Weights and biases are measured whenever they are used.
-# Activations have a moving average over the training batches, which is fixed in eval mode.
-# Before the first batch there is none, and the model raises an error.
+# Activations have a moving average over the training batches, which is fixed in eval mode. Before
+# the first batch there is none, and the model raises an error.
 
 # %%
 print({name: tuple(buffer.shape) for name, buffer in quantized.named_buffers()})
@@ -152,8 +152,8 @@ assert quantized.conv.input_range.tolist() == [x.min().item(), x.max().item()]
 #
 #     q8(q16(sum of q8(w) * q8(x)) + q16(b))
 #
-# All are signed, and each scale is a power of two: the smallest that clips nothing. Slots
-# beside the recipe override it.
+# All are signed, and each scale is a power of two: the smallest that clips nothing. Slots beside
+# the recipe override it.
 
 # %%
 recipe = quantize_slots(one, recipe="graffitist").train()
@@ -165,8 +165,8 @@ assert len(ranges) == 5
 # %% [markdown]
 # ## 4. One convolution by hand
 #
-# Arithmetic on double-precision numbers can check the claim. The scale follows from the range:
-# the power of two for which the largest number still fits. The integer codes follow from the scale.
+# Arithmetic on double-precision numbers can check the claim. The scale follows from the range: the
+# power of two for which the largest number still fits. The integer codes follow from the scale.
 
 
 # %%
@@ -213,11 +213,10 @@ assert torch.equal(torch.round(products / 2**shift).clamp(-(2**15), 2**15 - 1), 
 # %% [markdown]
 # ## 5. Training a network with it
 #
-# The residual network of tutorial 01. Its 15 convolutions have no bias (a batch
-# normalization follows), so each has four slots. The linear at the end has
-# all five. The quantized model has the parameters of the
-# float model, the very same tensors: training one trains the other. To compare several models,
-# copy the float model first.
+# The residual network of tutorial 01. Its 15 convolutions have no bias (a batch normalization
+# follows), so each has four slots. The linear at the end has all five. The quantized model has the
+# parameters of the float model, the very same tensors: training one trains the other. To compare
+# several models, copy the float model first.
 
 # %%
 data = load_digits_tensors()
@@ -245,8 +244,8 @@ assert format_graph(tuned).count(FAKE_QUANTIZE) == 15 * 4 + 5
 #
 # Here only weights and inputs are quantized, with fewer and fewer bits. The first column is after
 # four batches in training mode, which set the ranges (and count in the statistics of batch
-# normalization, as usual); no weight has changed. The second is after one epoch of
-# fine-tuning. One image is 0.17 points, so small differences mean nothing.
+# normalization, as usual); no weight has changed. The second is after one epoch of fine-tuning. One
+# image is 0.17 points, so small differences mean nothing.
 
 # %%
 results = {}
@@ -274,8 +273,8 @@ assert results[2][1] > results[2][0] + 10
 # %% [markdown]
 # ## 7. Some layers only
 #
-# `where` takes patterns of module paths. Usually the first layers are excepted: here only the
-# last stage has two bits.
+# `where` takes patterns of module paths. Usually the first layers are excepted: here only the last
+# stage has two bits.
 
 # %%
 unsigned = TensorOptions(bits=2, signed=False)
@@ -294,8 +293,8 @@ else:
 # ## 8. Saving in the middle of training
 #
 # Ranges are buffers, and the fake quantization is part of the graph, so `torch.jit.save` keeps the
-# whole model; save the optimizer's state beside it, as usual. Before loading, import
-# jit_passes: the file names its operators. Training continues as if it had not stopped.
+# whole model; save the optimizer's state beside it, as usual. Before loading, import jit_passes:
+# the file names its operators. Training continues as if it had not stopped.
 
 
 # %%
@@ -335,10 +334,10 @@ print(f"{len(state)} tensors are equal to the bit after 4 + 4 steps, stopped or 
 # %% [markdown]
 # ## 9. To integers
 #
-# `convert` makes the reference model of the trained one: quantize and dequantize at each slot,
-# with integers as weights and biases. It computes the results of the trained model in eval mode, to
-# the bit, and `parity` shows it value by value. A hardware compiler reads it node by node: the
-# 16-bit sum of products of section 4 is there, between two quantizations.
+# `convert` makes the reference model of the trained one: quantize and dequantize at each slot, with
+# integers as weights and biases. It computes the results of the trained model in eval mode, to the
+# bit, and `parity` shows it value by value. A hardware compiler reads it node by node: the 16-bit
+# sum of products of section 4 is there, between two quantizations.
 
 # %%
 reference = jit_passes.convert(tuned)
@@ -363,10 +362,10 @@ print(len(names), names[:4], "...")
 assert "conv1.correlation_log2_threshold" in names
 
 # %% [markdown]
-# PyTorch's own operators add the bias before they round, so they have no place for a
-# correlation. With the target `stock`, a layer is quantized if input, weight and sum have
-# supported formats, and becomes one operator again. Activations have 7 bits there on
-# processors without VNNI, where PyTorch's kernels add pairs of products in 16 bits.
+# PyTorch's own operators add the bias before they round, so they have no place for a correlation.
+# With the target `stock`, a layer is quantized if input, weight and sum have supported formats, and
+# becomes one operator again. Activations have 7 bits there on processors without VNNI, where
+# PyTorch's kernels add pairs of products in 16 bits.
 
 # %%
 bits = 7 if Stock().reduce_range else 8
@@ -382,10 +381,10 @@ assert lowered_top1 > float_top1 - 1.5
 
 # %% [markdown]
 # `FixedPoint` computes with integers alone, from the input to the last code. The sums of the
-# residual blocks and the mean are quantized too. Each batch norm becomes part of the
-# convolution in front of it: the slot "weight" quantizes the weight times its factor, and "bias"
-# its shift. Its statistics are fixed, so training takes longer to settle. With powers of
-# two, model, reference and integers are equal.
+# residual blocks and the mean are quantized too. Each batch norm becomes part of the convolution in
+# front of it: the slot "weight" quantizes the weight times its factor, and "bias" its shift. Its
+# statistics are fixed, so training takes longer to settle. With powers of two, model, reference and
+# integers are equal.
 
 # %%
 for_integers = quantize_slots(fresh(), recipe="graffitist", target=FixedPoint("shift"))

@@ -35,8 +35,8 @@ SOURCE = Path(__file__).parent / "cpp_pass_package"
 #
 # A pass is a function that gets a `PassContext`, edits its graph, and returns whether it changed
 # anything. `forEachNode` visits all nodes, also inside of branches and loops. The current node may
-# be destroyed, and errors get its line of source. A static object registers the
-# pass: its name, a summary, the function, and the invariants that it requires.
+# be destroyed, and errors get its line of source. A static object registers the pass: its name, a
+# summary, the function, and the invariants that it requires.
 
 # %%
 print((SOURCE / "src" / "replace_division.cpp").read_text())
@@ -66,9 +66,9 @@ for name in ("src/library.cpp", "setup.py", "fpga_passes/__init__.py", "pyprojec
 # %% [markdown]
 # ## 4. Build it
 #
-# To install the package: `pip install --no-build-isolation .` in its folder. *No build
-# isolation*, because it must be compiled for the installed torch and jit_passes.
-# This text installs a copy into a temporary folder, and puts that on Python's path.
+# To install the package: `pip install --no-build-isolation .` in its folder. *No build isolation*,
+# because it must be compiled for the installed torch and jit_passes. This text installs a copy into
+# a temporary folder, and puts that on Python's path.
 
 # %%
 temporary = tempfile.TemporaryDirectory()
@@ -111,8 +111,7 @@ assert summary == "Turn division by a power of two into a product."
 assert "fpga-passes" in [plugin.distribution for plugin in jit_passes.load_plugins()]
 
 # %% [markdown]
-# Both are in the registry, like the passes of jit_passes. Their names
-# can stand in any `Pipeline`.
+# Both are in the registry, like the passes of jit_passes. Their names can stand in any `Pipeline`.
 
 # %%
 for line in str(jit_passes.passes).splitlines():
@@ -145,8 +144,8 @@ print(jit_passes.format_graph(jit_passes.run_pass("remove_dead_code", model)))
 # %% [markdown]
 # ## 7. The pass
 #
-# The result is equal to the last bit: `verify` compares outputs and gradients. Three is no power
-# of two, so this division stays. The pass ran on a copy: the model itself has both divisions.
+# The result is equal to the last bit: `verify` compares outputs and gradients. Three is no power of
+# two, so this division stays. The pass ran on a copy: the model itself has both divisions.
 
 # %%
 divided = jit_passes.Pipeline("divide", ("replace_division",)).run(model, verify=(x,))
@@ -186,8 +185,8 @@ assert 0.11 < worst < 0.12
 # ## 9. Gradients
 #
 # The pass and the rule ran before autograd, so the gradient follows from the new operators.
-# `gradcheck` compares it with finite differences. The corners at -2 and 2 have no gradient:
-# the points must keep away from them.
+# `gradcheck` compares it with finite differences. The corners at -2 and 2 have no gradient: the
+# points must keep away from them.
 
 # %%
 points = torch.tensor([-3.0, -1.9, -0.3, 0.7, 1.8, 2.5], dtype=torch.float64, requires_grad=True)
@@ -226,8 +225,8 @@ assert "fpga::shift_sigmoid" in jit_passes.format_graph(compiled)
 # %% [markdown]
 # ## 11. Good to know
 #
-# - A file of `torch.jit.save` names the operator `fpga::shift_sigmoid`: import `fpga_passes`
-#   before loading it. A model after the pass alone needs no import.
+# - A file of `torch.jit.save` names the operator `fpga::shift_sigmoid`: import `fpga_passes` before
+#   loading it. A model after the pass alone needs no import.
 # - Build the package again after an update of torch or jit_passes: it is compiled for both.
 # - A pass or rule in Python needs no compiler: use `@jit_passes.register_pass` and
 #   `RewriteRule.register` in a module with an entry point.

@@ -10,8 +10,8 @@
 #
 # 1. Activations are uint8 with a zero point and one scale for each tensor.
 # 2. Weights are int8 or narrower, symmetric, with one scale for each output channel.
-# 3. A bias is int32 in steps of input scale times weight scale, so that it can be added directly
-#    to the sum of products.
+# 3. A bias is int32 in steps of input scale times weight scale, so that it can be added directly to
+#    the sum of products.
 # 4. A relu behind a convolution or an addition is part of it, and costs nothing.
 # 5. An addition adds integers, so its two operands have one scale.
 # 6. Max pooling and flatten pass integers on, so their result has the scale of their operand.
@@ -20,8 +20,8 @@
 #
 # Tutorials 01 (quantizing with an existing quantizer) and 02 (reading graphs) help here.
 #
-# Run this file whole (`python tutorials/08_backend_quantizer.py`, some
-# seconds), or cell by cell in an editor that supports `# %%`. Assertions check the claims.
+# Run this file whole (`python tutorials/08_backend_quantizer.py`, some seconds), or cell by cell in
+# an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import warnings
@@ -54,10 +54,9 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # ## 1. The network
 #
 # ResNet-18 of the paper (He et al., arXiv:1512.03385), with random weights. The batch
-# normalizations get their statistics from a few batches, as in training: `momentum`
-# None takes the average of all. The head is a sigmoid: a hundred labels of which several may hold,
-# each with its own probability. Its result has a range for which no data
-# are needed. Images are smooth noise.
+# normalizations get their statistics from a few batches, as in training: `momentum` None takes the
+# average of all. The head is a sigmoid: a hundred labels of which several may hold, each with its
+# own probability. Its result has a range for which no data are needed. Images are smooth noise.
 
 
 # %%
@@ -127,12 +126,12 @@ model = torch.jit.script(network.eval())
 # ## 2. The graph that a quantizer sees
 #
 # A quantizer is a class with a method `annotate`. It gets the *normalized* graph: calls are
-# inlined, batch normalizations folded into the convolutions, and in-place operators replaced
-# where the result stays equal. It returns annotations.
+# inlined, batch normalizations folded into the convolutions, and in-place operators replaced where
+# the result stays equal. It returns annotations.
 #
 # `normalized_graph` returns that graph as plain Python data, a `GraphView`. A node has a stable
-# name, a kind, the path and class of its module, operands and results. A value has its constant
-# and its shape, if known, its producer and its users.
+# name, a kind, the path and class of its module, operands and results. A value has its constant and
+# its shape, if known, its producer and its users.
 
 
 # %%
@@ -187,10 +186,9 @@ for words, wrong in (
         raise AssertionError(words)
 
 # %% [markdown]
-# Rule 3 needs a function. It gets the parameters of input and weight, and returns scale and
-# zero point; here one scale for each channel, as the weight has. A saved prepared model
-# has the function's name. `@derivation` registers it under that name in each process that imports
-# it.
+# Rule 3 needs a function. It gets the parameters of input and weight, and returns scale and zero
+# point; here one scale for each channel, as the weight has. A saved prepared model has the
+# function's name. `@derivation` registers it under that name in each process that imports it.
 
 
 # %%
@@ -207,16 +205,15 @@ def accumulator_steps(sources: list[QParams]) -> tuple[Tensor, int]:
 # An annotation says for one operator how it sees its operands (`input_qspec_map`) and how all
 # others see its result (`output_qspec`). Operands are named by their values.
 #
-# - **Implicit sharing.** A convolution reads the result of an addition with the
-#   specification `ACTIVATION`, and the addition has given its result an equal one. Equal
-#   specifications of one value are one quantization, without a further statement.
+# - **Implicit sharing.** A convolution reads the result of an addition with the specification
+#   `ACTIVATION`, and the addition has given its result an equal one. Equal specifications of one
+#   value are one quantization, without a further statement.
 # - **Explicit sharing.** Different values share only by a statement. `(value, node)` is the value
 #   as that node sees it.
 # - **A relu that belongs to the operator in front** (rule 4). The result of the relu is quantized,
-#   and nothing is rounded between the two. `part_of` says that both are quantized, or
-#   neither.
-# - **observed=False**: the numbers of a max pool need no observer, because they are all among
-#   the numbers of its operand.
+#   and nothing is rounded between the two. `part_of` says that both are quantized, or neither.
+# - **observed=False**: the numbers of a max pool need no observer, because they are all among the
+#   numbers of its operand.
 #
 # `validate` checks all annotations, also those of other quantizers (section 8). It refuses
 # operators that Mill does not have. An operator without annotation stays in float, and `reasons`
@@ -303,8 +300,8 @@ def check_weight(node: NodeView, spec: object) -> None:
 
 
 # %% [markdown]
-# Printed annotations are a table. `prepare` calls `annotate` itself; this cell calls it to show
-# the table.
+# Printed annotations are a table. `prepare` calls `annotate` itself; this cell calls it to show the
+# table.
 
 # %%
 mill = MillQuantizer()
@@ -319,10 +316,10 @@ assert words[-1] == ["result", "uint8", "fixed", "scale", "0.00390625", "zero_po
 # %% [markdown]
 # ## 5. Prepare, calibrate, convert, lower
 #
-# The target `reference` takes every specification. It returns the model
-# in float operators between `jit_passes::quantize` and `jit_passes::dequantize`, with constants
-# stored as integers: dequantize, operator, quantize is one operator of Mill. A compiler can read
-# this model, and its results define Mill's.
+# The target `reference` takes every specification. It returns the model in float operators between
+# `jit_passes::quantize` and `jit_passes::dequantize`, with constants stored as integers:
+# dequantize, operator, quantize is one operator of Mill. A compiler can read this model, and its
+# results define Mill's.
 
 # %%
 prepared = jit_passes.prepare(model, quantizer=mill)
@@ -334,8 +331,8 @@ assert len(jit_passes.coverage(lowered).int8) == 21 and not jit_passes.coverage(
 
 # %% [markdown]
 # The coverage report lists convolutions, linears and matrix products. For the others, read the
-# graph. An operator between a dequantize and a quantize is an integer operator. No other
-# computing operator is left.
+# graph. An operator between a dequantize and a quantize is an integer operator. No other computing
+# operator is left.
 
 
 # %%
@@ -358,8 +355,8 @@ assert makers(converted) == {
 }
 
 # %% [markdown]
-# The target implements rule 7 by itself: sigmoid between dequantize and quantize is a function
-# of 256 codes, and the lowered graph has it as a table.
+# The target implements rule 7 by itself: sigmoid between dequantize and quantize is a function of
+# 256 codes, and the lowered graph has it as a table.
 
 # %%
 (lookup,) = [n for n in GraphView.of(lowered).nodes if n.kind == "jit_passes::lookup_table"]
@@ -372,8 +369,8 @@ with torch.no_grad():
 # %% [markdown]
 # ## 6. Reading the scales back
 #
-# The converted graph shows the scales. `jit_passes::quantize(x, scale, zero_point, ...)` has
-# its parameters as constants; the values in front of it keep their names.
+# The converted graph shows the scales. `jit_passes::quantize(x, scale, zero_point, ...)` has its
+# parameters as constants; the values in front of it keep their names.
 
 
 # %%
@@ -410,11 +407,11 @@ for node in converted.nodes:
         assert left.inputs[2].constant == right.inputs[2].constant, node.name
 
 # %% [markdown]
-# Shared parameters are chosen once, from the numbers of all sharing values. Sharing is
-# transitive. In the first stage, the block adds its own input, the
-# max pool's result, to the result of its second convolution: so relu, max pool and convolution have
-# one scale, although no single annotation says so. If the shortcut has a convolution, its
-# result is shared instead, and the chain ends.
+# Shared parameters are chosen once, from the numbers of all sharing values. Sharing is transitive.
+# In the first stage, the block adds its own input, the max pool's result, to the result of its
+# second convolution: so relu, max pool and convolution have one scale, although no single
+# annotation says so. If the shortcut has a convolution, its result is shared instead, and the chain
+# ends.
 
 # %%
 assert scales["layer1.0.conv2:conv2d"] == scales["relu:relu"]
@@ -424,8 +421,8 @@ assert scales["layer2.0.downsample.0:conv2d"] == scales["layer2.0.conv2:conv2d"]
 assert scales["layer2.0.conv2:conv2d"] != scales["layer1.1.relu:relu#1"]
 
 # %% [markdown]
-# Derived: each bias is stored as int32, with the scale of the accumulator, channel by
-# channel, to the last bit of a float32.
+# Derived: each bias is stored as int32, with the scale of the accumulator, channel by channel, to
+# the last bit of a float32.
 
 # %%
 for node in converted.nodes:
@@ -440,10 +437,10 @@ print("a bias:", stored[:6].tolist(), "in steps of", biases.inputs[1].constant[:
 # %% [markdown]
 # ## 7. The loss
 #
-# The signal to quantization noise ratio measures the error against float: 20 dB is an error of
-# 10 %, 40 dB one of 1 %. The average probability of a label does not depend on the image, and would
-# flatter the number, so it is subtracted first. (The network is not trained:
-# this measures arithmetic, not accuracy.)
+# The signal to quantization noise ratio measures the error against float: 20 dB is an error of 10
+# %, 40 dB one of 1 %. The average probability of a label does not depend on the image, and would
+# flatter the number, so it is subtracted first. (The network is not trained: this measures
+# arithmetic, not accuracy.)
 
 
 # %%
@@ -468,8 +465,7 @@ assert eight_bits > 12
 # runs both, in order. The later annotation of an operator replaces the earlier one as a whole, so
 # it must be complete: take the first quantizer's annotation and replace one entry.
 #
-# An overwritten annotation may be a mistake. Therefore it is a warning, and `overwritten`
-# lists it.
+# An overwritten annotation may be a mistake. Therefore it is a warning, and `overwritten` lists it.
 
 
 # %%
@@ -543,10 +539,10 @@ message = refusal(ComposableQuantizer(MillQuantizer(), AffineWeights()))
 assert "'fc:linear' is to be int8, per_tensor_affine" in message
 
 # %% [markdown]
-# Some annotations are wrong for any backend: a value that shares with a value
-# that is not quantized, in a circle, or with a value whose uses differ. Messages name the values
-# and the line of the model. Here one operand of each addition is left out on purpose, and the other
-# still shares with it.
+# Some annotations are wrong for any backend: a value that shares with a value that is not
+# quantized, in a circle, or with a value whose uses differ. Messages name the values and the line
+# of the model. Here one operand of each addition is left out on purpose, and the other still shares
+# with it.
 
 
 # %%
@@ -579,9 +575,8 @@ assert "in a circle" in message
 # %% [markdown]
 # ## 10. Without a quantizer of your own
 #
-# Often you need not write `annotate`. `BackendQuantizer` follows a target's `Capability`, and
-# takes options layer by layer; `X86Quantizer`,
-# `QnnpackQuantizer` and `PowerOfTwoQuantizer` in `jit_passes.targets` are made with it. For rules 5
-# and 6 it has `equal_operands` and roles. Tutorial 09 uses it:
-# [09_layerwise_and_profile.py](09_layerwise_and_profile.py). All rules of specifications and
-# sharing are in [docs/quantizers.md](../docs/quantizers.md).
+# Often you need not write `annotate`. `BackendQuantizer` follows a target's `Capability`, and takes
+# options layer by layer; `X86Quantizer`, `QnnpackQuantizer` and `PowerOfTwoQuantizer` in
+# `jit_passes.targets` are made with it. For rules 5 and 6 it has `equal_operands` and roles.
+# Tutorial 09 uses it: [09_layerwise_and_profile.py](09_layerwise_and_profile.py). All rules of
+# specifications and sharing are in [docs/quantizers.md](../docs/quantizers.md).

@@ -1,16 +1,16 @@
 # %% [markdown]
 # # Layer by layer, and without data
 #
-# Two files say how a model is quantized. A *profile* holds the ranges of its values, made once
-# by running the float model on data, for every later quantization of that model.
-# A *configuration* holds options for layers. This text makes both for a
-# small residual network, and quantizes it in a dozen ways without the data.
+# Two files say how a model is quantized. A *profile* holds the ranges of its values, made once by
+# running the float model on data, for every later quantization of that model. A *configuration*
+# holds options for layers. This text makes both for a small residual network, and quantizes it in a
+# dozen ways without the data.
 #
 # Tutorial 01 quantizes with data, all layers alike; tutorial 08 writes a quantizer from scratch.
 # The reference of configurations is [docs/configuration.md](../docs/configuration.md).
 #
-# Run this file whole (`python tutorials/09_layerwise_and_profile.py`, about
-# half a minute), or cell by cell in an editor that supports `# %%`. Assertions check the claims.
+# Run this file whole (`python tutorials/09_layerwise_and_profile.py`, about half a minute), or cell
+# by cell in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import tempfile
@@ -47,10 +47,9 @@ assert float_top1 > 97
 # %% [markdown]
 # ## 2. A profile
 #
-# `profile` runs the model on batches and records the range and a histogram for each of its
-# tensors. Batch normalizations are folded first, as in quantization, and the
-# names are from the folded graph. The profile suits any target, any quantizer and any
-# number of bits.
+# `profile` runs the model on batches and records the range and a histogram for each of its tensors.
+# Batch normalizations are folded first, as in quantization, and the names are from the folded
+# graph. The profile suits any target, any quantizer and any number of bits.
 
 # %%
 batches = data.train_x[:256].split(32)
@@ -62,9 +61,8 @@ assert profile.values["relu:relu"].count == 256 * 8 * 16 * 16  # images, channel
 # %% [markdown]
 # Its file is YAML. An entry has the smallest and largest value, the lowest and highest number of
 # dimensions, and the histogram, whose bins have a power of two as width: two whole numbers and
-# counts. You may edit `min` and `max`. If a value has fewer than
-# 1024 numbers, its range gets headroom beyond the edited ends, too: `range: [low, high]` in a
-# configuration sets an exact range.
+# counts. You may edit `min` and `max`. If a value has fewer than 1024 numbers, its range gets
+# headroom beyond the edited ends, too: `range: [low, high]` in a configuration sets an exact range.
 
 # %%
 temporary = tempfile.TemporaryDirectory()
@@ -88,8 +86,8 @@ assert shards[0] != profile
 # ## 3. Quantizing without data
 #
 # `quantize_script` takes the profile, or the path of its file, in place of data. The result equals
-# calibration with the data, to the bit, except for the record of where the ranges
-# came from. A profile of another model is refused.
+# calibration with the data, to the bit, except for the record of where the ranges came from. A
+# profile of another model is refused.
 
 # %%
 from_data = jit_passes.quantize_script(model, batches)
@@ -163,9 +161,9 @@ print(f"layers.yaml: {layered_top1:.2f} %")
 assert layered_top1 > float_top1 - 2
 
 # %% [markdown]
-# PyTorch's own kernels take weights of fewer bits too (they are stored as int8), so the file
-# works for the target `stock` too. `strict` makes it an error if an operator with weights or a
-# matrix product stays in float, unless the file asks for it.
+# PyTorch's own kernels take weights of fewer bits too (they are stored as int8), so the file works
+# for the target `stock` too. `strict` makes it an error if an operator with weights or a matrix
+# product stays in float, unless the file asks for it.
 
 # %%
 stock = jit_passes.quantize_script(model, profile=profile, target="stock", config=file, strict=True)
@@ -176,9 +174,8 @@ assert top1(stock, data.test_x, data.test_y) > float_top1 - 2
 # %% [markdown]
 # ## 5. Misspelt
 #
-# Unknown keys, and names that match no layer, are errors: a silently ignored option
-# would show only in the accuracy. The message has file, line and column, and the
-# nearest name.
+# Unknown keys, and names that match no layer, are errors: a silently ignored option would show only
+# in the accuracy. The message has file, line and column, and the nearest name.
 
 
 # %%
@@ -229,8 +226,8 @@ print(jit_passes.coverage(in_python).float[0].reason)
 # ## 7. Another calibration, no second look
 #
 # Each of these methods reads ranges from a histogram, and the histograms are in the profile. At 8
-# bits they differ little. At 4 bits there are only 16 codes, and it matters
-# which values are clipped. (Weights have 8 bits here, activations the bits of the column.)
+# bits they differ little. At 4 bits there are only 16 codes, and it matters which values are
+# clipped. (Weights have 8 bits here, activations the bits of the column.)
 
 
 # %%
@@ -261,12 +258,11 @@ best = max(METHODS, key=lambda method: found[method, 4][1])
 assert found[best, 4][1] > found["min_max", 4][1]
 
 # %% [markdown]
-# One image is 0.17 points, so 8 bits cost nothing visible. At 4 bits, clipping nothing
-# (`min_max`) has more noise than the best of the others. `histogram` and `mean_squared_error`
-# search for the range with the least squared error of each value, in two ways. This is not the
-# error of the model's output, and the numbers depend on the trained network, which
-# differs a little from processor to processor. So try the methods on your model; each
-# takes a second.
+# One image is 0.17 points, so 8 bits cost nothing visible. At 4 bits, clipping nothing (`min_max`)
+# has more noise than the best of the others. `histogram` and `mean_squared_error` search for the
+# range with the least squared error of each value, in two ways. This is not the error of the
+# model's output, and the numbers depend on the trained network, which differs a little from
+# processor to processor. So try the methods on your model; each takes a second.
 
 
 # %% [markdown]
@@ -294,8 +290,7 @@ assert top1(shifting, data.test_x, data.test_y) > float_top1 - 2
 # %% [markdown]
 # ## 9. A list for NNI
 #
-# A configuration for NNI's quantizers can be read too. There, only listed layers are
-# quantized.
+# A configuration for NNI's quantizers can be read too. There, only listed layers are quantized.
 
 # %%
 CONFIG_LIST = [

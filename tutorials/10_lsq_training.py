@@ -2,17 +2,15 @@
 # # Training with four bits
 #
 # With 8 bits, a network can be quantized after training, at almost no loss. With 4 bits there are
-# 16 codes, and calibration alone costs accuracy. A short further training with
-# quantization in place adapts the weights. LSQ, *learned step size
-# quantization*, trains the scales as well.
+# 16 codes, and calibration alone costs accuracy. A short further training with quantization in
+# place adapts the weights. LSQ, *learned step size quantization*, trains the scales as well.
 #
-# This text trains the residual network of tutorial 01 like this: the added
-# parameters, an optimizer for them, a schedule, stopping and continuing, and the result.
-# [docs/qat.md](../docs/qat.md) compares the methods; tutorial 11 trains
-# scales that are powers of two.
+# This text trains the residual network of tutorial 01 like this: the added parameters, an optimizer
+# for them, a schedule, stopping and continuing, and the result. [docs/qat.md](../docs/qat.md)
+# compares the methods; tutorial 11 trains scales that are powers of two.
 #
-# Run this file whole (`python tutorials/10_lsq_training.py`, about half a
-# minute), or cell by cell in an editor that supports `# %%`. Assertions check the claims.
+# Run this file whole (`python tutorials/10_lsq_training.py`, about half a minute), or cell by cell
+# in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import copy
@@ -35,8 +33,8 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # %% [markdown]
 # ## 1. The float network
 #
-# A trained network, scripted. A traced or loaded model works too, as long as its parameters
-# are still parameters: `torch.jit.freeze` makes constants of them.
+# A trained network, scripted. A traced or loaded model works too, as long as its parameters are
+# still parameters: `torch.jit.freeze` makes constants of them.
 
 # %%
 data = load_digits_tensors()
@@ -50,8 +48,8 @@ assert float_top1 > 97
 # %% [markdown]
 # ## 2. The result of calibration alone
 #
-# Weights, and inputs of convolutions and linears, get 4 bits. The first and the last layer,
-# where every error counts, get 8. In a configuration:
+# Weights, and inputs of convolutions and linears, get 4 bits. The first and the last layer, where
+# every error counts, get 8. In a configuration:
 
 # %%
 few = {"input": {"bits": 4}, "weight": {"bits": 4}}
@@ -65,9 +63,9 @@ print(f"4 bits, calibrated: {calibrated_top1:.2f} %")
 # %% [markdown]
 # ## 3. Prepare
 #
-# `prepare_qat` replaces `prepare`. In place of observers it inserts *fake
-# quantization*: round to the nearest code, clip at the last one, and back to float. `bits` and
-# `first_last_bits` express the configuration above.
+# `prepare_qat` replaces `prepare`. In place of observers it inserts *fake quantization*: round to
+# the nearest code, clip at the last one, and back to float. `bits` and `first_last_bits` express
+# the configuration above.
 
 # %%
 qat = jit_passes.prepare_qat(
@@ -94,10 +92,10 @@ assert all(found[name].data_ptr() == tensor.data_ptr() for name, tensor in own.i
 
 # %% [markdown]
 # Batch norms are still there, and train as usual. The weight in front is quantized as it will be
-# after its batch norm is folded into it: `fold_factor` is the factor of the weight, `fold_bias`
-# the folded bias, and `train_bias` rounds this bias to the steps of the integer sum.
-# The three operators `deferred_...` switch: in training mode they are weight, bias and batch norm,
-# in eval mode the folded weight, the rounded bias, and nothing. Here is the first convolution:
+# after its batch norm is folded into it: `fold_factor` is the factor of the weight, `fold_bias` the
+# folded bias, and `train_bias` rounds this bias to the steps of the integer sum. The three
+# operators `deferred_...` switch: in training mode they are weight, bias and batch norm, in eval
+# mode the folded weight, the rounded bias, and nothing. Here is the first convolution:
 
 # %%
 for node in GraphView.of(qat, parameters=True).nodes:
@@ -107,12 +105,12 @@ for node in GraphView.of(qat, parameters=True).nodes:
 # %% [markdown]
 # ## 4. An optimizer
 #
-# Build it after `prepare_qat`, which adds the scales. (An optimizer from before
-# trains weights only, and `jit_passes` warns at its second step.) Scales have their own group:
-# weight decay would pull them towards 0. The paper has the rate 0.01 for 2 to
-# 4 bits, and 0.001 for 8: a scale of 8 bits is so small that a step could take it past 0. This
-# network is small too: its scales have a tenth of the rate of its weights, and a hundredth in the
-# first and the last layer, which have 8 bits.
+# Build it after `prepare_qat`, which adds the scales. (An optimizer from before trains weights
+# only, and `jit_passes` warns at its second step.) Scales have their own group: weight decay would
+# pull them towards 0. The paper has the rate 0.01 for 2 to 4 bits, and 0.001 for 8: a scale of 8
+# bits is so small that a step could take it past 0. This network is small too: its scales have a
+# tenth of the rate of its weights, and a hundredth in the first and the last layer, which have 8
+# bits.
 
 # %%
 EPOCHS, BATCH = 4, 32
@@ -144,8 +142,8 @@ assert groups[0] == len(own) and sum(groups[1:]) == len(added)
 # ## 5. The first batches: float values only
 #
 # In training mode the first batch sets the scales of activations. `disable_fake_quantize` lets the
-# model compute in float meanwhile, so that each layer sees the values of the trained network,
-# and not the errors of layers in front.
+# model compute in float meanwhile, so that each layer sees the values of the trained network, and
+# not the errors of layers in front.
 
 # %%
 qat.train()
@@ -229,9 +227,9 @@ print("the model that was saved and loaded trains to the same bits")
 # %% [markdown]
 # ## 8. The last epoch
 #
-# In use, a batch norm is a factor in the weight, made of its running statistics.
-# With `freeze_statistics` it normalizes by these in training too, so that weights adapt to
-# the final factor. Observers have nothing left to do, so `disable_observers` stops them.
+# In use, a batch norm is a factor in the weight, made of its running statistics. With
+# `freeze_statistics` it normalizes by these in training too, so that weights adapt to the final
+# factor. Observers have nothing left to do, so `disable_observers` stops them.
 
 # %%
 jit_passes.freeze_statistics(qat)
@@ -244,9 +242,9 @@ print("scales that a step took below 0, and that were put back:", jit_passes.sca
 # %% [markdown]
 # ## 9. Convert
 #
-# `convert` takes a trained model like a calibrated one, and gives the reference model:
-# weights and biases as integers, batch norms folded, the trained scales in quantize and dequantize.
-# It equals the trained model in eval mode, and `parity` compares them value by value.
+# `convert` takes a trained model like a calibrated one, and gives the reference model: weights and
+# biases as integers, batch norms folded, the trained scales in quantize and dequantize. It equals
+# the trained model in eval mode, and `parity` compares them value by value.
 
 # %%
 qat.eval()
@@ -273,8 +271,7 @@ assert reference_top1 >= calibrated_top1 - 0.5
 # ## 10. Eight bits for PyTorch's kernels
 #
 # The quantizer for PyTorch's x86 kernels trains the model for `quantized::conv2d`, and the result
-# is lowered to it. One epoch from the
-# float weights is enough here; there is little to repair.
+# is lowered to it. One epoch from the float weights is enough here; there is little to repair.
 
 # %%
 model = torch.jit.script(network)

@@ -1,17 +1,16 @@
 # %% [markdown]
 # # Training scales that are powers of two
 #
-# Some hardware rescales by shifting: every scale is a power of two, with
-# one for each tensor, and zero points are 0. Such a grid is coarse. From one power to the next the
-# range doubles, and the largest value alone decides which one is used. TQT, *trained quantization
-# thresholds*, trains where each tensor is clipped, a balance between clipping and wide
-# steps, and the weights with it.
+# Some hardware rescales by shifting: every scale is a power of two, with one for each tensor, and
+# zero points are 0. Such a grid is coarse. From one power to the next the range doubles, and the
+# largest value alone decides which one is used. TQT, *trained quantization thresholds*, trains
+# where each tensor is clipped, a balance between clipping and wide steps, and the weights with it.
 #
-# This text trains a small MobileNet with 4 bits. Tutorial 10 has the common steps of all methods
-# in more detail; [docs/qat.md](../docs/qat.md) has the reference.
+# This text trains a small MobileNet with 4 bits. Tutorial 10 has the common steps of all methods in
+# more detail; [docs/qat.md](../docs/qat.md) has the reference.
 #
-# Run this file whole (`python tutorials/11_tqt_power_of_two.py`, about half a
-# minute), or cell by cell in an editor that supports `# %%`. Assertions check the claims.
+# Run this file whole (`python tutorials/11_tqt_power_of_two.py`, about half a minute), or cell by
+# cell in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import json
@@ -34,9 +33,8 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # ## 1. The loss by calibration
 #
 # The network has depthwise convolutions, with a filter for each channel, and their channels differ
-# more than others. Calibrated with a scale for each channel, of any size, 4 bits cost some
-# points; one power of two for each tensor costs more than twice as many. First and last
-# layer have 8 bits.
+# more than others. Calibrated with a scale for each channel, of any size, 4 bits cost some points;
+# one power of two for each tensor costs more than twice as many. First and last layer have 8 bits.
 
 # %%
 data = load_digits_tensors()
@@ -68,9 +66,9 @@ assert lost_by_shifting > 2 * lost
 #
 #     scale = 2^ceil(log2_threshold) / 2^(bits - 1)
 #
-# The threshold moves in each step; the scale changes when it crosses a whole number. Thresholds
-# of weights begin at three standard deviations; thresholds of activations with the first batch, at
-# the value that keeps most of the information (the observer `KLJ`).
+# The threshold moves in each step; the scale changes when it crosses a whole number. Thresholds of
+# weights begin at three standard deviations; thresholds of activations with the first batch, at the
+# value that keeps most of the information (the observer `KLJ`).
 
 # %%
 qat = jit_passes.prepare_qat(
@@ -90,8 +88,8 @@ assert all(abs(value) < 30 for value in before.values())
 # %% [markdown]
 # ## 3. Two optimizers and a freezer
 #
-# The recipe of TQT: Adam for weights, and Adam with a larger, repeatedly halved rate
-# for thresholds. Adam because the size of a threshold's gradient depends on the number of values it
+# The recipe of TQT: Adam for weights, and Adam with a larger, repeatedly halved rate for
+# thresholds. Adam because the size of a threshold's gradient depends on the number of values it
 # clips, and only its sign is reliable.
 #
 # A threshold near a whole number switches its scale back and forth, and the weights around it never
@@ -186,8 +184,8 @@ assert trained_top1 > float_top1 - 5
 # %% [markdown]
 # ## 7. For the engine
 #
-# `encodings_of` returns the numbers as plain data, which can be written in forms of other
-# engines: see [docs/exports.md](../docs/exports.md).
+# `encodings_of` returns the numbers as plain data, which can be written in forms of other engines:
+# see [docs/exports.md](../docs/exports.md).
 
 # %%
 with tempfile.TemporaryDirectory() as folder:

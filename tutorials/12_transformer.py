@@ -1,15 +1,15 @@
 # %% [markdown]
 # # A transformer to int8
 #
-# Transformers lose more at 8 bits than convolutional networks, mostly for one reason: behind
-# a layer norm, a few channels are 20 to 100 times larger than the rest. One scale for all channels
+# Transformers lose more at 8 bits than convolutional networks, mostly for one reason: behind a
+# layer norm, a few channels are 20 to 100 times larger than the rest. One scale for all channels
 # must reach the largest, and the others are left with almost no digits.
 #
-# This text takes a transformer from a `.pt` file to int8 in one call, then shows three
-# ways to quantize, the loss of each, the operator that causes it, and the remedy.
+# This text takes a transformer from a `.pt` file to int8 in one call, then shows three ways to
+# quantize, the loss of each, the operator that causes it, and the remedy.
 #
-# Run this file whole (`python tutorials/12_transformer.py`, about half a
-# minute), or cell by cell in an editor that supports `# %%`. Assertions check the claims.
+# Run this file whole (`python tutorials/12_transformer.py`, about half a minute), or cell by cell
+# in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import os
@@ -72,10 +72,9 @@ torch.manual_seed(0)
 reader = train(Reader(), data, epochs=8, peak_rate=2e-3)
 
 # %% [markdown]
-# A network that trains for seconds has no large channels. Large models grow them in long
-# training. This cell makes them: two channels behind each norm become 100 and 60 times
-# larger, and the weights that read them as much smaller. The network computes an equal result,
-# except for rounding.
+# A network that trains for seconds has no large channels. Large models grow them in long training.
+# This cell makes them: two channels behind each norm become 100 and 60 times larger, and the
+# weights that read them as much smaller. The network computes an equal result, except for rounding.
 
 # %%
 size = torch.ones(WIDTH)
@@ -116,8 +115,8 @@ print(f"{'float':28s} {top1(model, data.test_x, data.test_y):6.2f} %")
 # %% [markdown]
 # ## 2. One call
 #
-# `quantize_script` reads the graph, gives each operator the mode that suits it, and evens out
-# large channels first. The report says which mode each operator has, and why.
+# `quantize_script` reads the graph, gives each operator the mode that suits it, and evens out large
+# channels first. The report says which mode each operator has, and why.
 
 # %%
 auto = jit_passes.quantize_script(model, batches)
@@ -147,15 +146,15 @@ assert static_sqnr < 20
 
 # %% [markdown]
 # It is the first linear behind a norm, and all others like it have an equal loss. The cause is not
-# its weights, which have a scale for each row, but its input: the columns of the weights are
-# small where the channels of the input are large.
+# its weights, which have a scale for each row, but its input: the columns of the weights are small
+# where the channels of the input are large.
 #
 # ## 4. Smoothing
 #
 # `smooth` divides each channel of a norm by a factor, and multiplies the weights that read it by
 # that factor. The float model does not change, and both sides can then be quantized well. By
-# default `quantize_script` smooths norms whose largest channel is more
-# than four times the median one.
+# default `quantize_script` smooths norms whose largest channel is more than four times the median
+# one.
 
 # %%
 smoothed = jit_passes.smooth(model, batches)
@@ -171,8 +170,8 @@ assert abs(by_itself - smooth_sqnr) < 3
 #
 # In the mode `dynamic` inputs of linears are quantized while the model runs, each time by its own
 # largest and smallest number. No data is needed. Everything between the linears stays in float.
-# Large channels are harmful to a dynamic range too, so smoothing helps
-# here as well. Gain and shift of a norm tell without data how large its channels are.
+# Large channels are harmful to a dynamic range too, so smoothing helps here as well. Gain and shift
+# of a norm tell without data how large its channels are.
 
 # %%
 plain = jit_passes.quantize_script(model, mode="dynamic", smooth=None)
@@ -183,8 +182,7 @@ assert both_sqnr > dynamic_sqnr + 15
 print(jit_passes.coverage(both))
 
 # %% [markdown]
-# Modes mix: rules say where an operator is dynamic. A rule with a module covers everything in
-# it.
+# Modes mix: rules say where an operator is dynamic. A rule with a module covers everything in it.
 
 # %%
 rules = [{"module": "layers.0", "mode": "dynamic"}]
@@ -213,5 +211,4 @@ assert kilobytes[1] < 0.5 * kilobytes[0]
 # 1. `compare` for the target `reference`: which operator stands out, and by how many dB?
 # 2. A linear behind a layer norm: `smooth` with another strength, such as 0.7, for all norms.
 # 3. One operator: `keep_float`, more bits or `mode: dynamic` for it, by a rule.
-# 4. A little everywhere: another `calibration:` in a configuration, or training, as in
-#    tutorial 10.
+# 4. A little everywhere: another `calibration:` in a configuration, or training, as in tutorial 10.

@@ -5,12 +5,12 @@
 # Runtime, in OpenVINO, and with AOTInductor in a C++ program without Python.
 #
 # An engine puts an operator on integers only where it finds quantize and dequantize in the places
-# that it knows. Elsewhere the operator silently runs in float, and the file is
-# slower than the float model. The second half of this text shows how to find such operators.
+# that it knows. Elsewhere the operator silently runs in float, and the file is slower than the
+# float model. The second half of this text shows how to find such operators.
 #
-# Run this file whole (`python tutorials/13_engines.py`, about a minute), or
-# cell by cell in an editor that supports `# %%`. ONNX Runtime, OpenVINO and a C++ compiler are used
-# if they are installed. Assertions check the claims.
+# Run this file whole (`python tutorials/13_engines.py`, about a minute), or cell by cell in an
+# editor that supports `# %%`. ONNX Runtime, OpenVINO and a C++ compiler are used if they are
+# installed. Assertions check the claims.
 
 # %%
 import importlib.util
@@ -62,8 +62,8 @@ print(f"float {float_top1:.2f} %")
 #
 # Each engine is a target. `inspect` says which operators it will compute on integers, and why not
 # the others. Symmetric activations, as in TensorRT, are a common wish. In ONNX Runtime they cost
-# most of the network: its relu6 clips at 0, symmetric codes reach below, and a clip with an
-# effect keeps ONNX Runtime from fusing the convolution in front of it.
+# most of the network: its relu6 clips at 0, symmetric codes reach below, and a clip with an effect
+# keeps ONNX Runtime from fusing the convolution in front of it.
 #
 # Weights have 7 bits, since on processors without VNNI two products of 8 bits overflow int16.
 
@@ -87,8 +87,8 @@ assert all(row.dtype != "float" for row in found)
 # ## 3. ONNX Runtime
 #
 # `coverage` reads the quantized model itself: the bits of each operator, or its reason. It also
-# describes the engine, since the model is a *reference model*: float operators
-# between quantize and dequantize. It runs here, and shows the accuracy before there is a file.
+# describes the engine, since the model is a *reference model*: float operators between quantize and
+# dequantize. It runs here, and shows the accuracy before there is a file.
 
 # %%
 how = {"mode": "static", "config": affine, "progress": False}
@@ -106,8 +106,8 @@ if has("onnx", "onnxscript"):
 
 # %% [markdown]
 # `check_onnx` runs the file twice, plain and optimized, and compares all codes with the reference
-# model. Then it counts the integer operators in the optimized graph of ONNX Runtime, which is
-# the graph that runs. In a shell: `jit-passes check int8.onnx --against ...`.
+# model. Then it counts the integer operators in the optimized graph of ONNX Runtime, which is the
+# graph that runs. In a shell: `jit-passes check int8.onnx --against ...`.
 
 # %%
 if has("onnx", "onnxscript", "onnxruntime"):
@@ -134,10 +134,10 @@ if has("onnx", "onnxscript", "onnxruntime"):
 # %% [markdown]
 # ## 4. A wrong target
 #
-# This file is for another engine. `openvino` has no quantize between a convolution
-# and the sum that reads it, since OpenVINO adds before rounding. ONNX Runtime loads the file,
-# computes it correctly, and leaves these convolutions in float. `check_onnx` reports it if you
-# ask for ONNX Runtime: by default it runs the engine of the model's target.
+# This file is for another engine. `openvino` has no quantize between a convolution and the sum that
+# reads it, since OpenVINO adds before rounding. ONNX Runtime loads the file, computes it correctly,
+# and leaves these convolutions in float. `check_onnx` reports it if you ask for ONNX Runtime: by
+# default it runs the engine of the model's target.
 
 # %%
 for_openvino = jit_passes.quantize_script(model, batches, target="openvino", **how)
@@ -158,8 +158,9 @@ if has("onnx", "onnxscript", "onnxruntime"):
 # %% [markdown]
 # ## 5. OpenVINO
 #
-# OpenVINO reads this file. `check_onnx` compares its results with the reference model as floats, and
-# counts layers. OpenVINO's own report is the runtime model: each layer has a `runtimePrecision`.
+# OpenVINO reads this file. `check_onnx` compares its results with the reference model as floats,
+# and counts layers. OpenVINO's own report is the runtime model: each layer has a
+# `runtimePrecision`.
 
 # %%
 if has("onnx", "onnxscript", "openvino"):
@@ -189,10 +190,10 @@ if has("onnx", "onnxscript", "openvino"):
 # %% [markdown]
 # ## 6. AOTInductor, in C++
 #
-# `export_aoti` compiles the model with PyTorch's own compiler into one file, a *package*. The
-# sizes are fixed here: Inductor of torch 2.13 compiles int8 convolutions with one input channel
-# and an open batch wrongly. `export_aoti` runs each package once, with checks of layouts, and
-# refuses a wrong one.
+# `export_aoti` compiles the model with PyTorch's own compiler into one file, a *package*. The sizes
+# are fixed here: Inductor of torch 2.13 compiles int8 convolutions with one input channel and an
+# open batch wrongly. `export_aoti` runs each package once, with checks of layouts, and refuses a
+# wrong one.
 
 # %%
 compiler = os.environ.get("CXX") or shutil.which("g++")
@@ -244,8 +245,7 @@ if compiler is not None:
 # | which are on integers in the engine's own graph? | `check_onnx(path, reference, batches)` |
 # | at which value does an engine differ, and why? | `conformance(reference, batches, engines)` |
 #
-# Read the reasons of `inspect` and `coverage` first. If both promise integers and the
-# engine's graph has a float operator, the file was usually made for another engine, as in
-# section 4. If all is on integers and labels are wrong, look at the weights: on processors without
-# VNNI they need 7 bits. [docs/engines.md](../docs/engines.md) has the places of each
-# engine, and its known faults.
+# Read the reasons of `inspect` and `coverage` first. If both promise integers and the engine's
+# graph has a float operator, the file was usually made for another engine, as in section 4. If all
+# is on integers and labels are wrong, look at the weights: on processors without VNNI they need 7
+# bits. [docs/engines.md](../docs/engines.md) has the places of each engine, and its known faults.

@@ -1,18 +1,18 @@
 # %% [markdown]
 # # From training to C, bit for bit
 #
-# Hardware engineers need integers to compare a kernel with: a convolution as a
-# correlation and a bias, a format for each number on the way, scales that are powers of
-# two. This text trains a network on digits for such hardware, lowers it to integers, writes these
-# as C, compiles and runs the program, and shows that PyTorch, ONNX Runtime and C give equal codes.
-# It ends with files for a testbench.
+# Hardware engineers need integers to compare a kernel with: a convolution as a correlation and a
+# bias, a format for each number on the way, scales that are powers of two. This text trains a
+# network on digits for such hardware, lowers it to integers, writes these as C, compiles and runs
+# the program, and shows that PyTorch, ONNX Runtime and C give equal codes. It ends with files for a
+# testbench.
 #
 # Tutorial 06 has the five slots in detail, and tutorial 11 TQT;
 # [docs/fixed_point.md](../docs/fixed_point.md) has the target's equations.
 #
-# Run this file whole (`python tutorials/14_integers_to_c.py`, about half a
-# minute; it needs a C compiler, onnx and onnxruntime), or cell by cell in an editor that supports
-# `# %%`. Assertions check the claims.
+# Run this file whole (`python tutorials/14_integers_to_c.py`, about half a minute; it needs a C
+# compiler, onnx and onnxruntime), or cell by cell in an editor that supports `# %%`. Assertions
+# check the claims.
 
 # %%
 import json
@@ -140,8 +140,8 @@ assert ran.returncode == 0 and ran.stdout == f"0 of {(8 + 3) * CLASSES} codes di
 # ## 6. Four engines
 #
 # `conformance` runs the reference model in several engines, and compares the codes of each value
-# that an engine shows. At the first difference it names operator, line, both codes and
-# the sum before rounding.
+# that an engine shows. At the first difference it names operator, line, both codes and the sum
+# before rounding.
 
 # %%
 engines = ["fixed_point", "c", "onnxruntime", "onnxruntime_optimized"]

@@ -1,17 +1,17 @@
 # %% [markdown]
 # # Less loss without training: improve
 #
-# Some tools between calibration and training change ranges, channels, codes of weights and
-# biases. Each helps some networks and harms others. `improve` tries them in the order of cost, and
-# keeps a tool only if the loss falls on held-back data. The result is a model and a
-# recipe, a few lines of YAML that make an equal model without the search.
+# Some tools between calibration and training change ranges, channels, codes of weights and biases.
+# Each helps some networks and harms others. `improve` tries them in the order of cost, and keeps a
+# tool only if the loss falls on held-back data. The result is a model and a recipe, a few lines of
+# YAML that make an equal model without the search.
 #
 # This text improves a small MobileNet with weights of 4 bits.
-# [docs/accuracy.md](../docs/accuracy.md)
-# has the reference, and figures of a network with ImageNet weights.
+# [docs/accuracy.md](../docs/accuracy.md) has the reference, and figures of a network with ImageNet
+# weights.
 #
-# Run this file whole (`python tutorials/15_improve.py`, about half a minute),
-# or cell by cell in an editor that supports `# %%`. Assertions check the claims.
+# Run this file whole (`python tutorials/15_improve.py`, about half a minute), or cell by cell in an
+# editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import tempfile
@@ -93,8 +93,8 @@ with torch.no_grad():
 #
 # ## 4. A budget
 #
-# With a budget the search ends as soon as the loss is small enough. If all steps together are
-# not enough, single layers get other options, as in `tune`.
+# With a budget the search ends as soon as the loss is small enough. If all steps together are not
+# enough, single layers get other options, as in `tune`.
 
 # %%
 enough = jit_passes.improve(model, batches, budget=improved.quantized + 2, config=config, **how)
@@ -104,8 +104,8 @@ assert enough.score >= enough.least and len(enough.steps) < len(improved.steps)
 # %% [markdown]
 # ## What next
 #
-# - The accuracy on labelled data instead of the error of outputs: `improve(model, batches,
-#   accuracy)`.
+# - The accuracy on labelled data instead of the error of outputs:
+#   `improve(model, batches, accuracy)`.
 # - A run that can be interrupted: `resume="scores.jsonl"`, and `time=600` for ten minutes.
 # - In a shell: `jit-passes improve model.pt --data calib.npz -o int8.pt --recipe recipe.yaml`.
 # - Weights of 3 bits and fewer need training: [tutorial 10](10_lsq_training.py).

@@ -2,11 +2,11 @@
 # # Generating text with weights of 4 bits
 #
 # A decoder writes one token after the other. For each token it reads all of its weights, and
-# multiplies them with one row of numbers: so a token takes the time to read the weights.
-# Weights of 4 bits have an eighth of the size of float32.
+# multiplies them with one row of numbers: so a token takes the time to read the weights. Weights of
+# 4 bits have an eighth of the size of float32.
 #
-# This text quantizes a decoder in a `.pt` file for a loop that generates text: the
-# configuration, its cost in accuracy, and the file.
+# This text quantizes a decoder in a `.pt` file for a loop that generates text: the configuration,
+# its cost in accuracy, and the file.
 #
 # Run this file whole (`python tutorials/16_generating_text.py`, about half a minute), or cell by
 # cell in an editor that supports `# %%`. Assertions check the claims.
@@ -33,8 +33,8 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # %% [markdown]
 # ## 1. A decoder that keeps keys and values
 #
-# Keys and values of earlier tokens are inputs of each layer, and come back with the new
-# ones. A prompt comes as a whole, with empty caches; then tokens follow one by one.
+# Keys and values of earlier tokens are inputs of each layer, and come back with the new ones. A
+# prompt comes as a whole, with empty caches; then tokens follow one by one.
 
 # %%
 WIDTH, HEADS, LAYERS, LONGEST = 96, 3, 2, 128
@@ -171,9 +171,9 @@ assert "Explicit is better than implicit." in write(model)
 # %% [markdown]
 # ## 2. Weights of 4 bits
 #
-# `mode: dynamic` quantizes the input of each linear layer while the model runs, without
-# data, and multiplies integers. A scale for each 32 inputs keeps 4 bits exact enough:
-# with one scale for a whole channel its largest weight decides for all others.
+# `mode: dynamic` quantizes the input of each linear layer while the model runs, without data, and
+# multiplies integers. A scale for each 32 inputs keeps 4 bits exact enough: with one scale for a
+# whole channel its largest weight decides for all others.
 #
 # Embeddings are looked up, not multiplied: they keep 8 bits.
 
@@ -195,9 +195,10 @@ print(PROMPT + write(four))
 # %% [markdown]
 # ## 3. The alternatives
 #
-# * `weight_only` leaves activations in float32. It is a little more exact, and slower if a
-#   prompt has many tokens.
-# * One scale for each channel has a larger error at 4 bits, and `x86` stores such weights in 8 bits.
+# * `weight_only` leaves activations in float32. It is a little more exact, and slower if a prompt
+#   has many tokens.
+# * One scale for each channel has a larger error at 4 bits, and `x86` stores such weights in 8
+#   bits.
 # * 8 bits are nearly exact. The file is larger, and a token takes longer if the network exceeds the
 #   caches of the processor. This one is small, so the times here are alike.
 

@@ -34,7 +34,7 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # %% [markdown]
 # ## 1. The shortest way
 #
-# `replace_pattern` takes a module and two functions with equal argument names: a pattern and a
+# `replace_pattern` takes a module and two functions with the same argument names: a pattern and a
 # replacement. It returns a new module. The original does not change, and both have the same
 # parameters.
 

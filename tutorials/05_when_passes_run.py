@@ -173,8 +173,8 @@ for operators in seen:
 # which had to be profiled first. The backward graph came by itself. It holds no relu: the slope of
 # relu is a comparison with 0 and a product.
 #
-# So the value changed, and the slope did not. Therefore **a pass after autograd must compute equal
-# results**, only faster, or on other hardware. Otherwise training goes wrong silently.
+# So the value changed, and the slope did not. Therefore **a pass after autograd must compute the
+# same results**, only faster, or on other hardware. Otherwise training goes wrong silently.
 
 # %%
 assert handle.changed == 1
@@ -339,4 +339,4 @@ assert compiled(x).item() == RELU[0]
 # | graph | whole | whole, or its differentiated parts | as after autograd, with fused kernels |
 # | has the module | yes | no | no |
 # | gradient follows | yes | no | no |
-# | good for | new operators, approximations | equal results by other operators | the rest |
+# | good for | new operators, approximations | the same results by other operators | the rest |

@@ -206,8 +206,8 @@ def accumulator_steps(sources: list[QParams]) -> tuple[Tensor, int]:
 # others see its result (`output_qspec`). Operands are named by their values.
 #
 # - **Implicit sharing.** A convolution reads the result of an addition with the specification
-#   `ACTIVATION`, and the addition has given its result an equal one. Equal specifications of one
-#   value are one quantization, without a further statement.
+#   `ACTIVATION`, and the addition has given its result the same. Equal specifications of one value
+#   are one quantization, without a further statement.
 # - **Explicit sharing.** Different values share only by a statement. `(value, node)` is the value
 #   as that node sees it.
 # - **A relu that belongs to the operator in front** (rule 4). The result of the relu is quantized,

@@ -202,8 +202,9 @@ file.write_text(LAYERS)
 # %% [markdown]
 # ## 6. The same in Python
 #
-# The target's quantizer takes the options of a file in Python, in equal order, and gives an equal
-# graph with equal numbers. Only the report differs: it says where the float layer was asked for.
+# The target's quantizer takes the options of a file in Python, in the same order, and gives the
+# same graph with the same numbers. Only the report differs: it says where the float layer was asked
+# for.
 
 # %%
 activation = TensorOptions(calibration=observer_of("mean_squared_error"))

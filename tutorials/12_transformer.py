@@ -74,7 +74,7 @@ reader = train(Reader(), data, epochs=8, peak_rate=2e-3)
 # %% [markdown]
 # A network that trains for seconds has no large channels. Large models grow them in long training.
 # This cell makes them: two channels behind each norm become 100 and 60 times larger, and the
-# weights that read them as much smaller. The network computes an equal result, except for rounding.
+# weights that read them as much smaller. The network computes the same result, except for rounding.
 
 # %%
 size = torch.ones(WIDTH)
@@ -145,7 +145,7 @@ assert comparison.first.name.endswith("qkv:linear")
 assert static_sqnr < 20
 
 # %% [markdown]
-# It is the first linear behind a norm, and all others like it have an equal loss. The cause is not
+# It is the first linear behind a norm, and all others like it have the same loss. The cause is not
 # its weights, which have a scale for each row, but its input: the columns of the weights are small
 # where the channels of the input are large.
 #

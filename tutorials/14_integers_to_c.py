@@ -4,8 +4,8 @@
 # Hardware engineers need integers to compare a kernel with: a convolution as a correlation and a
 # bias, a format for each number on the way, scales that are powers of two. This text trains a
 # network on digits for such hardware, lowers it to integers, writes these as C, compiles and runs
-# the program, and shows that PyTorch, ONNX Runtime and C give equal codes. It ends with files for a
-# testbench.
+# the program, and shows that PyTorch, ONNX Runtime and C give the same codes. It ends with files
+# for a testbench.
 #
 # Tutorial 06 has the five slots in detail, and tutorial 11 TQT;
 # [docs/fixed_point.md](../docs/fixed_point.md) has the target's equations.

@@ -4,7 +4,7 @@
 # Some tools between calibration and training change ranges, channels, codes of weights and biases.
 # Each helps some networks and harms others. `improve` tries them in the order of cost, and keeps a
 # tool only if the loss falls on held-back data. The result is a model and a recipe, a few lines of
-# YAML that make an equal model without the search.
+# YAML that make the same model without the search.
 #
 # This text improves a small MobileNet with weights of 4 bits.
 # [docs/accuracy.md](../docs/accuracy.md) has the reference, and figures of a network with ImageNet

@@ -191,7 +191,6 @@ MAKERS: dict[str, Callable[[], str]] = {
     "calibrations": calibrations,
     "training_methods": training_methods,
     "target_x86": lambda: target('Stock("x86", reduce_range=False)'),
-    "target_qnnpack": lambda: target('Stock("qnnpack", reduce_range=False)'),
     "target_reference": lambda: target("Reference()"),
     "target_onnxruntime": lambda: target("OnnxRuntime()"),
     "life_canonical": canonical,

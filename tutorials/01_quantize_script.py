@@ -3,12 +3,11 @@
 #
 # A float32 network stores every weight in four bytes and multiplies floats. An int8 network stores
 # one byte, and multiplies 8-bit integers, of which a CPU does several times as many per second.
-# This text takes a small residual network from one to the other: first by hand, one stage at a
-# time, with a look at the graph in between; then in a single call.
+# This text quantizes a small residual network: first one stage at a time, with a look at the graph
+# in between, then in a single call.
 #
-# It is a plain Python file. Run it whole (`python tutorials/01_quantize_script.py`, about half a
-# minute), or cell by cell in an editor that knows `# %%`. Every step ends in assertions, so what
-# the text claims is checked.
+# Run this file whole (`python tutorials/01_quantize_script.py`, about half a minute), or cell by
+# cell in an editor that supports `# %%`. Assertions check each step.
 
 # %%
 import re
@@ -38,8 +37,8 @@ def operators(module: torch.jit.ScriptModule) -> Counter[str]:
 # %% [markdown]
 # ## 1. A network worth quantizing
 #
-# `digits.py` has the data (1797 scanned digits that come with scikit-learn) and the network: six
-# residual blocks of convolution, batch normalization, in-place ReLU. It trains in seconds.
+# `digits.py` has the data (1797 scanned digits from scikit-learn) and the network: six residual
+# blocks of convolution, batch normalization, in-place ReLU. It trains in seconds.
 
 # %%
 data = load_digits_tensors()
@@ -52,13 +51,12 @@ assert float_top1 > 97.5
 # %% [markdown]
 # ## 2. TorchScript
 #
-# `torch.jit.script` compiles the module into a graph of operators, together with the weights. This
-# graph is what jit_passes works on: no Python is left in it, so it does not matter how the module
-# was written, or whether the source still exists. A traced module, or a `.pt` file loaded with
-# `torch.jit.load`, serves as well.
+# `torch.jit.script` compiles the module into a graph of operators, together with the weights.
+# jit_passes works on this graph. It contains no Python, so the module's source is not needed. A
+# traced module, or a `.pt` file loaded with `torch.jit.load`, works too.
 #
-# The module must be in eval mode (`train` left it so): in training mode batch normalization and
-# dropout compute something else than they will in use.
+# The module must be in eval mode (`train` left it so): in training mode, batch normalization and
+# dropout compute something else than in use.
 
 # %%
 scripted = torch.jit.script(model)
@@ -75,8 +73,8 @@ assert operators(scripted)["aten::batch_norm"] > 0
 #
 #     real = scale * (integer - zero_point)
 #
-# Given a range of values, both follow. The range is spread over the 256 marks, and the zero point
-# is rounded to an integer so that 0.0 is represented exactly: padding and ReLU produce many zeros.
+# Both follow from a range of values. The range is spread over the 256 marks, and the zero point is
+# rounded to an integer so that 0.0 is represented exactly: padding and ReLU produce many zeros.
 
 # %%
 values = data.train_x[0]
@@ -90,24 +88,24 @@ print("float ", values[0, 5, 4:9].tolist())
 print("int   ", integers[0, 5, 4:9].tolist())
 print("back  ", restored[0, 5, 4:9].tolist())
 # Rounding to the nearest mark is off by half a step at most; rounding the zero point adds as much
-# again at the very ends of the range. (1.001: the division above rounds, too.)
+# again at the ends of the range. (1.001: the division above rounds, too.)
 assert (restored - values).abs().max() <= scale * 1.001
 assert len(integers.unique()) > 16
 
 # %% [markdown]
-# The range is everything: too narrow, and values beyond it are clipped; too wide, and the marks
-# lie far apart. Weights are known, so theirs is simply measured, one for every output channel.
-# The values *between* the layers depend on the input. Those need watching.
+# If the range is too narrow, values beyond it are clipped; if it is too wide, the marks lie far
+# apart. Weights are known, so their ranges are measured, one for every output channel. Values
+# *between* the layers depend on the input, so they must be observed.
 
 # %% [markdown]
 # ## 4. Prepare: observers go in
 #
-# `prepare` returns a copy of the module. In the copy, batch normalization has been folded into the
-# weights of the convolution before it, and an *observer* stands on every value that is to become
-# int8. An observer computes nothing; it notes the range of what passes. Your module is not touched,
-# here or anywhere below. The target `stock` means PyTorch's own int8 operators, whose files load
-# with torch alone. Without it you get the fastest for your processor, which may be plans of whole
-# regions, whose files need jit_passes.
+# `prepare` returns a copy of the module. In the copy, batch normalization is folded into the
+# weights of the convolution before it, and an *observer* stands on every value that will become
+# int8. An observer computes nothing; it records the range of the values. Your module does not
+# change, here or below. The target `stock` is PyTorch's own int8 operators, whose files load with
+# torch alone. The default is the fastest target for your processor, whose files may need
+# jit_passes.
 
 # %%
 prepared = jit_passes.prepare(scripted, target="stock")
@@ -123,13 +121,12 @@ torch.testing.assert_close(observed, expected, rtol=1e-3, atol=1e-3)
 # %% [markdown]
 # ## 5. Calibrate: the observers watch
 #
-# *Calibration* runs the prepared module on inputs of the kind that it will meet in use. A few
-# hundred do. No labels are needed, since nothing is trained: calibration only finds the ranges.
-# Take them from the training set, and prepare them exactly as in use; a range found on pictures of
-# the wrong brightness is the wrong range.
+# *Calibration* runs the prepared module on typical inputs, a few hundred. It needs no labels,
+# because it only finds ranges. Take the inputs from the training set, and preprocess them as in
+# use: pictures with the wrong brightness give the wrong range.
 #
 # Above, the prepared module has already seen 64 images of the test set. To keep the test honest,
-# start over with a fresh copy.
+# start over with a new copy.
 
 # %%
 prepared = jit_passes.prepare(scripted, target="stock")
@@ -139,12 +136,11 @@ jit_passes.calibrate(prepared, calibration_data)
 # %% [markdown]
 # ## 6. Convert: the reference model
 #
-# `convert` replaces each observer by its outcome: a *quantize* to 8 bits with the scale and zero
-# point that follow from the range, and a *dequantize* back to float. Between the two, nothing
-# happens. This **reference model** computes just what the int8 model will compute, with all of
-# its rounding and clipping; yet convolutions and sums still run in float, in operators that anybody
-# can read. It runs no faster. It answers the question whether a loss of accuracy comes from
-# quantization itself (then it shows here) or from a backend's kernels (then it does not).
+# `convert` replaces each observer by a *quantize* to 8 bits, with the scale and zero point that
+# follow from the range, and a *dequantize* back to float. This **reference model** computes the
+# int8 model's results, with all of its rounding and clipping, but its convolutions and sums run in
+# float, in PyTorch's ordinary operators. It is not faster. It separates two causes of a loss of
+# accuracy: quantization itself shows here, a backend's kernels do not.
 
 # %%
 reference = jit_passes.convert(prepared)
@@ -160,14 +156,13 @@ assert reference_top1 >= float_top1 - 0.5
 # %% [markdown]
 # ## 7. Lower: int8 kernels
 #
-# `lower` hands the reference model to a backend. The target `stock` uses the operators that come
-# with torch: wherever the graph reads *dequantize, convolution, ReLU, quantize*, it is replaced by
-# one `quantized::conv2d` that takes 8-bit integers, adds up in 32 bits and returns 8 bits. The ReLU
-# costs nothing any more: its results have a range that begins at 0, and clipping to this range is
-# what the kernel does anyway. The weights, now integers, are packed the way its kernel wants them.
-# Of the many quantize and dequantize steps, those at the edges are left: where the input comes in,
-# where the result goes out, and around the global average pool in front of the classifier, which is
-# computed in float because the average of many values needs finer steps than its operand has.
+# `lower` converts the reference model for a backend. The target `stock` uses the operators of
+# torch: one `quantized::conv2d` replaces *dequantize, convolution, ReLU, quantize*. It takes 8-bit
+# integers, adds in 32 bits and returns 8 bits. The ReLU costs nothing: its range begins at 0, and
+# the kernel clips to the range anyway. The integer weights are packed for the kernel. Only the
+# outer quantize and dequantize steps are left: at the input, at the result, and around the global
+# average pool in front of the classifier. The pool is computed in float because the average of many
+# values needs finer steps than its operand has.
 
 # %%
 lowered = jit_passes.lower(reference, target="stock")
@@ -179,8 +174,8 @@ assert sum(n for name, n in operators(lowered).items() if "quantized::conv2d" in
 assert operators(lowered)["aten::quantize_per_tensor"] == 2
 
 # %% [markdown]
-# The reference and the lowered model agree up to single steps (a kernel may round a tie the other
-# way), and both differ from float by the noise of 8 bits.
+# The reference and the lowered model agree up to single steps (a kernel may round a tie
+# differently), and both differ from float by the noise of 8 bits.
 
 # %%
 with torch.no_grad():
@@ -193,9 +188,9 @@ assert sqnr(expected, from_lowered) > 20
 # %% [markdown]
 # ## 8. Coverage: what is int8, and why is the rest not
 #
-# Operators for which the target has no int8 form stay float; the module works all the same, with a
-# dequantize before them and a quantize behind. `coverage` lists every operator that could matter,
-# the line of source that it comes from, and the reason where it stayed float.
+# Operators without an int8 form in the target stay float, with a dequantize before them and a
+# quantize behind. `coverage` lists every operator with weights, its line of source, and the reason
+# if it stayed float.
 
 # %%
 coverage = jit_passes.coverage(lowered)
@@ -206,7 +201,7 @@ assert all(row.reason for row in left_float)
 assert sum(row.dtype == "int8" and row.kind == "conv2d" for row in coverage) >= 13
 
 # %% [markdown]
-# ## 9. The same in one call
+# ## 9. All stages in one call
 #
 # `quantize_script` does all of the above: prepare, calibrate, convert, lower.
 
@@ -220,8 +215,8 @@ with torch.no_grad():
 # %% [markdown]
 # ## 10. Save, and load without jit_passes
 #
-# The result is a ScriptModule like any other. Its file holds the packed 8-bit weights, and it loads
-# wherever torch does: in a process that never heard of jit_passes, or in C++.
+# The result is an ordinary ScriptModule. Its file holds the packed 8-bit weights, and torch alone
+# loads it, in Python or in C++.
 
 # %%
 LOAD = """

@@ -1,14 +1,13 @@
 # %% [markdown]
 # # Reading TorchScript IR and matching subgraphs
 #
-# TorchScript turns a Python function into a graph of operators. Whoever wants to change a model
-# (fuse two operators, insert one, quantize) has to read this graph first, and then to say which
-# part of it is meant. This text does both: it reads graphs, from the smallest one up, and finds
-# subgraphs in them with a pattern. It changes nothing; that is the subject of tutorial 03.
+# TorchScript turns a Python function into a graph of operators. To change a model (fuse two
+# operators, insert one, quantize), first read this graph, and then select a part of it. This text
+# reads graphs, from the smallest one up, and finds subgraphs with a pattern. Tutorial 03 changes
+# them.
 #
-# It is a plain Python file. Run it whole (`python tutorials/02_reading_ir.py`, some seconds), or
-# cell by cell in an editor that knows `# %%`. Every step ends in assertions, so what the text
-# claims is checked.
+# Run this file whole (`python tutorials/02_reading_ir.py`, some seconds), or cell by cell in an
+# editor that supports `# %%`. Assertions check each step.
 
 # %%
 import linecache
@@ -28,7 +27,7 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # A graph has *inputs*, *nodes* in the order in which they run, and *outputs*.
 #
 # - A **value** (`%x.1`, `%4`) is computed once, by one node, and read by others. It has a type. Its
-#   number says nothing, and changes whenever the graph does.
+#   number has no meaning, and changes with the graph.
 # - A **node** is an operator with operands and results. `aten::` is PyTorch's own library; `prim::`
 #   is the language itself: constants, lists, branches, calls.
 # - A **constant** is a node as well. Its value is an *attribute* of the node, in square
@@ -49,10 +48,9 @@ assert kinds == ["prim::Constant", "aten::mul", "aten::relu", "aten::add"]
 assert [value.type().annotation_str for value in graph.inputs()] == ["Tensor", "float"]
 
 # %% [markdown]
-# Python has one `+`, PyTorch has several operators `aten::add`. The *schema* of a node says which
-# one it is and what its operands mean. This one computes `self + alpha * other`. Nobody wrote
-# `alpha`, but a graph spells out every default; and equal constants are one, so that the value 1 is
-# operand twice.
+# Python has one `+`, PyTorch has several operators `aten::add`. The *schema* of a node names the
+# operator and its operands. This one computes `self + alpha * other`. A graph contains every
+# default, so `alpha` is there. Equal constants are shared, so the value 1 is operand twice.
 
 # %%
 one, mul, relu, add = graph.nodes()
@@ -64,8 +62,8 @@ assert other == alpha == one.output() and one.output().toIValue() == 1
 # %% [markdown]
 # ## 2. Modules: attributes and calls
 #
-# A module is an object with attributes. Its graph gets it as first input, `self`, and reads
-# submodules, parameters and whatever else it holds with `prim::GetAttr`. A call of a submodule is a
+# A module is an object with attributes. The graph's first input is the module, `self`. The graph
+# reads submodules, parameters and other attributes with `prim::GetAttr`. A call of a submodule is a
 # node, `prim::CallMethod`.
 
 
@@ -110,8 +108,8 @@ calls = scripted.graph.findAllNodes("prim::CallMethod")
 assert [call.s("name") for call in calls] == ["forward", "forward"]
 
 # %% [markdown]
-# That is much text for little. `format_graph` prints the same graph for people: constants stand
-# where they are used, attributes are called by their path, types and places are left out.
+# `format_graph` prints a shorter graph: constants stand where they are used, attributes are called
+# by their path, types and places are left out.
 
 # %%
 print(format_graph(scripted))
@@ -121,10 +119,10 @@ assert len(format_graph(scripted)) < len(str(scripted.graph)) / 2
 # %% [markdown]
 # ## 3. Inlining, and names that last
 #
-# The inside of the blocks is not to be seen: it stands in their own graphs. *Inlining* puts these
-# in place of the calls, and patterns can then reach across the borders of modules. jit_passes
-# inlines before any pass or rule looks at the graph. A pipeline without passes does this and
-# nothing else. The parameters remain where they were, and are the same tensors.
+# The inside of the blocks is in their own graphs. *Inlining* replaces the calls by these graphs, so
+# that patterns can match across the borders of modules. jit_passes inlines before any pass or rule
+# looks at the graph. A pipeline without passes does only this. The parameters stay where they are,
+# and are the same tensors.
 
 # %%
 inlined = Pipeline("inline", ()).run(scripted).module
@@ -135,14 +133,14 @@ x = torch.rand(1, 3, 4, 4)
 assert torch.equal(inlined(x), scripted(x))
 
 # %% [markdown]
-# Values now are called after the node that makes them: `stem.conv:conv2d` is the result of the
-# operator `conv2d` in the module `stem.conv`. Where one module has several of a kind, `#1`, `#2`
-# count on. Other than `%30`, such a *stable name* means the same in tomorrow's file, in an error
-# message, and in a report.
+# Values are now called after the node that makes them: `stem.conv:conv2d` is the result of the
+# operator `conv2d` in the module `stem.conv`. If one module has several of a kind, `#1`, `#2`
+# follow. Unlike `%30`, such a *stable name* stays valid in later files, in error messages, and in
+# reports.
 #
-# `GraphView` is the graph as plain Python data: nodes, their operands and results, who reads what.
-# It also knows where a node comes from: the module, its class, the line of *your* code. (The
-# operator itself stands in PyTorch's `conv.py`, which would help nobody.)
+# `GraphView` is the graph as plain Python data: nodes, their operands and results, and readers. It
+# also knows the origin of a node: the module, its class, the line of *your* code (the operator
+# itself stands in PyTorch's `conv.py`).
 
 # %%
 view = GraphView.of(inlined)
@@ -161,7 +159,7 @@ file, line = conv.source.rsplit(":", 1)
 assert linecache.getline(file, int(line)).strip() == "return torch.relu(self.conv(x) * 0.5)"
 
 # %% [markdown]
-# From a value, one can walk up to its producer, and down to its users.
+# A value leads up to its producer, and down to its users.
 
 # %%
 producer = conv.inputs[0].producer
@@ -174,9 +172,9 @@ assert (user, operand) == (node_named("body:mul"), 0)
 # ## 4. Constants and attributes
 #
 # Operands of a convolution are lists of numbers. The compiler builds them while the graph runs
-# (`prim::ListConstruct`); inlining with jit_passes makes them constants, since nothing in them ever
-# changes. Attributes are no constants, be they numbers, lists or weights: someone may assign
-# another value. `self.axes` and `self.gain` are read each time.
+# (`prim::ListConstruct`); inlining with jit_passes makes them constants, since they never change.
+# Attributes are no constants, be they numbers, lists or weights: a program may assign another
+# value. `self.axes` and `self.gain` are read each time.
 
 # %%
 stride, padding = conv.inputs[3].constant, conv.inputs[4].constant
@@ -193,15 +191,15 @@ inlined.axes = [2, 3]
 # %% [markdown]
 # ## 5. Branches and loops
 #
-# `prim::If` and `prim::Loop` are nodes that hold *blocks*: lists of nodes with inputs and outputs
-# of their own. A block may read values from outside; outside, only what the block hands out can be
+# `prim::If` and `prim::Loop` are nodes that hold *blocks*: lists of nodes with their own inputs and
+# outputs. A block may read values from outside; from outside, only the outputs of a block can be
 # read.
 #
-# - `If` has two blocks. Its result is that of the block that ran.
-# - `Loop` has one. Its operands are the highest number of rounds, whether to begin at all, and what
-#   the first round gets. The block takes the number of the round and what the round before handed
-#   on; it returns whether to go on, and what the next one gets. So `x = x + gain`, written again
-#   and again in Python, becomes a new value each round.
+# - `If` has two blocks. Its result comes from the block that ran.
+# - `Loop` has one. Its operands are the highest number of rounds, whether to begin at all, and the
+#   values for the first round. The block takes the number of the round and the values from the last
+#   round; it returns whether to continue, and the values for the next round. So `x = x + gain`,
+#   which Python assigns again and again, becomes a new value each round.
 
 # %%
 loop = node_named("Loop")
@@ -215,10 +213,10 @@ assert add.inputs[0].producer is None and add.output.is_result  # from one round
 # %% [markdown]
 # ## 6. Scripted against traced
 #
-# Scripting compiles the source. Tracing runs it once with an example, and notes which operators
-# ran. The trace knows one path only: the branch is decided, the loop has become two additions, and
-# `steps` is no input any more. Some operators have other names (`_convolution`), and Python's
-# numbers have become tensors, `<Double[] 0.5>`.
+# Scripting compiles the source. Tracing runs it once with an example, and records the operators.
+# The trace knows one path only: the branch is decided, the loop is two additions, and `steps` is no
+# input. Some operators have other names (`_convolution`), and Python's numbers have become tensors,
+# `<Double[] 0.5>`.
 
 # %%
 traced = torch.jit.trace(net, x)
@@ -234,12 +232,12 @@ assert not torch.equal(scripted(x, 3), scripted(x))  # what the trace cannot do
 # ## 7. Finding a subgraph
 #
 # A *pattern* is a small graph, most easily written as a function. Its arguments stand for any value
-# of their type. A rule is made of a pattern and a replacement; `explain` never replaces anything,
+# of their type. A rule consists of a pattern and a replacement; `explain` never replaces anything,
 # so for searching the pattern can stand for both.
 #
 # The search starts at the pattern's last operator, here relu, and goes up. `explain` looks at all
-# relus of the model, and says how far the search came from there, and what ended it. A match is
-# called after the pattern's first operator, where the pattern does not match after its last one.
+# relus of the model, and says how far the search came from there, and why it ended. A match is
+# named after the pattern's first operator, a failed search after the last one.
 
 
 # %%
@@ -254,8 +252,8 @@ assert [place.name for place in found.places] == ["stem:mul", "body:mul"]
 assert all(place.reason == "" for place in found.places)
 
 # %% [markdown]
-# In the traced model there is none: its factors are tensors. The reason says as much, and the
-# pattern that fits follows from it.
+# The traced model has no match: its factors are tensors. The reason says so, and leads to the
+# pattern that fits.
 
 
 # %%
@@ -269,8 +267,8 @@ search_traced = RewriteRule("scaled_relu_traced", scaled_relu_traced, scaled_rel
 assert all(place.reason == "" for place in search_traced.explain(traced).places)
 
 # %% [markdown]
-# With a replacement, the same rule says what it *would* do: `dry_run=True` returns the matches and
-# the lines that would change, and the module as it was.
+# With a replacement, the rule says what it *would* do: `dry_run=True` returns the matches, the
+# lines that would change, and the unchanged module.
 
 
 # %%
@@ -288,8 +286,8 @@ assert planned.module is scripted and "aten::clamp" not in format_graph(scripted
 # %% [markdown]
 # ## 8. Near misses
 #
-# A pattern that finds nothing is the usual beginning. This model has five places that look like
-# `relu(x * 0.5)`, and one that is.
+# A first pattern often finds nothing. This model has five places that look like `relu(x * 0.5)`,
+# and only one matches.
 
 
 # %%
@@ -319,13 +317,13 @@ assert "is used by aten::add" in reasons["relu#3"]
 assert len(reasons) == 4
 
 # %% [markdown]
-# - *Another number*: a number in the pattern must be equal. An argument takes any.
+# - *Another number*: a number in the pattern must be equal. An argument takes any number.
 # - *Another operator* at that place.
-# - *Used twice*: the product is needed elsewhere, so replacing the pair would not make it go away.
-#   A pattern that returns the product as well matches here.
-# - *In place*: `relu_` is another operator, and not even a candidate.
+# - *Used twice*: another operator needs the product, so it would remain after a replacement. A
+#   pattern that also returns the product matches here.
+# - *In place*: `relu_` is another operator, and no candidate.
 #
-# The last can be said: `alternatives` lists what a name may stand for.
+# `alternatives` covers the last case: it lists the operators that a name may stand for.
 
 # %%
 either = RewriteRule(
@@ -342,10 +340,10 @@ assert len(found.places) == 5
 # %% [markdown]
 # ## 9. Patterns as text
 #
-# A function cannot say everything. `conv2d` has seven operands; a pattern that does not care for
-# stride and padding need not list them. In IR text, an input without a type takes anything; `%rest`
-# as last operand takes all operands that follow; and a name of your own, `match::convolution`,
-# stands for the operators listed. This one finds scripted and traced convolutions alike.
+# A function cannot express everything. `conv2d` has seven operands; a pattern for any stride and
+# padding need not list them. In IR text, an input without a type takes anything; `%rest` as last
+# operand takes all operands that follow; and a name of your own, `match::convolution`, stands for
+# the operators listed. This pattern finds scripted and traced convolutions alike.
 
 # %%
 CONVOLUTION_SCALED = """
@@ -370,7 +368,7 @@ for model in (scripted, traced):
 # ## 10. In-place operators
 #
 # An operator whose name ends in `_` writes to the memory of its operand. Values that share this
-# memory change with it, and the graph does not show it: no line says that `x` is another one after
+# memory change with it, and the graph does not show it: no line says that `x` has changed after
 # `add_`. `GraphView` marks values that some operator may write to, directly or through a view.
 
 
@@ -399,9 +397,9 @@ assert "mul" in written  # by zero_, through the view that select makes
 assert not any(value.written for node in view.nodes for value in node.outputs)
 
 # %% [markdown]
-# In both, product and relu stand in the graph as the pattern has them, and neither may be
-# replaced. In the first, the replacement stands where relu stands, and would read `x` after the
-# write. In the second, the pair is no pair: somebody changes the product in between.
+# In both functions, product and relu match the pattern, but neither may be replaced. In the first,
+# the replacement stands where relu stands, and would read `x` after the write. In the second,
+# another operator changes the product in between.
 
 # %%
 for model in (between, through_view):
@@ -412,9 +410,9 @@ for model in (between, through_view):
 assert "writes to what" in search.explain(between).places[0].reason
 
 # %% [markdown]
-# Most in-place operators do no such thing: the `relu_` of `nn.ReLU(inplace=True)` overwrites what
-# nobody reads any more. The pass `replace_inplace` turns these into functional ones, where PyTorch
-# can prove that nobody sees the difference. It leaves the write to `x`: the caller sees that.
+# Most in-place operators are harmless: the `relu_` of `nn.ReLU(inplace=True)` overwrites a value
+# that is not read again. The pass `replace_inplace` turns these into functional ones, where PyTorch
+# can prove that the result is equal. It keeps the write to `x`, which the caller sees.
 
 # %%
 functional = jit_passes.run_pass("replace_inplace", near_misses)
@@ -423,4 +421,4 @@ assert len(found.places) == 5  # relu_ has become relu
 assert "aten::add_" in format_graph(jit_passes.run_pass("replace_inplace", between))
 
 # %% [markdown]
-# Next: [03_rewrite_rules.py](03_rewrite_rules.py) replaces what is found.
+# Next: [03_rewrite_rules.py](03_rewrite_rules.py) replaces the matches.

@@ -2,12 +2,11 @@
 # # Writing rewrite rules
 #
 # A rewrite rule finds a subgraph and puts another one in its place. Rules work on TorchScript
-# modules before PyTorch runs them, hence before autograd: forward and backward both follow from
-# what a rule has written. Tutorial 02 shows how to read graphs and find things in them; this one
-# replaces what is found.
+# modules before PyTorch runs them, hence before autograd: the gradient follows from the replacement
+# too. Tutorial 02 reads graphs and finds subgraphs; this text replaces them.
 #
-# It is a plain Python file. Run it whole (`python tutorials/03_rewrite_rules.py`, some seconds), or
-# cell by cell in an editor that knows `# %%`. The text's claims are checked by assertions.
+# Run this file whole (`python tutorials/03_rewrite_rules.py`, some seconds), or cell by cell in an
+# editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import warnings
@@ -35,9 +34,9 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # %% [markdown]
 # ## 1. The shortest way
 #
-# `replace_pattern` takes a module and two functions with arguments of the same names: what to look
-# for, and what to put there. It returns a new module. The one that went in is not touched, and
-# both have the same parameters.
+# `replace_pattern` takes a module and two functions with the same argument names: a pattern and a
+# replacement. It returns a new module. The original does not change, and both have the same
+# parameters.
 
 
 # %%
@@ -84,9 +83,9 @@ assert clamped.head.weight is model.head.weight
 # %% [markdown]
 # ## 2. A rule, and what it reports
 #
-# A `RewriteRule` is the same with a name. `apply` returns a result: the new module, the matches
-# with their stable names and lines of source, and the difference. With `dry_run=True` the module is
-# the old one, and the rest says what would happen.
+# A `RewriteRule` adds a name. `apply` returns a result: the new module, the matches with their
+# stable names and lines of source, and the difference. With `dry_run=True` the module is the
+# original one, and the rest says what would happen.
 
 # %%
 relu_to_clamp = RewriteRule("relu_to_clamp", relu, clamp)
@@ -100,8 +99,8 @@ assert relu_to_clamp.apply(model, dry_run=True).module is model
 # %% [markdown]
 # ## 3. Verify
 #
-# Given example inputs, `verify` runs both modules and compares outputs and gradients, those of all
-# parameters and of the inputs. Where they differ, it raises an error, and there is no result.
+# Given example inputs, `verify` runs both modules and compares outputs and gradients, of all
+# parameters and of the inputs. Where they differ, it raises an error.
 
 
 # %%
@@ -128,13 +127,13 @@ assert "gradient of first.linear.weight differs" in errors[1]
 # %% [markdown]
 # ## 4. Forward and backward
 #
-# The second error shows what "before autograd" means: the output was right, and the gradient was
-# another one, because PyTorch differentiates what the rule has written. That can be the purpose.
-# Rounding has the gradient 0 everywhere, so nothing in front of it learns. *Straight-through*
-# rounding passes the gradient on as if nothing had been rounded.
+# The second error shows the meaning of "before autograd": the output was right, but the gradient
+# was not, because PyTorch differentiates the replacement. This can be the purpose. Rounding has the
+# gradient 0 everywhere, so no layer in front of it learns. *Straight-through* rounding passes the
+# gradient on unchanged.
 #
-# The obvious replacement contains a `round`, to which the rule applies as well, and so on.
-# jit_passes notices, and the error says what helps.
+# The obvious replacement contains a `round`, to which the rule applies again, and so on. jit_passes
+# notices this, and the error names the remedy.
 
 
 # %%
@@ -160,7 +159,7 @@ except PassError as error:
 assert "'straight_through' -> 'straight_through'" in message and "repeat=False" in message
 
 # %% [markdown]
-# With `repeat=False`, a rule leaves alone what it has made itself.
+# With `repeat=False`, a rule skips its own replacements.
 
 # %%
 learns = RewriteRule("straight_through", rounded, straight_through, repeat=False).apply(rounds)
@@ -177,12 +176,12 @@ assert gradients == [[0.0, 0.0], [1.0, 1.0]]
 # %% [markdown]
 # ## 5. Computing constants
 #
-# `* 0.5 * 4.0` is one multiplication too many. In the pattern, `a` and `b` match any number; in the
-# replacement, `c` appears, which the pattern does not have. `compute` supplies it. It sees the
-# match: among other things, the `constants` that the pattern's inputs stand for.
+# `* 0.5 * 4.0` is one multiplication too many. In the pattern, `a` and `b` match any number. The
+# replacement has a `c`, which the pattern does not have. `compute` supplies it from the match,
+# which has, among others, the `constants` for the pattern's inputs.
 #
 # An input may also stand for a number that is known only when the model runs. `check` refuses
-# those: it returns True, or the reason why not.
+# these: it returns True, or the reason for refusing.
 
 
 # %%
@@ -224,10 +223,10 @@ assert refused.refused[0].refused == "a factor is not known yet" and not refused
 # %% [markdown]
 # ## 6. Computing parameters
 #
-# `compute` may also return a tensor. An `nn.Parameter` becomes a parameter of the module
-# that the match stands in, any other tensor a buffer. Here each relu becomes a `prelu` with a slope
-# of its own, which begins at 0, so that at first nothing changes. `match.shapes` has the shapes of
-# what is known; `weight` is one of the pattern's inputs for that reason.
+# `compute` may also return a tensor. An `nn.Parameter` becomes a parameter of the module of the
+# match, any other tensor a buffer. Here each relu becomes a `prelu` with its own slope. The slope
+# starts at 0, so that at first nothing changes. `match.shapes` has the known shapes; therefore
+# `weight` is one of the pattern's inputs.
 
 
 # %%
@@ -273,8 +272,7 @@ assert model.first.linear.weight is trainable.first.linear.weight
 # %% [markdown]
 # ## 7. Where a rule applies
 #
-# Everywhere, unless it says otherwise: `modules` are globs over the module path, `module_types` are
-# class names.
+# Everywhere by default. `modules` are globs over the module path, `module_types` are class names.
 
 # %%
 only_first = RewriteRule("relu_to_clamp", relu, clamp, modules="first*").apply(model)
@@ -285,9 +283,9 @@ assert len(RewriteRule("in_blocks", relu, clamp, module_types="Block").apply(mod
 assert not RewriteRule("in_linears", relu, clamp, module_types="Linear").apply(model).rewritten
 
 # %% [markdown]
-# Operands of operators that commute match in either order: one rule for `x * sigmoid(x)` and for
+# Operands of commutative operators match in either order: one rule for `x * sigmoid(x)` and for
 # `sigmoid(x) * x`. With `commutative=False` a rule takes them as they are written, and `explain`
-# says so where the order is all that differs.
+# says so if only the order differs.
 
 
 # %%
@@ -317,11 +315,10 @@ assert "in the other order" in as_written.explain(gates).places[1].reason
 # ## 8. One rule for several operators
 #
 # A pattern can be text instead of a function: an expression, with the inputs as `%names`. `%rest`
-# as last operand stands for all operands that follow, whatever they are. `match::activation` is a
-# name made up here, for any of the operators in `alternatives`; in the replacement, the same name
-# is the operator that was matched. This rule moves max pooling in front of activations that never
-# decrease, so that they have less to compute. Its result is looked at again: the second pooling
-# passes two activations.
+# as last operand stands for all operands that follow. `match::activation` is a made-up name for any
+# of the operators in `alternatives`; in the replacement, it is the operator that matched. This rule
+# moves max pooling in front of monotonic activations, which then have less to compute. The result
+# is matched again: the second pooling passes two activations.
 
 # %%
 ACTIVATION_POOL = "aten::max_pool2d(match::activation(%x), %rest)"
@@ -355,13 +352,13 @@ assert "rule 'typo'" in message and "aten::max_pool2d" in message
 # %% [markdown]
 # ## 9. Several results: two projections in one
 #
-# A pattern may return several values. Attention computes several linear maps of the same input;
-# one map with the weights on top of each other is the same in one operator. The pattern uses `x`
-# twice, so both must read the same value. Which of the two linears is which does not matter here;
-# the matcher has found `key` first, and so the new operator and its parameters belong to `key`.
+# A pattern may return several values. Attention computes several linear maps of one input; one map
+# with stacked weights does it in one operator. The pattern uses `x` twice, so both linears must
+# read one value. Their order does not matter here; the matcher finds `key` first, so the new
+# operator and its parameters belong to `key`.
 #
-# The parameters are new ones, computed from the old. Therefore the old ones have no gradient any
-# more, and `verify` would object: compare the outputs alone.
+# The parameters are new, computed from the old ones. The old ones therefore have no gradient, and
+# `verify` would object: compare the outputs alone.
 
 
 # %%
@@ -411,9 +408,9 @@ assert "gradient of query.weight differs" in message
 # ## 10. Refused: memory that is written to
 #
 # Replacing is not always right where operators write in place. `explain` lists all places where the
-# pattern could end, and says why it does not apply there; a result lists what matched and was
-# refused. Here `neg(neg(x))` is `x`, except that the first is a copy: writing to it leaves the
-# caller's tensor as it was, and writing to `x` would not.
+# pattern could end, and says why it does not apply there; a result lists refused matches. Here
+# `neg(neg(x))` equals `x`, but it is a copy: a write to it does not change the caller's tensor, and
+# a write to `x` would.
 
 
 # %%
@@ -444,8 +441,8 @@ assert values.sum() == 0  # the caller's tensor is as it was
 # %% [markdown]
 # ## 11. Rules feed each other
 #
-# `rewrite` takes several rules. All of them look again at what one has made, until nothing matches
-# any more; where two match at the same operator, the earlier one wins. So small rules add up.
+# `rewrite` takes several rules. They are applied to each other's results, until nothing matches; if
+# two match at one operator, the earlier one wins. So small rules add up.
 
 
 # %%
@@ -472,7 +469,7 @@ assert result.after.count("aten::") == 1 and "aten::mul(x, 1.)" in result.after
 assert len(result.rewritten) == 4
 
 # %% [markdown]
-# Rules that undo each other would never end. The error names the circle.
+# Rules that undo each other would never end. The error names the cycle.
 
 # %%
 mul_to_add = RewriteRule("mul_to_add", times_two, twice)
@@ -486,10 +483,10 @@ assert "'add_to_mul' -> 'mul_to_add' -> 'add_to_mul'" in message
 # %% [markdown]
 # ## 12. Rules as passes
 #
-# `register` makes a rule a pass, `register_rules` makes several rules one. A pass has its place in
-# the table `jit_passes.passes`, can stand in any `Pipeline`, and can be scheduled (tutorial 05). In
-# a pipeline nothing needs a name of that table: a `RuleSet("shorten", [...])` is a step too, and
-# so are a rule and a function that takes a `GraphEditor`.
+# `register` makes a rule a pass, `register_rules` makes several rules one pass. A pass is in the
+# table `jit_passes.passes`, can be a step of any `Pipeline`, and can be scheduled (tutorial 05). A
+# pipeline also takes steps without a name in that table: a `RuleSet("shorten", [...])`, a rule, or
+# a function that takes a `GraphEditor`.
 
 # %%
 relu_to_clamp.register("Turn relu into clamp.")
@@ -511,4 +508,4 @@ else:
     raise AssertionError("a name is taken once")
 
 # %% [markdown]
-# Next: [04_custom_ops.py](04_custom_ops.py) puts operators of your own into a model.
+# Next: [04_custom_ops.py](04_custom_ops.py) puts your own operators into a model.

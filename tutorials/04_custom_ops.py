@@ -1,14 +1,12 @@
 # %% [markdown]
 # # Inserting custom operators
 #
-# The operator that a model needs for its hardware is often none of PyTorch's: a multiplication as
-# the chip does it, an approximation of a function that the chip does not have, a rounding with a
-# gradient of its own. This text defines one in Python, has a rule put it into a scripted model,
-# trains the model with it, and saves it.
+# Hardware often needs an operator that PyTorch does not have: the chip's own multiplication, an
+# approximation of a function, a rounding with its own gradient. This text defines such an operator
+# in Python, inserts it into a scripted model by a rule, trains the model with it, and saves it.
 #
-# It is a plain Python file. Run it whole (`python tutorials/04_custom_ops.py`, about twenty
-# seconds), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
-# assertions.
+# Run this file whole (`python tutorials/04_custom_ops.py`, about twenty seconds), or cell by cell
+# in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import copy
@@ -34,20 +32,20 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # %% [markdown]
 # ## 1. The operator
 #
-# The chip that this text has in mind computes in eight bits of *fixed point*: a number is an
-# integer from -128 to 127 times a step, and the step is a power of two. The operator `to_fixed`
-# does to a float what the chip would do to it. It has three parts:
+# The chip of this text computes in eight bits of *fixed point*: a number is an integer from -128 to
+# 127 times a step, and the step is a power of two. The operator `to_fixed` rounds a float as the
+# chip would. It has three parts:
 #
-# - The function itself. `torch.library.custom_op` reads the *schema* off its annotations, and gives
-#   it a name, `fixed_point::to_fixed`, under which TorchScript knows it. `mutates_args=()` promises
-#   that it writes to none of its arguments.
-# - `register_fake` says what the result looks like without computing it; `torch.compile` and
-#   `torch.export` need it.
-# - `register_autograd` says what its gradient is. Rounding has the gradient 0 nearly everywhere,
-#   and nothing in front of it would learn; so this one passes the gradient on, except where
-#   something was clipped.
+# - The function itself. `torch.library.custom_op` reads the *schema* from its annotations, and
+#   gives it a name for TorchScript, `fixed_point::to_fixed`. `mutates_args=()` promises that it
+#   writes to none of its arguments.
+# - `register_fake` describes the result without computing it, for `torch.compile` and
+#   `torch.export`.
+# - `register_autograd` defines its gradient. Rounding has the gradient 0 nearly everywhere, and no
+#   layer in front of it would learn; so this gradient passes through, except where a value was
+#   clipped.
 #
-# The definition stands in a file of its own, `fixed_point.py`. Section 7 says why.
+# The definition is in its own file, `fixed_point.py`. Section 7 says why.
 
 # %%
 print(inspect.getsource(fixed_point))
@@ -58,10 +56,9 @@ assert schema == "fixed_point::to_fixed(Tensor x, SymInt fraction_bits) -> Tenso
 # %% [markdown]
 # ## 2. Does it keep its promises?
 #
-# `opcheck` runs an operator with sample inputs and compares what it does with what it has declared:
-# that it does not write to its arguments, that the fake result has the right shape, that the
-# gradient is registered where autograd finds it. It does not know which gradient is right; this is
-# for us to check.
+# `opcheck` runs an operator with sample inputs and compares its behaviour with its declaration: it
+# does not write to its arguments, the fake result has the right shape, the gradient is registered
+# where autograd finds it. It cannot check whether the gradient is right; the next cell does.
 
 # %%
 samples = (torch.tensor([0.30, -0.07, 100.0], requires_grad=True), 4)
@@ -78,10 +75,10 @@ assert samples[0].grad.tolist() == [1, 1, 0]
 # %% [markdown]
 # ## 3. Into a model, by a rule
 #
-# A model for handwritten digits, trained in float and scripted. A rule replaces each linear layer
-# by one whose input and weight have been rounded. The replacement contains a linear layer, too;
-# `repeat=False` keeps the rule from matching what it has made. Rules share parameters between the
-# module that goes in and the one that comes out, so a copy goes in: the float model is to stay.
+# A model for handwritten digits, trained in float and scripted. A rule rounds the input and the
+# weight of each linear layer. The replacement contains a linear layer, too; `repeat=False` keeps
+# the rule from matching it. Rules share parameters between the original and the new module, so this
+# cell passes a copy: the float model must not change.
 
 # %%
 data = load_digits_tensors()
@@ -110,7 +107,7 @@ assert len(result.rewritten) == 2
 assert result.after.count("fixed_point::to_fixed") == 4
 
 # %% [markdown]
-# The steps are coarse: 1/16 for activations, and 1/4 for weights, most of which are smaller than
+# The steps are coarse, 1/16 for activations and 1/4 for weights, and most weights are smaller than
 # that. This costs accuracy.
 
 # %%
@@ -124,7 +121,7 @@ assert parameters["1.weight"].abs().median() < 1 / 4
 # ## 4. Training with it
 #
 # The rule ran before autograd, so the new model's gradient goes through `to_fixed`, with the
-# backward function from above. `train` needs to know nothing of it.
+# backward function from above. `train` needs no change.
 
 # %%
 probe = fixed(data.train_x[:8]).sum()
@@ -141,7 +138,7 @@ assert top1(scripted, data.test_x, data.test_y) == float_top1
 # ## 5. When operator and use do not fit
 #
 # TorchScript has types, and knows the schema of the operator. A replacement written as a function
-# is compiled when the rule is first used, and a wrong call is found there.
+# is compiled when the rule is first used, which finds a wrong call.
 
 
 # %%
@@ -164,8 +161,8 @@ assert "Argument fraction_bits not provided" in messages[0]
 assert "Expected a value of type 'int'" in messages[1]
 
 # %% [markdown]
-# IR text is not compiled. There the check comes after the rewrite: every new node must be a call
-# that some operator takes. The error names the module, `1`, its line, and the schema.
+# IR text is not compiled. The check comes after the rewrite: every new node must be a valid call of
+# an operator. The error names the module, `1`, its line, and the schema.
 
 # %%
 LINEAR = """
@@ -188,8 +185,8 @@ except PassError as error:
 assert "fixed_point::to_fixed does not take (Tensor, float)" in message
 
 # %% [markdown]
-# An operator without `register_autograd` computes, and fails in backward. `verify` runs both ways,
-# and so finds it before the training does.
+# An operator without `register_autograd` computes, and fails in backward. `verify` runs both
+# passes, and so finds it before the training does.
 
 
 # %%
@@ -213,10 +210,9 @@ assert "no autograd formula was registered" in message
 # %% [markdown]
 # ## 6. Into a model, by a pass
 #
-# A rule says what; where this is not enough, a pass says how. A pass in Python is a function that
-# gets a `GraphEditor`: the nodes as in `GraphView`, and operations that change them. This one takes
-# as many bits for the fraction as the largest weight leaves, other ones for each layer. It puts the
-# operator in front of the weights only.
+# If a rule is not enough, use a pass. A pass in Python is a function that gets a `GraphEditor`: the
+# nodes as in `GraphView`, and operations that change them. This pass chooses the bits of the
+# fraction for each layer by its largest weight. It puts the operator in front of the weights only.
 
 
 # %%
@@ -248,9 +244,9 @@ for name in ("1.weight", "3.weight"):
 # %% [markdown]
 # ## 7. Saving and loading
 #
-# A saved module holds the operator's name, not its code. A process that loads the file must have
-# defined the operator first: this is what the file `fixed_point.py` is for, and where others would
-# import your package.
+# A saved module holds the operator's name, not its code. A process that loads the file must define
+# the operator first. Therefore the definition is in `fixed_point.py`; a user would import your
+# package.
 
 # %%
 LOAD = """
@@ -281,8 +277,8 @@ with tempfile.TemporaryDirectory() as folder:
 # ## 8. In C++
 #
 # An operator in Python needs Python wherever the model runs, and holds its lock. In C++ it needs
-# neither: `TORCH_LIBRARY` declares it, and a library that is loaded first takes the place of the
-# import. For rules and passes there is no difference. Tutorial 07 builds such a library, with an
-# operator, its gradient and a pass.
+# neither: `TORCH_LIBRARY` declares it, and a library is loaded in place of the import. For rules
+# and passes there is no difference. Tutorial 07 builds such a library, with an operator, its
+# gradient and a pass.
 #
 # Next: [05_when_passes_run.py](05_when_passes_run.py).

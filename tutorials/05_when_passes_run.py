@@ -1,18 +1,18 @@
 # %% [markdown]
 # # When passes run
 #
-# TorchScript turns a function into a graph, and PyTorch runs that graph. On the way there are three
-# moments at which a pass can change it:
+# TorchScript turns a function into a graph, and PyTorch runs that graph. A pass can change it at
+# three moments:
 #
 #     torch.jit.script ──> graph ──> differentiate ──> fuse ──> run
 #                            │             │           │
 #              before autograd   after autograd   after fusion
 #
-# The moment decides two things: which graph the pass sees, and whether the gradient follows. This
-# text runs one pass at each of the three and looks at both.
+# The moment decides which graph the pass sees, and whether the gradient follows. This text runs one
+# pass at each of the three moments.
 #
-# It is a plain Python file. Run it whole (`python tutorials/05_when_passes_run.py`, some seconds),
-# or cell by cell in an editor that knows `# %%`. The text's claims are checked by assertions.
+# Run this file whole (`python tutorials/05_when_passes_run.py`, some seconds), or cell by cell in
+# an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import warnings
@@ -28,8 +28,8 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # %% [markdown]
 # ## 1. A pass
 #
-# It turns every relu into a gelu. These two are easy to tell apart: at -1, relu is 0 and so is its
-# slope, while gelu and its slope are not.
+# It turns every relu into a gelu. They are easy to tell apart: at -1, relu and its slope are 0, but
+# gelu and its slope are not.
 
 
 # %%
@@ -60,10 +60,9 @@ assert GELU == (-0.1587, -0.0833)
 # %% [markdown]
 # ## 2. By hand: before autograd
 #
-# `run_pass` takes a module that is compiled, and returns a new one. PyTorch has not run it yet, so
-# there is no gradient yet either: it will be derived from what the pass has left. This is the right
-# moment for nearly everything: value and gradient fit together, and the pass has the module with
-# its parameters.
+# `run_pass` takes a compiled module, and returns a new one. PyTorch has not run it yet, so its
+# gradient will be derived from the new graph. This is the right moment for nearly everything: value
+# and gradient fit together, and the pass has the module with its parameters.
 
 # %%
 plain = torch.jit.script(nn.ReLU())
@@ -73,8 +72,8 @@ assert value_and_slope(plain, -1.0) == RELU
 assert value_and_slope(by_hand, -1.0) == GELU
 
 # %% [markdown]
-# Several passes in a row are a `Pipeline`. The result knows what each of them did, and `diff` shows
-# the lines of the graph that changed.
+# A `Pipeline` runs several passes in a row. The result has the changes of each of them, and `diff`
+# shows the lines of the graph that changed.
 
 # %%
 pipeline = Pipeline("to_gelu", ("relu_to_gelu", "remove_dead_code", "pool_constants"))
@@ -87,9 +86,9 @@ assert result.records[0].changed and not result.records[1].changed
 # %% [markdown]
 # ## 3. By schedule: before autograd
 #
-# By hand, the caller must have the module. `scheduled` needs none: it runs the pass on all that
-# `torch.jit.script` and `torch.jit.trace` compile inside the block, wherever that happens. It holds
-# for this thread alone. A library that scripts its own modules need not know about it.
+# `run_pass` needs the module. `scheduled` does not: it runs the pass on every function that
+# `torch.jit.script` and `torch.jit.trace` compile inside the block, in this thread. A library that
+# scripts its own modules needs no change.
 
 
 # %%
@@ -118,8 +117,8 @@ assert "aten::gelu" not in str(outside.inlined_graph)
 assert scripted.linear.weight is net.linear.weight
 
 # %% [markdown]
-# The handle says how often the pass ran, and on how many of these graphs it changed something. When
-# the block ends, the handle has done its work; PyTorch's functions are as they were.
+# The handle counts how often the pass ran, and how many of these graphs changed. At the end of the
+# block, PyTorch's functions are restored.
 
 # %%
 print(handle)
@@ -129,22 +128,22 @@ assert jit_passes.scheduled_passes() == ()
 # %% [markdown]
 # ## 4. After autograd
 #
-# PyTorch does not differentiate a graph when it is compiled, but when it has seen what it is called
-# with. The *executor* works like this, for each graph:
+# PyTorch does not differentiate a graph when it is compiled, but after it has seen its inputs. The
+# *executor* works like this, for each graph:
 #
-# 1. At the first call it runs the graph and takes notes: shapes, and whether gradients are needed.
-#    This is called profiling.
+# 1. At the first call it runs the graph and records shapes, and whether gradients are needed. This
+#    is called profiling.
 # 2. At the second call it prepares the graph. If gradients are needed, it cuts out the parts that
 #    it can differentiate. Each becomes a `prim::DifferentiableGraph`, with a forward and a backward
 #    graph, and each of these is prepared by the same two steps, when it is called.
-# 3. From then on it runs what it has prepared.
+# 3. From then on it runs the prepared graph.
 #
 # A pass of the stage `AFTER_AUTOGRAD` gets a graph in step 2, after it has been differentiated. If
-# gradients are needed, it does not get what lies outside of such parts, nor a single operator,
-# which PyTorch does not cut out. So the function below has two.
+# gradients are needed, it does not get operators outside of these parts, nor a single operator,
+# which PyTorch does not cut out. So the function below has two operators.
 #
-# The function `where` sees every graph before the pass runs, and says whether it should. This one
-# says yes each time, and notes what it has seen.
+# The function `where` sees every graph before the pass runs, and decides whether it should. This
+# one always agrees, and records the graphs.
 
 # %%
 seen: list[str] = []
@@ -170,13 +169,12 @@ for operators in seen:
     print("saw:", operators)
 
 # %% [markdown]
-# The forward part came at the third call: the second prepared the whole, the third its part, which
-# had to be profiled first. The backward graph came by itself. It holds no relu: the slope of relu
-# is a comparison with 0 and a product.
+# The forward part came at the third call: the second prepared the whole graph, the third its part,
+# which had to be profiled first. The backward graph came by itself. It holds no relu: the slope of
+# relu is a comparison with 0 and a product.
 #
-# So the value changed, and the slope did not. That is what this stage means: **a pass after
-# autograd must compute the same**, only faster, or on other hardware. If it does not, training goes
-# wrong silently.
+# So the value changed, and the slope did not. Therefore **a pass after autograd must compute the
+# same results**, only faster, or on other hardware. Otherwise training goes wrong silently.
 
 # %%
 assert handle.changed == 1
@@ -188,13 +186,12 @@ assert slope == 2 * RELU[1] == 0.0
 # %% [markdown]
 # ## 5. Prepared models stay prepared
 #
-# The block has ended, and `compiled` still computes gelu: the executor keeps what it has prepared.
-# It is the same the other way round. A pass that is scheduled when a graph is ready does not reach
-# it.
+# The block has ended, and `compiled` still computes gelu: the executor keeps prepared graphs.
+# Likewise, a pass does not reach a graph that was prepared before it was scheduled.
 #
 # Calling `torch.jit.script` again does not help. PyTorch keeps compiled functions, and the compiled
-# methods of modules of one class, together with what is prepared. Either schedule passes before the
-# first call, or let PyTorch forget what it has prepared, with a method that is meant for debugging.
+# methods of modules of one class, with their prepared graphs. Schedule passes before the first
+# call, or let PyTorch forget prepared graphs, with a method that is meant for debugging.
 
 
 # %%
@@ -220,9 +217,9 @@ with jit_passes.scheduled("relu_to_gelu", stage=Stage.AFTER_AUTOGRAD) as handle:
 # %% [markdown]
 # ## 6. After fusion
 #
-# Last, *fusers* merge neighbouring operators into one kernel. On CPUs that is oneDNN's, which must
-# be switched on. A pass of the stage `AFTER_FUSION` sees what they have left. The inside of a
-# fused kernel is out of its reach. Without a gradient, graphs come whole.
+# Last, *fusers* merge neighbouring operators into one kernel. On CPUs this is oneDNN's fuser, which
+# must be switched on. A pass of the stage `AFTER_FUSION` sees the remaining graph, without the
+# inside of a fused kernel. Without a gradient, graphs come whole.
 
 
 # %%
@@ -266,8 +263,8 @@ if torch.backends.mkldnn.is_available():
 # ## 7. Handles
 #
 # `schedule` is for the whole process, all threads, until its handle is removed. Handles can be
-# switched off and on. Passes of a stage run in the order of their handles, lower numbers first;
-# a name, a `Pipeline`, a `RewriteRule` or a function can be scheduled.
+# switched off and on. Passes of a stage run in the order of their handles, lower numbers first. A
+# name, a `Pipeline`, a `RewriteRule` or a function can be scheduled.
 
 
 # %%
@@ -305,7 +302,7 @@ assert torch.equal(torch.jit.script(model)(x), torch.sigmoid(torch.relu(x)))
 # ## 8. When a pass fails
 #
 # The error comes out of the call that made the pass run, and names the stage and the pass. Nothing
-# has changed: passes work on a copy, which is handed out only when all has gone well.
+# has changed: a pass works on a copy.
 
 
 # %%
@@ -339,7 +336,7 @@ assert compiled(x).item() == RELU[0]
 # | | before autograd | after autograd | after fusion |
 # | --- | --- | --- | --- |
 # | runs | when something is compiled | when a graph is prepared | when a graph is prepared |
-# | graph | whole | whole, or its differentiated parts | the same, with fused kernels |
+# | graph | whole | whole, or its differentiated parts | as after autograd, with fused kernels |
 # | has the module | yes | no | no |
 # | gradient follows | yes | no | no |
-# | good for | new operators, approximations | the same result by other operators | the rest |
+# | good for | new operators, approximations | the same results by other operators | the rest |

@@ -1,17 +1,14 @@
 # %% [markdown]
 # # Splitting convolutions, and quantizing each slot
 #
-# An accelerator does not compute a convolution in one go. It multiplies and adds small integers,
-# rescales the sum, adds a bias, and rescales again; at each of these places numbers have a width of
-# their own. To train a model for such a chip, each place must be quantized separately, in a model
-# whose gradients still flow. This text takes a convolution apart, quantizes its five slots, checks
-# one of them by hand in double precision, and trains.
+# An accelerator computes a convolution in several steps. It multiplies and adds small integers,
+# rescales the sum, adds a bias, and rescales again; each of these places has its own width of
+# numbers. To train a model for such a chip, quantize each place separately, in a model whose
+# gradients still flow. This text splits a convolution, quantizes its five slots, checks one of them
+# by hand in double precision, and trains. (Tutorial 01 quantizes a finished model.)
 #
-# Tutorial 01 quantizes a model that is finished; this one is about training with quantization.
-#
-# It is a plain Python file. Run it whole (`python tutorials/06_split_convolution.py`, about half a
-# minute), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
-# assertions.
+# Run this file whole (`python tutorials/06_split_convolution.py`, about half a minute), or cell by
+# cell in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import copy
@@ -41,10 +38,9 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # - `jit_passes::correlation`, the sum of products without the bias, and
 # - `jit_passes::add_bias`, one number for each channel,
 #
-# so that there is a value between them which can be looked at and quantized. It does so in one to
-# three dimensions, and for transposed convolutions, too. (A bias may be None; `_unwrap_optional`
-# states that this one is not.) `verify` compares outputs and gradients with those of the module
-# that went in.
+# so that the value between them can be inspected and quantized. It works in one to three
+# dimensions, and for transposed convolutions, too. (A bias may be None; `_unwrap_optional` states
+# that this one is not.) `verify` compares outputs and gradients with the original module.
 
 
 # %%
@@ -70,7 +66,7 @@ assert "conv:correlation = jit_passes::correlation(x, conv.weight, [1, 1]" in fo
 assert "= jit_passes::add_bias(conv:correlation" in format_graph(split)
 
 # %% [markdown]
-# Two lines say what they compute. Parameters are those of the original, gradients too.
+# Two lines show it. The parameters are the original ones, and so are the gradients.
 
 # %%
 weight, bias = one.conv.weight, one.conv.bias
@@ -82,7 +78,7 @@ found = torch.autograd.grad(split(x).square().sum(), [weight, bias])
 torch.testing.assert_close(found, wanted)
 
 # %% [markdown]
-# `merge_conv_bias` is the way back.
+# `merge_conv_bias` undoes the split.
 
 # %%
 merged = run_pass("merge_conv_bias", split, verify=(x,))
@@ -96,10 +92,10 @@ assert torch.equal(merged(x), one(x))
 #
 #     y = q_sum(q_correlation(sum of q_weight(w) * q_input(x)) + q_bias(b))
 #
-# `quantize_slots` splits and inserts *fake quantization* in the slots that it is given: rounding
-# to what an integer could hold, and back, in float. Its gradient is 1 where nothing was clipped
-# and 0 elsewhere, so the model trains. A slot is given as a number of bits, or as `TensorOptions`,
-# the words of configurations:
+# `quantize_slots` splits, and inserts *fake quantization* in the given slots: rounding to the grid
+# of an integer, and back, in float. Its gradient is 1 where nothing was clipped and 0 elsewhere, so
+# the model trains. A slot is a number of bits, or `TensorOptions`, with the words of
+# configurations:
 #
 # | option | meaning |
 # | --- | --- |
@@ -108,9 +104,9 @@ assert torch.equal(merged(x), one(x))
 # | `channelwise` | whether there is a scale for each channel |
 # | `rounding` | `half_even`, `half_away`, `half_up`, `floor`, `ceil`, `toward_zero` |
 # | `calibration` | `MovingAverageMinMax(0.1)`: how much a batch counts in the range |
-# | `scale`, `range` | what is known beforehand |
+# | `scale`, `range` | if known beforehand |
 #
-# Whatever is left open has 8 signed bits with a symmetric scale.
+# Defaults are 8 signed bits with a symmetric scale.
 
 # %%
 FAKE_QUANTIZE = "= jit_passes::fake_quantize_moving_average("
@@ -131,8 +127,8 @@ else:
 
 # %% [markdown]
 # Ranges are buffers beside the parameters. Weights and biases are measured whenever they are used.
-# Activations have a moving average over the batches of training, which stands still in eval mode.
-# Before the first batch there is none, and the model says so.
+# Activations have a moving average over the training batches, which is fixed in eval mode. Before
+# the first batch there is none, and the model raises an error.
 
 # %%
 print({name: tuple(buffer.shape) for name, buffer in quantized.named_buffers()})
@@ -156,8 +152,8 @@ assert quantized.conv.input_range.tolist() == [x.min().item(), x.max().item()]
 #
 #     q8(q16(sum of q8(w) * q8(x)) + q16(b))
 #
-# All are signed, and each scale is a power of two: the smallest that clips nothing. Slots that are
-# given beside the recipe replace its own.
+# All are signed, and each scale is a power of two: the smallest that clips nothing. Slots beside
+# the recipe override it.
 
 # %%
 recipe = quantize_slots(one, recipe="graffitist").train()
@@ -169,9 +165,8 @@ assert len(ranges) == 5
 # %% [markdown]
 # ## 4. One convolution by hand
 #
-# The claim can be checked with nothing but arithmetic on double-precision numbers. From a range
-# follows the scale: the power of two for which the largest number still fits. From the scale follow
-# the codes, which are integers.
+# Arithmetic on double-precision numbers can check the claim. The scale follows from the range: the
+# power of two for which the largest number still fits. The integer codes follow from the scale.
 
 
 # %%
@@ -207,7 +202,7 @@ print("equal to the bit; codes of the result:", codes(output, scales["sum"], 8)[
 
 # %% [markdown]
 # Since all scales are powers of two, no multiplication is left between the steps: rescaling the sum
-# of products is a shift by as many bits as the exponents differ.
+# of products is a shift by the difference of the exponents.
 
 # %%
 shift = int(torch.log2(scales["correlation"] / (scales["input"] * scales["weight"])))
@@ -218,11 +213,10 @@ assert torch.equal(torch.round(products / 2**shift).clamp(-(2**15), 2**15 - 1), 
 # %% [markdown]
 # ## 5. Training a network with it
 #
-# The residual network of tutorial 01. Its 15 convolutions have no bias (a batch
-# normalization follows), so each has four slots; the linear at the end, a window of no axes, has
-# all five. The quantized model has the parameters of the
-# float model, the very same tensors: training one trains the other. To compare several, begin each
-# with a copy.
+# The residual network of tutorial 01. Its 15 convolutions have no bias (a batch normalization
+# follows), so each has four slots. The linear at the end has all five. The quantized model has the
+# parameters of the float model, the very same tensors: training one trains the other. To compare
+# several models, copy the float model first.
 
 # %%
 data = load_digits_tensors()
@@ -248,10 +242,10 @@ assert format_graph(tuned).count(FAKE_QUANTIZE) == 15 * 4 + 5
 # %% [markdown]
 # ## 6. The price of fewer bits
 #
-# Now with weights and inputs only, at fewer and fewer bits. The first column is the model after
+# Here only weights and inputs are quantized, with fewer and fewer bits. The first column is after
 # four batches in training mode, which set the ranges (and count in the statistics of batch
-# normalization, as ever); no weight has changed. The second has been fine-tuned for one epoch. One
-# image is 0.17 points, so small differences mean nothing; large ones do.
+# normalization, as usual); no weight has changed. The second is after one epoch of fine-tuning. One
+# image is 0.17 points, so small differences mean nothing.
 
 # %%
 results = {}
@@ -279,8 +273,8 @@ assert results[2][1] > results[2][0] + 10
 # %% [markdown]
 # ## 7. Some layers only
 #
-# `where` takes patterns of module paths. The first layers are the usual exception: here only the
-# last stage has two bits.
+# `where` takes patterns of module paths. Usually the first layers are excepted: here only the last
+# stage has two bits.
 
 # %%
 unsigned = TensorOptions(bits=2, signed=False)
@@ -298,9 +292,9 @@ else:
 # %% [markdown]
 # ## 8. Saving in the middle of training
 #
-# Ranges are buffers, and the fake quantization is part of the graph, so `torch.jit.save` keeps all
-# of the model; the optimizer's state is saved beside it, as ever. To load, import jit_passes first:
-# the file names its operators. Training goes on as if it had not stopped.
+# Ranges are buffers, and the fake quantization is part of the graph, so `torch.jit.save` keeps the
+# whole model; save the optimizer's state beside it, as usual. Before loading, import jit_passes:
+# the file names its operators. Training continues as if it had not stopped.
 
 
 # %%
@@ -340,8 +334,8 @@ print(f"{len(state)} tensors are equal to the bit after 4 + 4 steps, stopped or 
 # %% [markdown]
 # ## 9. To integers
 #
-# `convert` makes the reference model of what has trained: quantize and dequantize at each slot,
-# with integers as weights and biases. It computes what the trained model does in eval mode, to the
+# `convert` makes the reference model of the trained one: quantize and dequantize at each slot, with
+# integers as weights and biases. It computes the results of the trained model in eval mode, to the
 # bit, and `parity` shows it value by value. A hardware compiler reads it node by node: the 16-bit
 # sum of products of section 4 is there, between two quantizations.
 
@@ -358,8 +352,8 @@ shown = {encoding.name: encoding for encoding in jit_passes.encodings_of(referen
 assert shown["conv1:correlation"].bits == 16 and shown["conv1.weight"].bits == 8
 
 # %% [markdown]
-# The scales may train too. `fake_quantizer="tqt"` gives each slot a threshold that is a parameter,
-# which is what Graffitist does.
+# The scales may train too, as in Graffitist: `fake_quantizer="tqt"` gives each slot a threshold
+# that is a parameter.
 
 # %%
 thresholds = quantize_slots(fresh(), recipe="graffitist", fake_quantizer="tqt")
@@ -368,10 +362,10 @@ print(len(names), names[:4], "...")
 assert "conv1.correlation_log2_threshold" in names
 
 # %% [markdown]
-# PyTorch's own operators add the bias before they round, so they have no place for a correlation
-# of its own. With the target `stock`, a layer is quantized if input, weight and sum are
-# given, as that target has them, and becomes one operator again. Activations have 7 bits there on
-# processors without VNNI, where PyTorch's kernels add pairs of products in 16 bits.
+# PyTorch's own operators add the bias before they round, so they have no place for a correlation.
+# With the target `stock`, a layer is quantized if input, weight and sum have supported formats, and
+# becomes one operator again. Activations have 7 bits there on processors without VNNI, where
+# PyTorch's kernels add pairs of products in 16 bits.
 
 # %%
 bits = 7 if Stock().reduce_range else 8
@@ -386,11 +380,11 @@ print(f"top-1 on PyTorch's operators: {lowered_top1:.2f} %")
 assert lowered_top1 > float_top1 - 1.5
 
 # %% [markdown]
-# `FixedPoint` computes with integers alone, from the input to the last code. There the sums of the
-# residual blocks and the mean are quantized too, and each batch norm becomes a part of the
-# convolution in front of it: the slot "weight" is about the weight times its factor, and "bias"
-# about its shift. Its statistics stand still, so training takes longer to settle. With powers of
-# two, model, reference and integers are equal.
+# `FixedPoint` computes with integers alone, from the input to the last code. The sums of the
+# residual blocks and the mean are quantized too. Each batch norm becomes part of the convolution in
+# front of it: the slot "weight" quantizes the weight times its factor, and "bias" its shift. Its
+# statistics are fixed, so training takes longer to settle. With powers of two, model, reference and
+# integers are equal.
 
 # %%
 for_integers = quantize_slots(fresh(), recipe="graffitist", target=FixedPoint("shift"))
@@ -402,7 +396,7 @@ print(f"top-1 on integers alone: {integers_top1:.2f} %")
 assert integers_top1 > float_top1 - 1.5
 
 # %% [markdown]
-# The recipe is nothing for `stock`, which is said before anything trains.
+# The recipe does not work for `stock`: an error says so before training.
 
 # %%
 warnings.filterwarnings("ignore", category=jit_passes.JitPassesWarning)
@@ -414,4 +408,4 @@ else:
     raise AssertionError("a correlation of its own has no place there")
 
 # %% [markdown]
-# Next: [07_cpp_pass_package.py](07_cpp_pass_package.py) has a pass and an operator in C++.
+# Next: [07_cpp_pass_package.py](07_cpp_pass_package.py) builds a pass and an operator in C++.

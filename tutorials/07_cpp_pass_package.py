@@ -1,14 +1,14 @@
 # %% [markdown]
 # # A package with passes in C++
 #
-# Passes and operators need not live in jit_passes. This text builds a small package outside of it,
-# `fpga-passes`, and uses it. Its subject is a chip without dividers and without exponentials:
+# Passes and operators can live outside of jit_passes. This text builds a small package,
+# `fpga-passes`, and uses it. It is for a chip without dividers and without exponentials:
 #
 # - a **pass in C++** turns division by a power of two into a product,
 # - an **operator in C++** with a gradient replaces the sigmoid by a shift, a sum and a clip,
 # - a **rule in Python** puts this operator into a graph.
 #
-# The files are in `tutorials/cpp_pass_package`. Run this one whole, with a C++ compiler at hand
+# The files are in `tutorials/cpp_pass_package`. Run this file whole, with a C++ compiler
 # (`python tutorials/07_cpp_pass_package.py`, about a minute, most of it compiling). jit_passes can
 # be installed, or be found through `PYTHONPATH`. Nothing is downloaded.
 
@@ -34,9 +34,9 @@ SOURCE = Path(__file__).parent / "cpp_pass_package"
 # ## 1. The pass
 #
 # A pass is a function that gets a `PassContext`, edits its graph, and returns whether it changed
-# something. `forEachNode` visits all nodes, also those inside of branches and loops; the node it is
-# at may be destroyed, and an error gets the node's line of source. A static object announces the
-# pass: its name, a summary, the function, and what must hold before it runs.
+# anything. `forEachNode` visits all nodes, also inside of branches and loops. The current node may
+# be destroyed, and errors get its line of source. A static object registers the pass: its name, a
+# summary, the function, and the invariants that it requires.
 
 # %%
 print((SOURCE / "src" / "replace_division.cpp").read_text())
@@ -44,8 +44,8 @@ print((SOURCE / "src" / "replace_division.cpp").read_text())
 # %% [markdown]
 # ## 2. The operator
 #
-# `TORCH_LIBRARY` declares it. One implementation computes, another one, for `Autograd`, adds the
-# gradient. This is PyTorch alone; jit_passes has no part in it.
+# `TORCH_LIBRARY` declares it. One implementation computes; another one, for `Autograd`, adds the
+# gradient. This part is PyTorch alone.
 
 # %%
 print((SOURCE / "src" / "shift_sigmoid.cpp").read_text())
@@ -54,10 +54,10 @@ print((SOURCE / "src" / "shift_sigmoid.cpp").read_text())
 # ## 3. The package
 #
 # `setup.py` compiles both files with the headers of jit_passes and PyTorch, and links them with the
-# library of jit_passes, where the registry is. `library.cpp` includes both, so that the headers,
+# library of jit_passes, which has the registry. `library.cpp` includes both, so that the headers,
 # which take most of the time, are parsed once. `__init__.py` loads the result, which runs the
-# static objects, and registers the rule. `pyproject.toml` has an *entry point*: a line that says,
-# to whoever asks for `jit_passes.plugins`, which module to import.
+# static objects, and registers the rule. `pyproject.toml` has an *entry point*: a line that names
+# the module to import for `jit_passes.plugins`.
 
 # %%
 for name in ("src/library.cpp", "setup.py", "fpga_passes/__init__.py", "pyproject.toml"):
@@ -66,9 +66,9 @@ for name in ("src/library.cpp", "setup.py", "fpga_passes/__init__.py", "pyprojec
 # %% [markdown]
 # ## 4. Build it
 #
-# For yourself: `pip install --no-build-isolation .` in the folder of the package. *No build
-# isolation*, because it must be compiled for the torch and the jit_passes that are installed here.
-# This text installs a copy into a temporary folder, and puts that on Python's path.
+# To install the package: `pip install --no-build-isolation .` in its folder. *No build isolation*,
+# because it must be compiled for the installed torch and jit_passes. This text installs a copy into
+# a temporary folder, and puts that on Python's path.
 
 # %%
 temporary = tempfile.TemporaryDirectory()
@@ -77,7 +77,7 @@ shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("build", "*.egg-info
 here = str(Path(jit_passes.__file__).parents[1])
 found = [here, *filter(None, [os.environ.get("PYTHONPATH")])]
 environment = {**os.environ, "PYTHONPATH": os.pathsep.join(found)}
-# ninja, which runs the compiler, may lie next to Python and nowhere else.
+# ninja, which runs the compiler, may be installed next to Python only.
 environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 command = [
     sys.executable,
@@ -96,8 +96,8 @@ print(*sorted(str(path.relative_to(site)) for path in site.glob("*/*")), sep="\n
 # %% [markdown]
 # ## 5. Load it
 #
-# `load_plugins` imports every package that has such an entry point, each once. A package that does
-# not import is skipped with a warning. Importing `fpga_passes` yourself does the same.
+# `load_plugins` imports every package with such an entry point, each once. A package whose import
+# fails is skipped with a warning. `import fpga_passes` works too.
 
 # %%
 sys.path.insert(0, str(site))
@@ -111,8 +111,7 @@ assert summary == "Turn division by a power of two into a product."
 assert "fpga-passes" in [plugin.distribution for plugin in jit_passes.load_plugins()]
 
 # %% [markdown]
-# Both are in the registry now, and no different from those that come with jit_passes. Their names
-# can stand in any `Pipeline`.
+# Both are in the registry, like the passes of jit_passes. Their names can stand in any `Pipeline`.
 
 # %%
 for line in str(jit_passes.passes).splitlines():
@@ -121,7 +120,7 @@ for line in str(jit_passes.passes).splitlines():
 # %% [markdown]
 # ## 6. A model
 #
-# A gated layer. It divides by 8, by 3, and takes a sigmoid.
+# A gated layer that divides by 8 and by 3, and takes a sigmoid.
 
 
 # %%
@@ -145,8 +144,8 @@ print(jit_passes.format_graph(jit_passes.run_pass("remove_dead_code", model)))
 # %% [markdown]
 # ## 7. The pass
 #
-# It computes the same, to the last bit: `verify` compares outputs and gradients. Three is no power
-# of two, so that division stays. The pass ran on a copy: the model itself has both divisions.
+# The result is equal to the last bit: `verify` compares outputs and gradients. Three is no power of
+# two, so this division stays. The pass ran on a copy: the model itself has both divisions.
 
 # %%
 divided = jit_passes.Pipeline("divide", ("replace_division",)).run(model, verify=(x,))
@@ -159,7 +158,7 @@ assert jit_passes.format_graph(model).count("aten::div") == 2
 # %% [markdown]
 # ## 8. The rule
 #
-# It does not compute the same: the clipped line differs from the sigmoid by up to 0.12. That is the
+# The result is not equal: the clipped line differs from the sigmoid by up to 0.12. This is the
 # price of the small circuit, and the reason to train with it.
 
 # %%
@@ -185,9 +184,9 @@ assert 0.11 < worst < 0.12
 # %% [markdown]
 # ## 9. Gradients
 #
-# The pass and the rule ran before autograd, so the gradient of the model is that of what they left.
-# `gradcheck` compares it with differences of values. The corners at -2 and 2 have no gradient:
-# the points must keep away from them.
+# The pass and the rule ran before autograd, so the gradient follows from the new operators.
+# `gradcheck` compares it with finite differences. The corners at -2 and 2 have no gradient: the
+# points must keep away from them.
 
 # %%
 points = torch.tensor([-3.0, -1.9, -0.3, 0.7, 1.8, 2.5], dtype=torch.float64, requires_grad=True)
@@ -196,7 +195,7 @@ inputs = 0.1 * x.clone().requires_grad_()
 assert torch.autograd.gradcheck(lambda z: hardware(z), inputs)
 
 # %% [markdown]
-# And so it can be trained. The parameters are those of `model`.
+# So the model can be trained. The parameters are the parameters of `model`.
 
 # %%
 assert hardware.gate.weight is model.gate.weight
@@ -214,7 +213,7 @@ print("losses:", " ".join(f"{loss:.4f}" for loss in losses))
 assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
 
 # %% [markdown]
-# ## 10. On all that is compiled
+# ## 10. On every compiled function
 #
 # A pass of a package can be scheduled like any other, see `05_when_passes_run.py`.
 
@@ -226,11 +225,11 @@ assert "fpga::shift_sigmoid" in jit_passes.format_graph(compiled)
 # %% [markdown]
 # ## 11. Good to know
 #
-# - A file that `torch.jit.save` writes names the operator `fpga::shift_sigmoid`. Whoever loads it
-#   imports `fpga_passes` first. The pass leaves nothing that would need it.
+# - A file of `torch.jit.save` names the operator `fpga::shift_sigmoid`: import `fpga_passes` before
+#   loading it. A model after the pass alone needs no import.
 # - Build the package again after an update of torch or jit_passes: it is compiled for both.
-# - A pass or rule in Python needs no compiler. `@jit_passes.register_pass` and
-#   `RewriteRule.register` in a module with an entry point do.
+# - A pass or rule in Python needs no compiler: use `@jit_passes.register_pass` and
+#   `RewriteRule.register` in a module with an entry point.
 
 # %%
 temporary.cleanup()

@@ -1,30 +1,27 @@
 # %% [markdown]
 # # A quantizer for your own backend
 #
-# Someone builds an accelerator, or a compiler for one, and knows what it computes on integers:
-# which operators, with how many bits, and which tensors must have the same scale. This text says
-# all that in a *quantizer*, a class of some eighty lines, and takes a ResNet-18 through it: reading
-# the graph, annotating it with the four kinds of specification, preparing, calibrating, converting,
-# and reading in the result that each scale is what was asked for.
+# You have an accelerator, or a compiler for one, and know its integer operators: their bits, and
+# which tensors must share a scale. This text puts these rules into a *quantizer*, a class of some
+# eighty lines, and takes a ResNet-18 through it: read the graph, annotate it with the four kinds of
+# specification, prepare, calibrate, convert, and check each scale in the result.
 #
 # The accelerator is imaginary. It is called Mill, and these are its rules:
 #
 # 1. Activations are uint8 with a zero point and one scale for each tensor.
 # 2. Weights are int8 or narrower, symmetric, with one scale for each output channel.
-# 3. A bias is int32 in steps of input scale times weight scale, so that it can be added to the sum
-#    of products as it is.
+# 3. A bias is int32 in steps of input scale times weight scale, so that it can be added directly to
+#    the sum of products.
 # 4. A relu behind a convolution or an addition is part of it, and costs nothing.
-# 5. An addition adds integers. So its two operands have one scale.
-# 6. Max pooling and flatten hand integers on. So their result has the scale of their operand.
+# 5. An addition adds integers, so its two operands have one scale.
+# 6. Max pooling and flatten pass integers on, so their result has the scale of their operand.
 # 7. Sigmoid is a table of 256 entries whose results are multiples of 1/256.
 # 8. There are no convolutions in groups.
 #
-# Tutorial 01 quantizes with a quantizer that is there already, and tutorial 02 reads graphs; both
-# help here.
+# Tutorials 01 (quantizing with an existing quantizer) and 02 (reading graphs) help here.
 #
-# It is a plain Python file. Run it whole (`python tutorials/08_backend_quantizer.py`, some
-# seconds), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
-# assertions.
+# Run this file whole (`python tutorials/08_backend_quantizer.py`, some seconds), or cell by cell in
+# an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import warnings
@@ -56,11 +53,10 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # %% [markdown]
 # ## 1. The network
 #
-# ResNet-18 as it is in the paper (He et al., arXiv:1512.03385), with random weights. The batch
-# normalizations get their statistics from a few batches, as training would leave them: `momentum`
-# None takes the average of all. The head is a sigmoid: a hundred labels of which several may hold,
-# each with a probability of its own. It is there because its result has a range for which no data
-# are needed. Images are smooth noise, so that they differ by more than noise does.
+# ResNet-18 of the paper (He et al., arXiv:1512.03385), with random weights. The batch
+# normalizations get their statistics from a few batches, as in training: `momentum` None takes the
+# average of all. The head is a sigmoid: a hundred labels of which several may hold, each with its
+# own probability. Its result has a range for which no data are needed. Images are smooth noise.
 
 
 # %%
@@ -129,13 +125,13 @@ model = torch.jit.script(network.eval())
 # %% [markdown]
 # ## 2. The graph that a quantizer sees
 #
-# A quantizer is a class with a method `annotate`. It is given the *normalized* graph: calls are
-# inlined, batch normalizations folded into the convolutions, in-place operators replaced by others
-# where nobody can tell the difference. It returns annotations.
+# A quantizer is a class with a method `annotate`. It gets the *normalized* graph: calls are
+# inlined, batch normalizations folded into the convolutions, and in-place operators replaced where
+# the result stays equal. It returns annotations.
 #
 # `normalized_graph` returns that graph as plain Python data, a `GraphView`. A node has a stable
-# name, a kind, the path and class of its module, operands and results; a value knows its constant,
-# if it is one, its shape, as far as the graph says, who makes it and who uses it.
+# name, a kind, the path and class of its module, operands and results. A value has its constant and
+# its shape, if known, its producer and its users.
 
 
 # %%
@@ -166,12 +162,12 @@ assert bias.is_constant  # the folded batch normalization made it
 #
 # | class | scale and zero point |
 # | --- | --- |
-# | `QuantizationSpec` | from what calibration sees |
-# | `SharedQuantizationSpec` | those of another value |
-# | `DerivedQuantizationSpec` | computed from those of other values, by a function |
+# | `QuantizationSpec` | from calibration |
+# | `SharedQuantizationSpec` | equal to another value's |
+# | `DerivedQuantizationSpec` | computed by a function from other values' |
 # | `FixedQParamsQuantizationSpec` | known beforehand |
 #
-# Rules 1, 2 and 7 can be written down at once. The symmetric weight leaves -128 out, so that as
+# Rules 1, 2 and 7 can be written down directly. The symmetric weight leaves -128 out, so that as
 # many codes lie below 0 as above.
 
 # %%
@@ -190,10 +186,9 @@ for words, wrong in (
         raise AssertionError(words)
 
 # %% [markdown]
-# Rule 3 needs a function. It is given the parameters of input and weight, and returns scale and
-# zero point; here one scale for each channel, as the weight has. A prepared model that is saved
-# keeps the function's name. `@derivation` makes it known by that name in whatever process imports
-# it.
+# Rule 3 needs a function. It gets the parameters of input and weight, and returns scale and zero
+# point; here one scale for each channel, as the weight has. A saved prepared model has the
+# function's name. `@derivation` registers it under that name in each process that imports it.
 
 
 # %%
@@ -207,23 +202,22 @@ def accumulator_steps(sources: list[QParams]) -> tuple[Tensor, int]:
 # %% [markdown]
 # ## 4. The quantizer
 #
-# An annotation says of one operator how it sees its operands (`input_qspec_map`) and how all others
-# see its result (`output_qspec`). Operands are named by their values.
+# An annotation says for one operator how it sees its operands (`input_qspec_map`) and how all
+# others see its result (`output_qspec`). Operands are named by their values.
 #
-# - **Implicit sharing.** A convolution that reads what an addition made says so with the
-#   specification `ACTIVATION`, and the addition has said the same of its result. Equal
-#   specifications of one value are one quantization: what one operator makes, the next one reads.
-#   Nothing need be said.
-# - **Explicit sharing.** Different values share only when told. `(value, node)` is the value
+# - **Implicit sharing.** A convolution reads the result of an addition with the specification
+#   `ACTIVATION`, and the addition has given its result the same. Equal specifications of one value
+#   are one quantization, without a further statement.
+# - **Explicit sharing.** Different values share only by a statement. `(value, node)` is the value
 #   as that node sees it.
-# - **A relu that belongs to the operator in front** (rule 4). The result to quantize is that of the
-#   relu, and between the two nothing is rounded. `part_of` says that both are quantized, or
-#   neither.
-# - **observed=False** says of a max pool that its numbers need not be looked at: they are all among
-#   those of its operand.
+# - **A relu that belongs to the operator in front** (rule 4). The result of the relu is quantized,
+#   and nothing is rounded between the two. `part_of` says that both are quantized, or neither.
+# - **observed=False**: the numbers of a max pool need no observer, because they are all among the
+#   numbers of its operand.
 #
-# `validate` is called with what was annotated, here or by others (section 8). It refuses what Mill
-# cannot do. Whatever `annotate` leaves out stays in float, and `reasons` says why.
+# `validate` checks all annotations, also those of other quantizers (section 8). It refuses
+# operators that Mill does not have. An operator without annotation stays in float, and `reasons`
+# says why.
 
 
 # %%
@@ -306,8 +300,8 @@ def check_weight(node: NodeView, spec: object) -> None:
 
 
 # %% [markdown]
-# Printed annotations are a table. `prepare` calls `annotate` by itself; for a look, call it by
-# hand.
+# Printed annotations are a table. `prepare` calls `annotate` itself; this cell calls it to show the
+# table.
 
 # %%
 mill = MillQuantizer()
@@ -322,10 +316,10 @@ assert words[-1] == ["result", "uint8", "fixed", "scale", "0.00390625", "zero_po
 # %% [markdown]
 # ## 5. Prepare, calibrate, convert, lower
 #
-# The target `reference` takes all that can be said in specifications. It returns the model
-# in float operators between `jit_passes::quantize` and `jit_passes::dequantize`, with constants
-# stored as integers: dequantize, operator, quantize is one operator of Mill. A compiler reads that,
-# and it can be run, which says what Mill must compute.
+# The target `reference` takes every specification. It returns the model in float operators between
+# `jit_passes::quantize` and `jit_passes::dequantize`, with constants stored as integers:
+# dequantize, operator, quantize is one operator of Mill. A compiler can read this model, and its
+# results define Mill's.
 
 # %%
 prepared = jit_passes.prepare(model, quantizer=mill)
@@ -336,9 +330,9 @@ print(jit_passes.coverage(lowered))
 assert len(jit_passes.coverage(lowered).int8) == 21 and not jit_passes.coverage(lowered).float
 
 # %% [markdown]
-# The coverage report lists convolutions, linears and matrix products. All else is read from the
-# graph. An operator between a dequantize and a quantize is an integer operator: of those that
-# compute, none is left.
+# The coverage report lists convolutions, linears and matrix products. For the others, read the
+# graph. An operator between a dequantize and a quantize is an integer operator. No other computing
+# operator is left.
 
 
 # %%
@@ -361,8 +355,8 @@ assert makers(converted) == {
 }
 
 # %% [markdown]
-# The target has made rule 7 true by itself: sigmoid between dequantize and quantize is a function
-# of 256 codes, and the lowered graph has it as a table.
+# The target implements rule 7 by itself: sigmoid between dequantize and quantize is a function of
+# 256 codes, and the lowered graph has it as a table.
 
 # %%
 (lookup,) = [n for n in GraphView.of(lowered).nodes if n.kind == "jit_passes::lookup_table"]
@@ -375,8 +369,8 @@ with torch.no_grad():
 # %% [markdown]
 # ## 6. Reading the scales back
 #
-# Was it understood? The converted graph says. `jit_passes::quantize(x, scale, zero_point, ...)` has
-# its parameters as constants; the names of the values in front of it are those from before.
+# The converted graph shows the scales. `jit_passes::quantize(x, scale, zero_point, ...)` has its
+# parameters as constants; the values in front of it keep their names.
 
 
 # %%
@@ -413,11 +407,11 @@ for node in converted.nodes:
         assert left.inputs[2].constant == right.inputs[2].constant, node.name
 
 # %% [markdown]
-# Shared parameters are chosen once, from all that the sharers have seen, so the range holds the
-# numbers of both. And sharing is transitive. In the first stage, the block adds its own input, the
-# max pool's result, to that of its second convolution: so relu, max pool and convolution have one
-# scale, of which no single annotation speaks. Where there is a convolution in the shortcut, its
-# result is shared instead, and the chain ends.
+# Shared parameters are chosen once, from the numbers of all sharing values. Sharing is transitive.
+# In the first stage, the block adds its own input, the max pool's result, to the result of its
+# second convolution: so relu, max pool and convolution have one scale, although no single
+# annotation says so. If the shortcut has a convolution, its result is shared instead, and the chain
+# ends.
 
 # %%
 assert scales["layer1.0.conv2:conv2d"] == scales["relu:relu"]
@@ -427,8 +421,8 @@ assert scales["layer2.0.downsample.0:conv2d"] == scales["layer2.0.conv2:conv2d"]
 assert scales["layer2.0.conv2:conv2d"] != scales["layer1.1.relu:relu#1"]
 
 # %% [markdown]
-# Derived: each bias is stored as int32, and its scale is that of the accumulator, channel by
-# channel, to the last bit of a float32.
+# Derived: each bias is stored as int32, with the scale of the accumulator, channel by channel, to
+# the last bit of a float32.
 
 # %%
 for node in converted.nodes:
@@ -443,10 +437,10 @@ print("a bias:", stored[:6].tolist(), "in steps of", biases.inputs[1].constant[:
 # %% [markdown]
 # ## 7. The loss
 #
-# The signal to quantization noise ratio says how far the result is from float: 20 dB is an error of
-# 10 %, 40 dB one of 1 %. The average probability of a label says nothing of an image, and would
-# flatter the number. So it is measured on what differs between images. (The network is not trained:
-# this is about arithmetic, not about accuracy.)
+# The signal to quantization noise ratio measures the error against float: 20 dB is an error of 10
+# %, 40 dB one of 1 %. The average probability of a label does not depend on the image, and would
+# flatter the number, so it is subtracted first. (The network is not trained: this measures
+# arithmetic, not accuracy.)
 
 
 # %%
@@ -466,13 +460,12 @@ assert eight_bits > 12
 # %% [markdown]
 # ## 8. Two quantizers
 #
-# Mill also has convolutions with 4-bit weights, and the last convolution is to be one: it has a
-# fifth of all weights. A second quantizer annotates these operators only, and `ComposableQuantizer`
-# runs both, in order: of an operator that both annotate, the later annotation holds, whole. So it
-# has to say all of it. Taking the first quantizer's annotation and replacing one entry does so.
+# Mill also has convolutions with 4-bit weights, and the last convolution will be one: it has a
+# fifth of all weights. A second quantizer annotates this operator only, and `ComposableQuantizer`
+# runs both, in order. The later annotation of an operator replaces the earlier one as a whole, so
+# it must be complete: take the first quantizer's annotation and replace one entry.
 #
-# One overwriting the other may be a mistake. That is why it is a warning, and why `overwritten`
-# lists what happened.
+# An overwritten annotation may be a mistake. Therefore it is a warning, and `overwritten` lists it.
 
 
 # %%
@@ -513,7 +506,7 @@ assert eight_bits - 4 < four_bits < eight_bits
 # %% [markdown]
 # ## 9. Errors
 #
-# Mill's own rules are checked by `validate`, whoever annotated.
+# `validate` checks Mill's own rules, whichever quantizer annotated.
 
 
 # %%
@@ -546,10 +539,10 @@ message = refusal(ComposableQuantizer(MillQuantizer(), AffineWeights()))
 assert "'fc:linear' is to be int8, per_tensor_affine" in message
 
 # %% [markdown]
-# Nonsense for any backend is refused when sharing is resolved: a value that shares with something
-# that is not quantized, in a circle, or with a value whose uses differ. Messages name the values
-# and the line of the model. Here one operand of each addition is left out on purpose, and the other
-# still shares with it.
+# Some annotations are wrong for any backend: a value that shares with a value that is not
+# quantized, in a circle, or with a value whose uses differ. Messages name the values and the line
+# of the model. Here one operand of each addition is left out on purpose, and the other still shares
+# with it.
 
 
 # %%
@@ -582,9 +575,8 @@ assert "in a circle" in message
 # %% [markdown]
 # ## 10. Without a quantizer of your own
 #
-# Much of this can be had without writing `annotate`. `BackendQuantizer` follows what a target can
-# compute, its `Capability`, and takes options layer by layer; `X86Quantizer`,
-# `QnnpackQuantizer` and `PowerOfTwoQuantizer` in `jit_passes.targets` are made with it. For rules 5
-# and 6 it has `equal_operands` and roles. Tutorial 09 uses it:
-# [09_layerwise_and_profile.py](09_layerwise_and_profile.py). All rules of specifications and
-# sharing are in [docs/quantizers.md](../docs/quantizers.md).
+# Often you need not write `annotate`. `BackendQuantizer` follows a target's `Capability`, and takes
+# options layer by layer; `X86Quantizer`, `QnnpackQuantizer` and `PowerOfTwoQuantizer` in
+# `jit_passes.targets` are made with it. For rules 5 and 6 it has `equal_operands` and roles.
+# Tutorial 09 uses it: [09_layerwise_and_profile.py](09_layerwise_and_profile.py). All rules of
+# specifications and sharing are in [docs/quantizers.md](../docs/quantizers.md).

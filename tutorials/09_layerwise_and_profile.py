@@ -1,17 +1,16 @@
 # %% [markdown]
 # # Layer by layer, and without data
 #
-# Two files say how a model is quantized. One holds what its values are like: a *profile*, made once
-# by running the float model on data, and good for every quantization of that model from then on.
-# The other says what is to be done with which layer: a *configuration*. This text makes both for a
-# small residual network, and quantizes it in a dozen ways without looking at the data again.
+# Two files say how a model is quantized. A *profile* holds the ranges of its values, made once by
+# running the float model on data, for every later quantization of that model. A *configuration*
+# holds options for layers. This text makes both for a small residual network, and quantizes it in a
+# dozen ways without the data.
 #
 # Tutorial 01 quantizes with data, all layers alike; tutorial 08 writes a quantizer from scratch.
-# All that a configuration can say is in [docs/configuration.md](../docs/configuration.md).
+# The reference of configurations is [docs/configuration.md](../docs/configuration.md).
 #
-# It is a plain Python file. Run it whole (`python tutorials/09_layerwise_and_profile.py`, about
-# half a minute), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
-# assertions.
+# Run this file whole (`python tutorials/09_layerwise_and_profile.py`, about half a minute), or cell
+# by cell in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import tempfile
@@ -48,10 +47,9 @@ assert float_top1 > 97
 # %% [markdown]
 # ## 2. A profile
 #
-# `profile` runs the model on batches and writes down, for each of its tensors, the range and a
-# histogram. Batch normalizations are folded first, as they will be when the model is quantized; the
-# names are those of the folded graph. Nothing is decided yet, and any target, any quantizer and any
-# number of bits can follow.
+# `profile` runs the model on batches and records the range and a histogram for each of its tensors.
+# Batch normalizations are folded first, as in quantization, and the names are from the folded
+# graph. The profile suits any target, any quantizer and any number of bits.
 
 # %%
 batches = data.train_x[:256].split(32)
@@ -62,10 +60,9 @@ assert profile.values["relu:relu"].count == 256 * 8 * 16 * 16  # images, channel
 
 # %% [markdown]
 # Its file is YAML. An entry has the smallest and largest value, the lowest and highest number of
-# dimensions, and the histogram, whose bins have a power of two as width. Two whole numbers and the
-# counts are all there is to it. `min` and `max` may be edited by hand. Where a value has fewer than
-# 1024 numbers, its range gets headroom beyond the edited ends, too: `range: [low, high]` in a
-# configuration says exactly what the range is.
+# dimensions, and the histogram, whose bins have a power of two as width: two whole numbers and
+# counts. You may edit `min` and `max`. If a value has fewer than 1024 numbers, its range gets
+# headroom beyond the edited ends, too: `range: [low, high]` in a configuration sets an exact range.
 
 # %%
 temporary = tempfile.TemporaryDirectory()
@@ -76,8 +73,8 @@ for line in (folder / "digits.yaml").read_text().splitlines()[:20]:
 assert Profile.load(folder / "digits.yaml") == profile
 
 # %% [markdown]
-# Data may lie on several machines. Profiles of parts are added up, to exactly what one run over
-# everything gives: no number depends on how the data were split, or on the order.
+# Data may lie on several machines. Profiles of parts add up to exactly the profile of one run over
+# everything, whatever the split and the order.
 
 # %%
 shards = [jit_passes.profile(model, batches[:3]), jit_passes.profile(model, batches[3:])]
@@ -88,9 +85,9 @@ assert shards[0] != profile
 # %% [markdown]
 # ## 3. Quantizing without data
 #
-# `quantize_script` takes the profile, or the path of its file, in place of data. The result is what
-# calibration with the data gives, to the bit. Only the note in it differs: it says where the ranges
-# came from. A profile of another model is refused.
+# `quantize_script` takes the profile, or the path of its file, in place of data. The result equals
+# calibration with the data, to the bit, except for the record of where the ranges came from. A
+# profile of another model is refused.
 
 # %%
 from_data = jit_passes.quantize_script(model, batches)
@@ -112,12 +109,12 @@ else:
 # %% [markdown]
 # ## 4. Layer by layer
 #
-# A configuration has options for everything, and rules for some layers. Later rules win, option by
-# option. This one saves weights: 6 bits in general, 8 in the first and last layer, where every
-# error counts, and 4 in one of the larger convolutions. One layer stays in float. The ranges of
-# activations are those with the least squared error.
+# A configuration has options for all operators, and rules for some layers. Later rules win, option
+# by option. This one saves weights: 6 bits in general, 8 in the first and last layer, where every
+# error counts, and 4 in one of the larger convolutions. One layer stays in float. Ranges of
+# activations have the least squared error.
 #
-# Modules go by their paths, which may be globs. Names need no quotes.
+# Modules are selected by their paths, which may be globs. Names need no quotes.
 
 # %%
 LAYERS = """\
@@ -138,7 +135,7 @@ file = folder / "layers.yaml"
 file.write_text(LAYERS)
 
 # %% [markdown]
-# The target `reference` gives the model in plain operators, in which everything can be read.
+# The target `reference` gives the model in plain, readable operators.
 
 
 # %%
@@ -164,9 +161,9 @@ print(f"layers.yaml: {layered_top1:.2f} %")
 assert layered_top1 > float_top1 - 2
 
 # %% [markdown]
-# PyTorch's own kernels take weights of fewer bits too (they are stored as int8), so the same file
-# serves for the target `stock`. `strict` makes it an error if an operator with weights or a matrix
-# product stays in float that nobody wanted so; what the file keeps in float is wanted.
+# PyTorch's own kernels take weights of fewer bits too (they are stored as int8), so the file works
+# for the target `stock` too. `strict` makes it an error if an operator with weights or a matrix
+# product stays in float, unless the file asks for it.
 
 # %%
 stock = jit_passes.quantize_script(model, profile=profile, target="stock", config=file, strict=True)
@@ -177,9 +174,8 @@ assert top1(stock, data.test_x, data.test_y) > float_top1 - 2
 # %% [markdown]
 # ## 5. Misspelt
 #
-# Keys that there are not, and names that match no layer, are errors: an option that is silently
-# ignored shows in nothing but accuracy. The message has file, line and column, and what was
-# probably meant.
+# Unknown keys, and names that match no layer, are errors: a silently ignored option would show only
+# in the accuracy. The message has file, line and column, and the nearest name.
 
 
 # %%
@@ -206,8 +202,9 @@ file.write_text(LAYERS)
 # %% [markdown]
 # ## 6. The same in Python
 #
-# All that a file says can be said to the target's quantizer, in the same order, with the same
-# graph with the same numbers. Only the report differs: it says where the float layer was asked for.
+# The target's quantizer takes the options of a file in Python, in the same order, and gives the
+# same graph with the same numbers. Only the report differs: it says where the float layer was asked
+# for.
 
 # %%
 activation = TensorOptions(calibration=observer_of("mean_squared_error"))
@@ -230,8 +227,8 @@ print(jit_passes.coverage(in_python).float[0].reason)
 # ## 7. Another calibration, no second look
 #
 # Each of these methods reads ranges from a histogram, and the histograms are in the profile. At 8
-# bits they differ little: there are codes to spare. At 4 bits, 16 codes have to do, and it matters
-# which values are clipped. (Weights have 8 bits here, activations as many as the column says.)
+# bits they differ little. At 4 bits there are only 16 codes, and it matters which values are
+# clipped. (Weights have 8 bits here, activations the bits of the column.)
 
 
 # %%
@@ -262,19 +259,18 @@ best = max(METHODS, key=lambda method: found[method, 4][1])
 assert found[best, 4][1] > found["min_max", 4][1]
 
 # %% [markdown]
-# One image is 0.17 points, so 8 bits cost nothing that can be seen. At 4 bits, clipping nothing
-# (`min_max`) has more noise than the best of the others. `histogram` and `mean_squared_error`
-# search for the range with the least squared error of each value, in two ways. This is not the
-# error of the model's output, and the numbers depend on what the network has learned, which
-# differs a little from processor to processor. Which method suits a model is a question of trying,
-# and trying costs a second each.
+# One image is 0.17 points, so 8 bits cost nothing visible. At 4 bits, clipping nothing (`min_max`)
+# has more noise than the best of the others. `histogram` and `mean_squared_error` search for the
+# range with the least squared error of each value, in two ways. This is not the error of the
+# model's output, and the numbers depend on the trained network, which differs a little from
+# processor to processor. So try the methods on your model; each takes a second.
 
 
 # %% [markdown]
 # ## 8. Scales that are powers of two
 #
-# An FPGA rescales by shifting. `PowerOfTwoQuantizer` is for those: each scale is a power of two,
-# zero points are 0, and what is added has one scale. The profile serves as it is.
+# An FPGA rescales by shifting. `PowerOfTwoQuantizer` is for such hardware: each scale is a power of
+# two, zero points are 0, and operands of a sum have one scale. The profile fits without a change.
 
 # %%
 shifting = jit_passes.quantize_script(model, profile=profile, quantizer=PowerOfTwoQuantizer())
@@ -295,8 +291,7 @@ assert top1(shifting, data.test_x, data.test_y) > float_top1 - 2
 # %% [markdown]
 # ## 9. A list for NNI
 #
-# Whoever has a configuration for NNI's quantizers can go on with it. There, nothing is quantized
-# but what is listed.
+# A configuration for NNI's quantizers can be read too. There, only listed layers are quantized.
 
 # %%
 CONFIG_LIST = [

@@ -1,19 +1,16 @@
 # %% [markdown]
 # # Training with four bits
 #
-# With 8 bits, a network is quantized after it was trained, and hardly notices. With 4 there are 16
-# codes, and calibration alone costs images. Then the network is trained once more, a little, with
-# its own quantization in place, and learns weights that work with it. LSQ, *learned step size
-# quantization*, trains the scales as well.
+# With 8 bits, a network can be quantized after training, at almost no loss. With 4 bits there are
+# 16 codes, and calibration alone costs accuracy. A short further training with quantization in
+# place adapts the weights. LSQ, *learned step size quantization*, trains the scales as well.
 #
-# This text takes the residual network of tutorial 01 through such a training: what is added to the
-# model, how an optimizer gets to know of it, a schedule, stopping and going on, and what comes out.
-# [docs/qat.md](../docs/qat.md) has the other methods, and when to take which; tutorial 11 trains
-# scales that are powers of two.
+# This text trains the residual network of tutorial 01 like this: the added parameters, an optimizer
+# for them, a schedule, stopping and continuing, and the result. [docs/qat.md](../docs/qat.md)
+# compares the methods; tutorial 11 trains scales that are powers of two.
 #
-# It is a plain Python file. Run it whole (`python tutorials/10_lsq_training.py`, about half a
-# minute), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
-# assertions.
+# Run this file whole (`python tutorials/10_lsq_training.py`, about half a minute), or cell by cell
+# in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import copy
@@ -36,8 +33,8 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # %% [markdown]
 # ## 1. The float network
 #
-# A trained one, scripted. A traced model would do, and one from a file, as long as its parameters
-# are still parameters: `torch.jit.freeze` makes constants of them.
+# A trained network, scripted. A traced or loaded model works too, as long as its parameters are
+# still parameters: `torch.jit.freeze` makes constants of them.
 
 # %%
 data = load_digits_tensors()
@@ -51,8 +48,8 @@ assert float_top1 > 97
 # %% [markdown]
 # ## 2. The result of calibration alone
 #
-# Weights, and what convolutions and linears read, get 4 bits; in the first and the last layer,
-# where every error counts, 8. In a configuration:
+# Weights, and inputs of convolutions and linears, get 4 bits. The first and the last layer, where
+# every error counts, get 8. In a configuration:
 
 # %%
 few = {"input": {"bits": 4}, "weight": {"bits": 4}}
@@ -66,9 +63,9 @@ print(f"4 bits, calibrated: {calibrated_top1:.2f} %")
 # %% [markdown]
 # ## 3. Prepare
 #
-# `prepare_qat` stands where `prepare` stood. Where that puts observers, this puts *fake
-# quantization*: round to the nearest code, clip at the last one, and back to float. `bits` and
-# `first_last_bits` say what the configuration above says.
+# `prepare_qat` replaces `prepare`. In place of observers it inserts *fake quantization*: round to
+# the nearest code, clip at the last one, and back to float. `bits` and `first_last_bits` express
+# the configuration above.
 
 # %%
 qat = jit_passes.prepare_qat(
@@ -83,9 +80,9 @@ assert added["conv1.weight_scale"].shape == (8,)  # one for each output channel
 assert added["conv1.weight_scale"].isfinite().all()
 
 # %% [markdown]
-# A weight is known, so its scales begin at once; that of an activation is infinite until a batch
-# comes by. The model's own parameters have kept their names, and are the same tensors: training
-# this one trains the float model too. (To keep that, script a copy.)
+# A weight is known, so its scales have values at once; the scale of an activation is infinite until
+# a batch comes. The model's own parameters have kept their names, and are the same tensors:
+# training this model trains the float model too. (To keep that, script a copy.)
 
 # %%
 assert added["conv1.input_scale"].isinf().all()
@@ -94,11 +91,11 @@ assert own.keys() <= found.keys() and found.keys() == own.keys() | added.keys()
 assert all(found[name].data_ptr() == tensor.data_ptr() for name, tensor in own.items())
 
 # %% [markdown]
-# Batch norms are still there, and train as ever. The weight in front is quantized as it will be
-# once its batch norm is folded into it: `fold_factor` is what it will be multiplied by, `fold_bias`
-# the bias that will come of it, and `train_bias` rounds that to the steps in which integers add it.
-# The three operators `deferred_...` switch: in training mode they are weight, bias and batch norm,
-# in eval mode the folded weight, the rounded bias, and nothing. Here is the first convolution:
+# Batch norms are still there, and train as usual. The weight in front is quantized as it will be
+# after its batch norm is folded into it: `fold_factor` is the factor of the weight, `fold_bias` the
+# folded bias, and `train_bias` rounds this bias to the steps of the integer sum. The three
+# operators `deferred_...` switch: in training mode they are weight, bias and batch norm, in eval
+# mode the folded weight, the rounded bias, and nothing. Here is the first convolution:
 
 # %%
 for node in GraphView.of(qat, parameters=True).nodes:
@@ -108,12 +105,12 @@ for node in GraphView.of(qat, parameters=True).nodes:
 # %% [markdown]
 # ## 4. An optimizer
 #
-# It is built now, since before there were no scales to know of. (One that was built too early
-# trains weights only, and `jit_passes` warns at its second step.) Scales are a group of their own:
-# weight decay would pull them towards 0, which means nothing. The paper has the rate 0.01 for 2 to
-# 4 bits, and 0.001 for 8: a scale of 8 bits is so small that a step could take it past 0. This
-# network is small too: its scales have a tenth of the rate of its weights, and a hundredth in the
-# first and the last layer, which have 8 bits.
+# Build it after `prepare_qat`, which adds the scales. (An optimizer from before trains weights
+# only, and `jit_passes` warns at its second step.) Scales have their own group: weight decay would
+# pull them towards 0. The paper has the rate 0.01 for 2 to 4 bits, and 0.001 for 8: a scale of 8
+# bits is so small that a step could take it past 0. This network is small too: its scales have a
+# tenth of the rate of its weights, and a hundredth in the first and the last layer, which have 8
+# bits.
 
 # %%
 EPOCHS, BATCH = 4, 32
@@ -142,11 +139,11 @@ groups = [len(group["params"]) for group in optimizer.param_groups]
 assert groups[0] == len(own) and sum(groups[1:]) == len(added)
 
 # %% [markdown]
-# ## 5. The first batches: looking only
+# ## 5. The first batches: float values only
 #
-# In training mode the first batch gives the scales of activations. `disable_fake_quantize` lets the
-# model compute in float meanwhile, so that each layer sees what it will see from a trained network,
-# and not what a coarse start of the layers in front makes of it.
+# In training mode the first batch sets the scales of activations. `disable_fake_quantize` lets the
+# model compute in float meanwhile, so that each layer sees the values of the trained network, and
+# not the errors of layers in front.
 
 # %%
 qat.train()
@@ -162,8 +159,7 @@ assert all(parameter.isfinite().all() for parameter in begun.values())
 # %% [markdown]
 # ## 6. Training
 #
-# A loop as for any model. `train()` and `eval()` mean what they always do: in eval mode the model
-# is quantized too, and nothing moves.
+# An ordinary loop. In eval mode the model is quantized too, and its scales are fixed.
 
 
 # %%
@@ -207,8 +203,8 @@ assert max(change.abs().max() for change in moved.values()) > 0.01
 # ## 7. Stopping, and going on
 #
 # A training model is a ScriptModule: `torch.jit.save` writes it with its scales, switches and mode.
-# The optimizer and its schedule have states of their own. Whoever loads all three goes on as if
-# nothing had been; no `prepare_qat` is needed, nor the Python code of the network.
+# The optimizer and its schedule have their own states. Load all three to continue, without
+# `prepare_qat` and without the Python code of the network.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -231,9 +227,9 @@ print("the model that was saved and loaded trains to the same bits")
 # %% [markdown]
 # ## 8. The last epoch
 #
-# In use, a batch norm is a factor in the weight, made of its running statistics.
-# `freeze_statistics` lets it normalize by these in training too, so that weights settle on what
-# they will be multiplied by. Observers have nothing left to do; `disable_observers` says so.
+# In use, a batch norm is a factor in the weight, made of its running statistics. With
+# `freeze_statistics` it normalizes by these in training too, so that weights adapt to the final
+# factor. Observers have nothing left to do, so `disable_observers` stops them.
 
 # %%
 jit_passes.freeze_statistics(qat)
@@ -246,9 +242,9 @@ print("scales that a step took below 0, and that were put back:", jit_passes.sca
 # %% [markdown]
 # ## 9. Convert
 #
-# `convert` takes what was trained as it takes what was calibrated, and gives the reference model:
-# weights and biases as integers, batch norms folded, the trained scales in quantize and dequantize.
-# In eval mode the model that trained computes the same, and `parity` compares them value by value.
+# `convert` takes a trained model like a calibrated one, and gives the reference model: weights and
+# biases as integers, batch norms folded, the trained scales in quantize and dequantize. It equals
+# the trained model in eval mode, and `parity` compares them value by value.
 
 # %%
 qat.eval()
@@ -274,9 +270,8 @@ assert reference_top1 >= calibrated_top1 - 0.5
 # %% [markdown]
 # ## 10. Eight bits for PyTorch's kernels
 #
-# A quantizer says what the kernels of a backend can do. With that for x86 the model trains with
-# what `quantized::conv2d` will compute, and what comes out is lowered to it. One epoch from the
-# float weights is enough here; there is little to repair.
+# The quantizer for PyTorch's x86 kernels trains the model for `quantized::conv2d`, and the result
+# is lowered to it. One epoch from the float weights is enough here; there is little to repair.
 
 # %%
 model = torch.jit.script(network)

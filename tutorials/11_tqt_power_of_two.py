@@ -1,18 +1,16 @@
 # %% [markdown]
 # # Training scales that are powers of two
 #
-# Hardware without a multiplier to spare rescales by shifting: every scale is a power of two, with
-# one for each tensor, and zero points are 0. Such a grid is coarse. From one power to the next the
-# range doubles, and the largest value alone decides which it is. TQT, *trained quantization
-# thresholds*, trains where each tensor is clipped, weighing what clipping costs against what wide
-# steps cost, and the weights with it.
+# Some hardware rescales by shifting: every scale is a power of two, with one for each tensor, and
+# zero points are 0. Such a grid is coarse. From one power to the next the range doubles, and the
+# largest value alone decides which one is used. TQT, *trained quantization thresholds*, trains
+# where each tensor is clipped, a balance between clipping and wide steps, and the weights with it.
 #
-# This text trains a small MobileNet so, with 4 bits. Tutorial 10 has the steps that all methods
-# have in common, in more detail; [docs/qat.md](../docs/qat.md) has the reference.
+# This text trains a small MobileNet with 4 bits. Tutorial 10 has the common steps of all methods in
+# more detail; [docs/qat.md](../docs/qat.md) has the reference.
 #
-# It is a plain Python file. Run it whole (`python tutorials/11_tqt_power_of_two.py`, about half a
-# minute), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
-# assertions.
+# Run this file whole (`python tutorials/11_tqt_power_of_two.py`, about half a minute), or cell by
+# cell in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import json
@@ -34,10 +32,9 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # %% [markdown]
 # ## 1. The loss by calibration
 #
-# The network has depthwise convolutions, whose channels have a filter each and differ more than
-# those of others do. Calibrated with a scale for each channel, of any size, 4 bits cost some
-# points; with one power of two for each tensor they cost more than twice as many. First and last
-# layer have 8 bits.
+# The network has depthwise convolutions, with a filter for each channel, and their channels differ
+# more than others. Calibrated with a scale for each channel, of any size, 4 bits cost some points;
+# one power of two for each tensor costs more than twice as many. First and last layer have 8 bits.
 
 # %%
 data = load_digits_tensors()
@@ -65,13 +62,13 @@ assert lost_by_shifting > 2 * lost
 # %% [markdown]
 # ## 2. Thresholds
 #
-# The same quantizer says where fake quantization stands, and that scales are powers of two.
+# The quantizer chooses the places of fake quantization, and scales that are powers of two.
 #
 #     scale = 2^ceil(log2_threshold) / 2^(bits - 1)
 #
-# The threshold itself moves all the time; the scale changes when it crosses a whole number. Those
-# of weights begin at three standard deviations; those of activations with the first batch, at the
-# threshold that keeps most of the information (the observer `KLJ`).
+# The threshold moves in each step; the scale changes when it crosses a whole number. Thresholds of
+# weights begin at three standard deviations; thresholds of activations with the first batch, at the
+# value that keeps most of the information (the observer `KLJ`).
 
 # %%
 qat = jit_passes.prepare_qat(
@@ -91,14 +88,14 @@ assert all(abs(value) < 30 for value in before.values())
 # %% [markdown]
 # ## 3. Two optimizers and a freezer
 #
-# The recipe of TQT: Adam for weights, and Adam with a larger rate that is halved again and again
-# for thresholds. Adam because the size of a threshold's gradient depends on how many values it
-# clips, and only its sign can be trusted.
+# The recipe of TQT: Adam for weights, and Adam with a larger, repeatedly halved rate for
+# thresholds. Adam because the size of a threshold's gradient depends on the number of values it
+# clips, and only its sign is reliable.
 #
 # A threshold near a whole number switches its scale back and forth, and the weights around it never
 # settle. `ThresholdFreezer` stops them one by one, the calmest first, on the side where each was
-# most of the time. The paper starts that after thousands of steps; here it is from the second half
-# on. (`ThresholdFreezer.for_batch_size` has the paper's numbers.)
+# most of the time. The paper starts this after thousands of steps; here it starts in the second
+# half. (`ThresholdFreezer.for_batch_size` has the paper's numbers.)
 
 # %%
 EPOCHS, BATCH = 3, 32
@@ -116,8 +113,8 @@ freezer = jit_passes.ThresholdFreezer(thresholds.items(), TOTAL // 2, interval, 
 # %% [markdown]
 # ## 4. Training
 #
-# Statistics of batch norms are frozen after the first epoch, as the paper does: thresholds sit
-# right behind them, and cannot settle while what they clip is rescaled with each batch. The freezer
+# Statistics of batch norms are frozen after the first epoch, as in the paper: thresholds stand
+# right behind them, and cannot settle while their input is rescaled with each batch. The freezer
 # steps after the optimizers, while gradients are still there.
 
 # %%
@@ -148,8 +145,8 @@ assert all(not thresholds[name].requires_grad for name in freezer.frozen)
 # %% [markdown]
 # ## 5. Where thresholds went
 #
-# Some move in, and clip more for finer steps; others move out. Those that crossed a whole number
-# have another scale than they began with.
+# Some thresholds move in, and clip more for finer steps; others move out. After crossing a whole
+# number, the scale is another one.
 
 # %%
 after = {name: float(threshold.detach()) for name, threshold in thresholds.items()}
@@ -165,7 +162,7 @@ assert after[moves[-1]] > before[moves[-1]] + 0.02
 # %% [markdown]
 # ## 6. Convert
 #
-# All scales in the reference model are powers of two, those of biases too, and zero points are 0.
+# All scales in the reference model are powers of two, also of biases, and zero points are 0.
 
 # %%
 reference = jit_passes.convert(qat)
@@ -187,8 +184,8 @@ assert trained_top1 > float_top1 - 5
 # %% [markdown]
 # ## 7. For the engine
 #
-# Which numbers came out is plain data, `encodings_of`, and can be written in the forms that other
-# engines read; [docs/exports.md](../docs/exports.md) says which.
+# `encodings_of` returns the numbers as plain data, which can be written in forms of other engines:
+# see [docs/exports.md](../docs/exports.md).
 
 # %%
 with tempfile.TemporaryDirectory() as folder:

@@ -1,16 +1,15 @@
 # %% [markdown]
 # # A transformer to int8
 #
-# Transformers lose more at 8 bits than convolutional networks do, and for one reason mostly: behind
-# a layer norm, a few channels are 20 to 100 times larger than the rest. One scale for all channels
-# must reach the largest, and leaves the others next to no digits.
+# Transformers lose more at 8 bits than convolutional networks, mostly for one reason: behind a
+# layer norm, a few channels are 20 to 100 times larger than the rest. One scale for all channels
+# must reach the largest, and the others are left with almost no digits.
 #
-# This text takes a transformer from a `.pt` file to int8 in one call, then looks behind it: three
-# ways to quantize, what each loses, which operator is to blame, and what repairs it.
+# This text takes a transformer from a `.pt` file to int8 in one call, then shows three ways to
+# quantize, the loss of each, the operator that causes it, and the remedy.
 #
-# It is a plain Python file. Run it whole (`python tutorials/12_transformer.py`, about half a
-# minute), or cell by cell in an editor that knows `# %%`. The text's claims are checked by
-# assertions.
+# Run this file whole (`python tutorials/12_transformer.py`, about half a minute), or cell by cell
+# in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import os
@@ -73,10 +72,9 @@ torch.manual_seed(0)
 reader = train(Reader(), data, epochs=8, peak_rate=2e-3)
 
 # %% [markdown]
-# A network that trains for seconds has no large channels yet. Large models grow them in long
-# training. Here they are made by hand: two channels behind each norm become 100 and 60 times
-# larger, and the weights that read them as much smaller. The network computes the same,
-# but for rounding.
+# A network that trains for seconds has no large channels. Large models grow them in long training.
+# This cell makes them: two channels behind each norm become 100 and 60 times larger, and the
+# weights that read them as much smaller. The network computes the same result, except for rounding.
 
 # %%
 size = torch.ones(WIDTH)
@@ -94,7 +92,7 @@ torch.jit.save(torch.jit.trace(reader.eval(), example), folder / "float.pt")
 del reader
 
 # %% [markdown]
-# From here on there is a file, and no source. `batches` are a few hundred typical inputs.
+# From here on only the file is used, no source. `batches` are a few hundred typical inputs.
 
 # %%
 model = torch.jit.load(folder / "float.pt")
@@ -117,8 +115,8 @@ print(f"{'float':28s} {top1(model, data.test_x, data.test_y):6.2f} %")
 # %% [markdown]
 # ## 2. One call
 #
-# `quantize_script` looks at the graph, gives each operator the mode that suits it, and evens out
-# large channels first. The report says which mode each one has, and why.
+# `quantize_script` reads the graph, gives each operator the mode that suits it, and evens out large
+# channels first. The report says which mode each operator has, and why.
 
 # %%
 auto = jit_passes.quantize_script(model, batches)
@@ -128,13 +126,13 @@ assert {row.mode for row in jit_passes.coverage(auto).int8} == {"dynamic"}
 assert auto_sqnr > 30
 
 # %% [markdown]
-# The rest of this text is about how it comes to that.
+# The next sections show the steps behind it.
 #
-# ## 3. Static, and what it loses
+# ## 3. Static, and its loss
 #
 # In the mode `static` one range is calibrated for each value. `smooth=None` leaves large channels
-# as they are. `compare` runs both models side by side and shows, for each value, what it inherits
-# from those before it and what is its own. The last line names the first operator that stands out.
+# as they are. `compare` runs both models side by side. It shows for each value the error inherited
+# from earlier values, and its own. The last line names the first operator that stands out.
 
 # %%
 raw = {"mode": "static", "smooth": None}
@@ -147,16 +145,16 @@ assert comparison.first.name.endswith("qkv:linear")
 assert static_sqnr < 20
 
 # %% [markdown]
-# It is the first linear behind a norm, and all others like it have the same loss. Not its weights
-# are to blame, since these have a scale for each row, but its input: the columns of the weights are
-# small where the channels of the input are large.
+# It is the first linear behind a norm, and all others like it have the same loss. The cause is not
+# its weights, which have a scale for each row, but its input: the columns of the weights are small
+# where the channels of the input are large.
 #
 # ## 4. Smoothing
 #
 # `smooth` divides each channel of a norm by a factor, and multiplies the weights that read it by
-# the same factor. The float model stays the same, and both are quantized well then. Without
-# `smooth=None`, `quantize_script` does the same by itself, for norms whose largest channel is more
-# than four times the median one.
+# that factor. The float model does not change, and both sides can then be quantized well. By
+# default `quantize_script` smooths norms whose largest channel is more than four times the median
+# one.
 
 # %%
 smoothed = jit_passes.smooth(model, batches)
@@ -172,8 +170,8 @@ assert abs(by_itself - smooth_sqnr) < 3
 #
 # In the mode `dynamic` inputs of linears are quantized while the model runs, each time by its own
 # largest and smallest number. No data is needed. Everything between the linears stays in float.
-# Large channels are as bad for one range of each input as for one range of all, so smoothing helps
-# here as well. Gain and shift of a norm tell without data how large its channels are.
+# Large channels are harmful to a dynamic range too, so smoothing helps here as well. Gain and shift
+# of a norm tell without data how large its channels are.
 
 # %%
 plain = jit_passes.quantize_script(model, mode="dynamic", smooth=None)
@@ -184,8 +182,7 @@ assert both_sqnr > dynamic_sqnr + 15
 print(jit_passes.coverage(both))
 
 # %% [markdown]
-# Modes mix: rules say where an operator is dynamic. A rule that names a module covers what is in
-# it.
+# Modes mix: rules say where an operator is dynamic. A rule with a module covers everything in it.
 
 # %%
 rules = [{"module": "layers.0", "mode": "dynamic"}]
@@ -199,7 +196,7 @@ assert modes["layers.1.up:linear"] == "static"
 # %% [markdown]
 # ## 6. A file again
 #
-# Files of `stock` load with torch alone; those of `x86` need `import jit_passes`. `coverage` says
+# Files of `stock` load with torch alone; files of `x86` need `import jit_passes`. `coverage` says
 # which one it is.
 
 # %%
@@ -212,7 +209,6 @@ assert kilobytes[1] < 0.5 * kilobytes[0]
 # ## When accuracy falls
 #
 # 1. `compare` for the target `reference`: which operator stands out, and by how many dB?
-# 2. A linear behind a layer norm: `smooth` with another strength, 0.7 say, for all norms.
+# 2. A linear behind a layer norm: `smooth` with another strength, such as 0.7, for all norms.
 # 3. One operator: `keep_float`, more bits or `mode: dynamic` for it, by a rule.
-# 4. All by a little: another calibration by `calibration:` in a configuration, or training, as in
-#    tutorial 10.
+# 4. A little everywhere: another `calibration:` in a configuration, or training, as in tutorial 10.

@@ -1,16 +1,16 @@
 # %% [markdown]
-# # From a file to the engines that people run
+# # From a file to other engines
 #
-# A `.pt` file holds a model, and its Python source is gone. This text takes it, quantized, to ONNX
-# Runtime, to OpenVINO, and to AOTInductor in a C++ program without Python.
+# A `.pt` file holds a model, without its Python source. This text quantizes it, and runs it in ONNX
+# Runtime, in OpenVINO, and with AOTInductor in a C++ program without Python.
 #
 # An engine puts an operator on integers only where it finds quantize and dequantize in the places
-# that it knows. It says nothing where it does not: the operator runs in float, and the file is
-# slower than the float model. So the second half of this text is about where to look then.
+# that it knows. Elsewhere the operator silently runs in float, and the file is slower than the
+# float model. The second half of this text shows how to find such operators.
 #
-# It is a plain Python file. Run it whole (`python tutorials/13_engines.py`, about a minute), or
-# cell by cell in an editor that knows `# %%`. ONNX Runtime, OpenVINO and a C++ compiler are used
-# where they are installed. The text's claims are checked by assertions.
+# Run this file whole (`python tutorials/13_engines.py`, about a minute), or cell by cell in an
+# editor that supports `# %%`. ONNX Runtime, OpenVINO and a C++ compiler are used if they are
+# installed. Assertions check the claims.
 
 # %%
 import importlib.util
@@ -42,7 +42,7 @@ def has(*packages: str) -> bool:
 # %% [markdown]
 # ## 1. A file
 #
-# A small MobileNet for scanned digits. After this cell there is a file, and no source.
+# A small MobileNet for scanned digits. After this cell only the file is used.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -61,9 +61,9 @@ print(f"float {float_top1:.2f} %")
 # ## 2. Before any data: inspect
 #
 # Each engine is a target. `inspect` says which operators it will compute on integers, and why not
-# the others. People ask for symmetric activations, as TensorRT has them. In ONNX Runtime that costs
-# most of the network: its relu6 clips at 0, symmetric codes reach below, and a clip that does
-# something keeps ONNX Runtime from fusing the convolution in front of it.
+# the others. Symmetric activations, as in TensorRT, are a common wish. In ONNX Runtime they cost
+# most of the network: its relu6 clips at 0, symmetric codes reach below, and a clip with an effect
+# keeps ONNX Runtime from fusing the convolution in front of it.
 #
 # Weights have 7 bits, since on processors without VNNI two products of 8 bits overflow int16.
 
@@ -82,13 +82,13 @@ print(str(found).partition("\n")[0])
 assert all(row.dtype != "float" for row in found)
 
 # %% [markdown]
-# The reason says what to do: the default, affine, has all operators on integers.
+# The reason shows the remedy: with the default, affine, all operators are on integers.
 #
 # ## 3. ONNX Runtime
 #
-# `coverage` reads the quantized model itself: the bits of each operator, or its reason. That is
-# also what the engine will compute, since the model is a *reference model*: float operators
-# between quantize and dequantize. It runs here, and tells the accuracy before there is a file.
+# `coverage` reads the quantized model itself: the bits of each operator, or its reason. It also
+# describes the engine, since the model is a *reference model*: float operators between quantize and
+# dequantize. It runs here, and shows the accuracy before there is a file.
 
 # %%
 how = {"mode": "static", "config": affine, "progress": False}
@@ -106,8 +106,8 @@ if has("onnx", "onnxscript"):
 
 # %% [markdown]
 # `check_onnx` runs the file twice, plain and optimized, and compares all codes with the reference
-# model. Then it counts what is on integers in the graph that ONNX Runtime has made of it, which is
-# the only place where one sees what runs. In a shell: `jit-passes check int8.onnx --against ...`.
+# model. Then it counts the integer operators in the optimized graph of ONNX Runtime, which is the
+# graph that runs. In a shell: `jit-passes check int8.onnx --against ...`.
 
 # %%
 if has("onnx", "onnxscript", "onnxruntime"):
@@ -117,8 +117,8 @@ if has("onnx", "onnxscript", "onnxruntime"):
     assert not check.floats
 
 # %% [markdown]
-# A few codes are apart: at ties, where a value is halfway between two codes, and behind them. Sums
-# of float32 in another order decide these. The labels are those of the reference model.
+# A few codes differ: at ties, where a value is halfway between two codes, and behind them. The
+# order of float32 sums decides ties. The labels equal the reference model's.
 
 # %%
 if has("onnx", "onnxscript", "onnxruntime"):
@@ -134,10 +134,10 @@ if has("onnx", "onnxscript", "onnxruntime"):
 # %% [markdown]
 # ## 4. A wrong target
 #
-# Now a file for another engine. The places of `openvino` have no quantize between a convolution
-# and the sum that reads it, since OpenVINO adds ahead of rounding. ONNX Runtime loads the file,
-# computes it rightly, and leaves these convolutions in float. `check_onnx` says so, if it is asked
-# for ONNX Runtime: by itself it runs the engine of the model's target.
+# This file is for another engine. `openvino` has no quantize between a convolution and the sum that
+# reads it, since OpenVINO adds before rounding. ONNX Runtime loads the file, computes it correctly,
+# and leaves these convolutions in float. `check_onnx` reports it if you ask for ONNX Runtime: by
+# default it runs the engine of the model's target.
 
 # %%
 for_openvino = jit_passes.quantize_script(model, batches, target="openvino", **how)
@@ -158,8 +158,9 @@ if has("onnx", "onnxscript", "onnxruntime"):
 # %% [markdown]
 # ## 5. OpenVINO
 #
-# It reads that same file. `check_onnx` compares its results with the reference model as floats, and
-# counts layers. OpenVINO's own view is the runtime model: each layer has a `runtimePrecision`.
+# OpenVINO reads this file. `check_onnx` compares its results with the reference model as floats,
+# and counts layers. OpenVINO's own report is the runtime model: each layer has a
+# `runtimePrecision`.
 
 # %%
 if has("onnx", "onnxscript", "openvino"):
@@ -189,10 +190,10 @@ if has("onnx", "onnxscript", "openvino"):
 # %% [markdown]
 # ## 6. AOTInductor, in C++
 #
-# `export_aoti` compiles the model with PyTorch's own compiler into one file, a *package*. The
-# sizes are fixed here: Inductor of torch 2.13 compiles int8 convolutions with one input channel
-# wrongly where the batch is open. `export_aoti` runs each package once, with checks of layouts, and
-# refuses that one.
+# `export_aoti` compiles the model with PyTorch's own compiler into one file, a *package*. The sizes
+# are fixed here: Inductor of torch 2.13 compiles int8 convolutions with one input channel and an
+# open batch wrongly. `export_aoti` runs each package once, with checks of layouts, and refuses a
+# wrong one.
 
 # %%
 compiler = os.environ.get("CXX") or shutil.which("g++")
@@ -207,7 +208,7 @@ else:
     print(f"{package.name}: {package.stat().st_size / 1e3:.0f} kB")
 
 # %% [markdown]
-# The program that runs it needs LibTorch, the C++ part of PyTorch.
+# The program needs LibTorch, the C++ part of PyTorch.
 
 # %%
 source = Path(__file__).parent / "cpp_aoti" / "run_package.cpp"
@@ -239,13 +240,12 @@ if compiler is not None:
 #
 # | question | answer |
 # | --- | --- |
-# | what will the engine leave in float, and why? | `inspect(model, target=...)` |
-# | what is on integers, with how many bits? | `coverage(reference)` |
-# | what is on integers in the engine's own graph? | `check_onnx(path, reference, batches)` |
-# | at which value does an engine part, and why? | `conformance(reference, batches, engines)` |
+# | which operators will the engine leave in float, and why? | `inspect(model, target=...)` |
+# | which are on integers, with how many bits? | `coverage(reference)` |
+# | which are on integers in the engine's own graph? | `check_onnx(path, reference, batches)` |
+# | at which value does an engine differ, and why? | `conformance(reference, batches, engines)` |
 #
-# A reason of `inspect` and `coverage` is the first thing to read. If both promise integers and the
-# engine's graph has a float operator, the file was most often made for another engine, as in
-# section 4. If all is on integers and labels are wrong, look at the weights: on processors without
-# VNNI they have 7 bits at most. [docs/engines.md](../docs/engines.md) has the places of each
-# engine, and what is known of its faults.
+# Read the reasons of `inspect` and `coverage` first. If both promise integers and the engine's
+# graph has a float operator, the file was usually made for another engine, as in section 4. If all
+# is on integers and labels are wrong, look at the weights: on processors without VNNI they need 7
+# bits. [docs/engines.md](../docs/engines.md) has the places of each engine, and its known faults.

@@ -1,18 +1,18 @@
 # %% [markdown]
 # # From training to C, bit for bit
 #
-# A person who builds hardware wants integers that a kernel can be compared with: a convolution as a
-# correlation and a bias, a format of its own for each number on the way, scales that are powers of
-# two. This text trains a network on digits in that way, lowers it to integers, writes these as C,
-# compiles and runs the program, and shows that PyTorch, ONNX Runtime and C give equal codes. It
-# ends with files for a testbench.
+# Hardware engineers need integers to compare a kernel with: a convolution as a correlation and a
+# bias, a format for each number on the way, scales that are powers of two. This text trains a
+# network on digits for such hardware, lowers it to integers, writes these as C, compiles and runs
+# the program, and shows that PyTorch, ONNX Runtime and C give the same codes. It ends with files
+# for a testbench.
 #
 # Tutorial 06 has the five slots in detail, and tutorial 11 TQT;
 # [docs/fixed_point.md](../docs/fixed_point.md) has the target's equations.
 #
-# It is a plain Python file. Run it whole (`python tutorials/14_integers_to_c.py`, about half a
-# minute; it needs a C compiler, onnx and onnxruntime), or cell by cell in an editor that knows
-# `# %%`. The text's claims are checked by assertions.
+# Run this file whole (`python tutorials/14_integers_to_c.py`, about half a minute; it needs a C
+# compiler, onnx and onnxruntime), or cell by cell in an editor that supports `# %%`. Assertions
+# check the claims.
 
 # %%
 import json
@@ -37,7 +37,7 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # %% [markdown]
 # ## 1. A network of convolutions and a linear
 #
-# Each of them has five slots. There is no batch norm: the bias of each layer is the one that
+# Each layer has five slots. Without batch norms, the bias of each layer is the one that the
 # hardware adds.
 
 
@@ -71,8 +71,8 @@ assert float_top1 > 95
 #
 #     q8(q16(sum of q8(w) * q8(x)) + q16(b))
 #
-# The recipe "graffitist" names the formats, and `fake_quantizer="tqt"` trains for each of them the
-# threshold from which its scale follows, a power of two. `target` says how the hardware computes.
+# The recipe "graffitist" names the formats, and `fake_quantizer="tqt"` trains the threshold of
+# each, from which its scale follows, a power of two. `target` describes the hardware's arithmetic.
 
 # %%
 target = FixedPoint("shift", rounding="half_even")
@@ -90,8 +90,8 @@ assert trained_top1 > float_top1 - 1
 # ## 3. Must engines agree?
 #
 # `convert` gives the reference model: float operators between quantize and dequantize. With powers
-# of two, sums below 2^24 steps, and one rounding behind each operator, floats and integers are the
-# same numbers. `exactness` checks these conditions by the weights of each layer, ahead of any run.
+# of two, sums below 2^24 steps, and one rounding behind each operator, floats and integers are
+# equal. `exactness` checks these conditions with the weights of each layer, before any run.
 
 # %%
 reference = jit_passes.convert(qat)
@@ -102,7 +102,7 @@ assert told.exact
 # %% [markdown]
 # ## 4. Integers in TorchScript
 #
-# The lowered model quantizes its input, and computes with integers from there on.
+# The lowered model quantizes its input, and then computes with integers.
 
 # %%
 lowered = jit_passes.lower(reference)
@@ -116,9 +116,9 @@ assert integer_top1 == top1(reference, data.test_x, data.test_y)
 # %% [markdown]
 # ## 5. C
 #
-# `export_c` writes the lowered model as C99, with test vectors and a Makefile. Compiled here with
-# all warnings as errors, and with gcc's checks for undefined behaviour and for memory. The program
-# says how many codes differ from those of the lowered model.
+# `export_c` writes the lowered model as C99, with test vectors and a Makefile. The program is
+# compiled with all warnings as errors, and with gcc's checks for undefined behaviour and memory. It
+# counts the codes that differ from the lowered model.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -140,8 +140,8 @@ assert ran.returncode == 0 and ran.stdout == f"0 of {(8 + 3) * CLASSES} codes di
 # ## 6. Four engines
 #
 # `conformance` runs the reference model in several engines, and compares the codes of each value
-# that an engine shows. Where one parts from the reference, it names operator, line, both codes and
-# the sum before rounding.
+# that an engine shows. At the first difference it names operator, line, both codes and the sum
+# before rounding.
 
 # %%
 engines = ["fixed_point", "c", "onnxruntime", "onnxruntime_optimized"]
@@ -151,8 +151,8 @@ assert found.equal and not found.missing
 assert {row.engine for row in found.rows} == set(engines)
 
 # %% [markdown]
-# Hardware that rounds halves up would not agree. Here the trained thresholds and weights are
-# lowered for hardware of that kind, and run as an engine of one's own.
+# Hardware that rounds halves up gives other codes. Here the trained thresholds and weights are
+# lowered for such hardware, and run as an engine of your own.
 
 
 # %%
@@ -177,7 +177,7 @@ assert not parted.equal
 # ## 7. One kernel at a time
 #
 # A testbench checks one kernel before it checks a network. `export_vectors` writes operands,
-# constants and results of each operator as `.npy` and as hex text, and a manifest that says format,
+# constants and results of each operator as `.npy` and as hex text, and a manifest with format,
 # scale and order of axes of each. The first correlation, by numpy alone:
 
 # %%

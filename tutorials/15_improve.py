@@ -1,16 +1,17 @@
 # %% [markdown]
 # # Less loss without training: improve
 #
-# Between calibration and training stand tools that change ranges, channels, codes of weights and
-# biases. Each helps some networks and harms others. `improve` tries them in the order of cost, and
-# keeps a tool only where the loss falls on data that took no part. The result is a model and a
-# recipe, a few lines of YAML that make the same model without the search.
+# Some tools between calibration and training change ranges, channels, codes of weights and biases.
+# Each helps some networks and harms others. `improve` tries them in the order of cost, and keeps a
+# tool only if the loss falls on held-back data. The result is a model and a recipe, a few lines of
+# YAML that make the same model without the search.
 #
-# This text takes a small MobileNet to weights of 4 bits so. [docs/accuracy.md](../docs/accuracy.md)
-# has the reference, and figures of a network with weights of ImageNet.
+# This text improves a small MobileNet with weights of 4 bits.
+# [docs/accuracy.md](../docs/accuracy.md) has the reference, and figures of a network with ImageNet
+# weights.
 #
-# It is a plain Python file. Run it whole (`python tutorials/15_improve.py`, about half a minute),
-# or cell by cell in an editor that knows `# %%`. The text's claims are checked by assertions.
+# Run this file whole (`python tutorials/15_improve.py`, about half a minute), or cell by cell in an
+# editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import tempfile
@@ -29,7 +30,7 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # ## 1. The loss by calibration
 #
 # Weights have 4 bits and one scale for each tensor; the first and the last layer have 8. Depthwise
-# convolutions suffer most: their channels have filters of their own, which share one scale.
+# convolutions suffer most: each channel has its own filter, and all share one scale.
 
 # %%
 data = load_digits_tensors()
@@ -52,7 +53,7 @@ assert plain_top1 < float_top1 - 2
 # ## 2. The search
 #
 # No labels are needed: the loss is the error of the outputs against the float model. Every fourth
-# batch is held back. The steps are calibrated with the other six, and measured on these two.
+# batch is held back. Six batches calibrate the steps, and the two others measure them.
 
 # %%
 improved = jit_passes.improve(model, batches, config=config, **how)
@@ -67,14 +68,14 @@ assert improved.score > improved.quantized + 5  # dB
 assert improved_top1 > float_top1 - 1
 
 # %% [markdown]
-# Rows of one kind, the ranges of weights say, are alternatives: all begin at one score, and the
+# Rows of one kind, such as the ranges of weights, are alternatives: all begin at one score, and the
 # best is kept. The next rows are measured on top of it.
 #
 # ## 3. The recipe
 #
 # The text of the result is a configuration. The keys under `stages` are arguments of
-# `quantize_script`; options under `global` and `rules` are those of any configuration. Comments
-# have the search.
+# `quantize_script`; options under `global` and `rules` are ordinary options of a configuration.
+# Comments show the search.
 
 # %%
 print(improved)
@@ -88,12 +89,12 @@ with torch.no_grad():
 
 # %% [markdown]
 # With all eight batches the recipe makes another model, whose ranges rest on more data. It is
-# likely as good, but it has not been measured on data held back.
+# probably as good, but it is not measured on held-back data.
 #
 # ## 4. A budget
 #
-# With a budget the search ends as soon as the loss is small enough. Where all steps together are
-# not enough, single layers get other options, as `tune` gives them.
+# With a budget the search ends as soon as the loss is small enough. If all steps together are not
+# enough, single layers get other options, as in `tune`.
 
 # %%
 enough = jit_passes.improve(model, batches, budget=improved.quantized + 2, config=config, **how)
@@ -103,8 +104,8 @@ assert enough.score >= enough.least and len(enough.steps) < len(improved.steps)
 # %% [markdown]
 # ## What next
 #
-# - The accuracy on labelled data in place of the error of outputs: `improve(model, batches,
-#   accuracy)`.
+# - The accuracy on labelled data instead of the error of outputs:
+#   `improve(model, batches, accuracy)`.
 # - A run that can be interrupted: `resume="scores.jsonl"`, and `time=600` for ten minutes.
 # - In a shell: `jit-passes improve model.pt --data calib.npz -o int8.pt --recipe recipe.yaml`.
 # - Weights of 3 bits and fewer need training: [tutorial 10](10_lsq_training.py).

@@ -1,15 +1,15 @@
 # %% [markdown]
-# # Text that is generated, with weights of 4 bits
+# # Generating text with weights of 4 bits
 #
-# A decoder writes one token after the other. For each it reads all of its weights, and multiplies
-# them with one row of numbers: so the time of a token is the time that the weights take to be read.
-# Weights of 4 bits are an eighth of float32.
+# A decoder writes one token after the other. For each token it reads all of its weights, and
+# multiplies them with one row of numbers: so a token takes the time to read the weights. Weights of
+# 4 bits have an eighth of the size of float32.
 #
-# This text goes from a decoder in a `.pt` file to a loop that writes with weights of 4 bits: which
-# configuration, what it costs in accuracy, and what the file holds.
+# This text quantizes a decoder in a `.pt` file for a loop that generates text: the configuration,
+# its cost in accuracy, and the file.
 #
-# Run it whole (`python tutorials/16_generating_text.py`, about half a minute), or cell by cell in
-# an editor that knows `# %%`. The text's claims are checked by assertions.
+# Run this file whole (`python tutorials/16_generating_text.py`, about half a minute), or cell by
+# cell in an editor that supports `# %%`. Assertions check the claims.
 
 # %%
 import codecs
@@ -33,8 +33,8 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # %% [markdown]
 # ## 1. A decoder that keeps keys and values
 #
-# Each layer's keys and values of earlier tokens are inputs, and come back with those of the new
-# ones. A prompt comes in as a whole, with empty caches; then come tokens one by one.
+# Keys and values of earlier tokens are inputs of each layer, and come back with the new ones. A
+# prompt comes as a whole, with empty caches; then tokens follow one by one.
 
 # %%
 WIDTH, HEADS, LAYERS, LONGEST = 96, 3, 2, 128
@@ -88,7 +88,7 @@ class Decoder(nn.Module):
 
 
 # %% [markdown]
-# It learns one text by heart. So it is easy to see whether it still knows it.
+# It learns one text by heart, so an error is easy to see.
 
 # %%
 with contextlib.redirect_stdout(io.StringIO()):
@@ -120,7 +120,7 @@ torch.jit.script(decoder.eval()).save(str(folder / "float.pt"))
 del decoder
 
 # %% [markdown]
-# From here on there is a file, and no source.
+# From here on only the file is used.
 
 # %%
 model = torch.jit.load(folder / "float.pt")
@@ -171,9 +171,9 @@ assert "Explicit is better than implicit." in write(model)
 # %% [markdown]
 # ## 2. Weights of 4 bits
 #
-# `mode: dynamic` quantizes the input of each linear layer while the model runs, so no data are
-# needed, and products are those of integers. A scale for each 32 inputs keeps 4 bits exact enough:
-# with one scale for a whole channel its largest weight decides for all others.
+# `mode: dynamic` quantizes the input of each linear layer while the model runs, without data, and
+# multiplies integers. A scale for each 32 inputs keeps 4 bits exact enough: with one scale for a
+# whole channel its largest weight decides for all others.
 #
 # Embeddings are looked up, not multiplied: they keep 8 bits.
 
@@ -195,11 +195,12 @@ print(PROMPT + write(four))
 # %% [markdown]
 # ## 3. The alternatives
 #
-# * `weight_only` leaves activations in float32. It is a little more exact, and slower where a
-#   prompt has many tokens.
-# * One scale for each channel has a larger error at 4 bits, and `x86` holds such weights in 8 bits.
-# * 8 bits are nearly exact. The file is larger, and so is the time of a token in a network that is
-#   too large for the caches of the processor. This one is small, so the times here are alike.
+# * `weight_only` leaves activations in float32. It is a little more exact, and slower if a prompt
+#   has many tokens.
+# * One scale for each channel has a larger error at 4 bits, and `x86` stores such weights in 8
+#   bits.
+# * 8 bits are nearly exact. The file is larger, and a token takes longer if the network exceeds the
+#   caches of the processor. This one is small, so the times here are alike.
 
 # %%
 alone = jit_passes.quantize_script(
@@ -216,7 +217,7 @@ assert 10 * error(eight) < error(alone) < 1.2 * error(four) < error(channels)
 # %% [markdown]
 # ## 4. The file
 #
-# A linear layer in groups of 32 takes 5 bits a weight with its scales: 0.16 of float32. Weights lie
+# A linear layer in groups of 32 takes 5 bits a weight with its scales: 0.16 of float32. Weights are
 # in the file as the kernel reads them, so that memory holds them once. To load the file,
 # `import jit_passes` first.
 

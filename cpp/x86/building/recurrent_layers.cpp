@@ -40,7 +40,7 @@ class Layers {
         directions_(reader.operand(node, "bidirectional").toBool() ? 2 : 1),
         layers_(reader.operand(node, "num_layers").toInt()),
         weights_(listed(reader, node, "params")),
-        choice_(withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, {}}, {}}).op.attributes) {
+        product_(withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, {}}, {}}).op) {
     refuseUnless(!reader.operand(node, "train").toBool(), "it is in training mode");
     refuseUnless(
         int64_t(weights_.size()) == layers_ * directions_ * each(), "it has ", weights_.size(),
@@ -52,12 +52,13 @@ class Layers {
     std::vector<std::vector<int64_t>> last(
         statesOf(cell_)); // states of all layers and directions, of both kinds
     for (int64_t layer = 0; layer < layers_; ++layer) {
-      Operator product = weighted(Kind::DynamicLinear, layer, 0, choice_);
+      Operator product = weighted(product_.kind, layer, 0, product_.attributes);
       product.inputs = {x};
       const int64_t units = widthOf(layer, 1);
       Operator scan = weighted(
           Kind::Recurrent, layer, 1,
-          {static_cast<int64_t>(cell_), directions_, batch_first_, choice_[DynamicAttributes::Form]});
+          {static_cast<int64_t>(cell_), directions_, batch_first_,
+           product_.attributes[DynamicAttributes::Form]});
       scan.inputs = {to_.emitFloats(std::move(product))};
       for (size_t i = 1; i < operands.size(); ++i) {
         const int64_t first = layer * directions_;
@@ -128,7 +129,7 @@ class Layers {
   const bool biases_, batch_first_;
   const int64_t directions_, layers_;
   const at::ArrayRef<Value*> weights_;
-  const std::vector<int64_t> choice_; // DynamicAttributes
+  const Operator product_; // of the kind of all input products, with their attributes
 };
 
 } // namespace
@@ -146,7 +147,7 @@ std::vector<c10::Symbol> recurrentKinds() {
 std::vector<Value*> recurrentOperands(const RegionReader& reader, Node* node) {
   refuseUnless(operandOf(node, "input") != nullptr, "its sequences are packed");
   const Planned planned = withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, {}}, {}});
-  refuseUnless(planned.op.kind == Kind::DynamicLinear, "its input is not quantized as the model runs");
+  refuseUnless(isDynamic(planned.op.kind), "its input is not quantized as the model runs");
   std::vector<Value*> operands = planned.operands;
   if (cells().at(node->kind()) != Cell::Lstm) {
     operands.push_back(operandOf(node, "hx"));

@@ -151,6 +151,7 @@ const RegisterOperator convolution_operator{
      .tensors = {3, 4},
      .layer = LayerKind::Convolution,
      .in_floats = "convolution_to_floats",
+     .dynamic_form = "convolution_dynamic",
      .from = {{"conv1d", convolution<1>}, {"conv2d", convolution<2>}, {"conv3d", convolution<3>}},
      .check = checkConvolution,
      .infer = sizesOfConvolution,
@@ -175,6 +176,7 @@ const RegisterOperator transposed_operator{
      .attributes = {kOwn, kOwn},
      .tensors = {3, 3},
      .layer = LayerKind::TransposedConvolution,
+     .dynamic_form = "transposed_convolution_dynamic",
      .from =
          {{"conv_transpose1d", transposedConvolution<1>},
           {"conv_transpose2d", transposedConvolution<2>},

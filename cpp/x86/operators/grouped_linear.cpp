@@ -115,6 +115,7 @@ const RegisterOperator grouped_operator{
      .types = Types::Real,
      .most_axes = kMostMovedAxes,
      .layer = LayerKind::Linear,
+     .dynamic_form = "linear_grouped_dynamic",
      .check = checkGrouped,
      .infer = sizesOfGrouped,
      .channels = lastAxisOf,

@@ -84,6 +84,7 @@ const RegisterOperator linear_operator{
      .tensors = {3, 4},
      .layer = LayerKind::Linear,
      .in_floats = "linear_to_floats",
+     .dynamic_form = "linear_dynamic",
      .from = {{"linear", linear}},
      .check = checkLinear,
      .infer = sizesOfLinear,

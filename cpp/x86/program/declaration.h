@@ -89,14 +89,15 @@ struct Declaration {
   Types types = Types::Codes;
   int64_t most_axes = kMostAxes; // of operands and result
   LayerKind layer = LayerKind::None;
-  bool dynamic = false;            // a layer whose input is quantized as the plan runs
-  const char* in_floats = nullptr; // the kind of the form that gives float32 of codes
-  size_t any_dtype = SIZE_MAX;     // the operand that may have any dtype where it comes in: truths, indices
-  bool moves = false;              // only moves the elements of its operand
-  bool keeps_codes = moves;        // the result has the grid of the operand
-  bool permutes = false;           // its axes, see permutationOf
-  bool views = false;              // the result is a view: other sizes, strides and offset
-  bool takes_shape = false;        // all attributes are sizes of the result
+  bool dynamic = false;               // a layer whose input is quantized as the plan runs
+  const char* in_floats = nullptr;    // the kind of the form that gives float32 of codes
+  const char* dynamic_form = nullptr; // the kind of the form whose input is quantized as the plan runs
+  size_t any_dtype = SIZE_MAX; // the operand that may have any dtype where it comes in: truths, indices
+  bool moves = false;          // only moves the elements of its operand
+  bool keeps_codes = moves;    // the result has the grid of the operand
+  bool permutes = false;       // its axes, see permutationOf
+  bool views = false;          // the result is a view: other sizes, strides and offset
+  bool takes_shape = false;    // all attributes are sizes of the result
   bool decodes = false; // its kernel of float32 goes over rows, and makes float32 of codes as it reads them
   std::optional<ReduceFloats::Which> reduces = std::nullopt; // axes
 
@@ -160,11 +161,7 @@ inline const Kind Kind::Shuffle("shuffle");
 inline const Kind Kind::Recurrent("recurrent");
 inline const Kind Kind::Permute("permute");
 inline const Kind Kind::Fill("fill");
-inline const Kind Kind::DynamicLinear("linear_dynamic");
 inline const Kind Kind::GroupedLinear("linear_grouped");
-inline const Kind Kind::DynamicGroupedLinear("linear_grouped_dynamic");
-inline const Kind Kind::DynamicConvolution("convolution_dynamic");
-inline const Kind Kind::DynamicTransposedConvolution("transposed_convolution_dynamic");
 inline const Kind Kind::TransposedConvolution("transposed_convolution");
 inline const Kind Kind::Slice("slice");
 inline const Kind Kind::Multiply("multiply");

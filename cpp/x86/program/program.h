@@ -57,8 +57,7 @@ class Kind {
   bool operator==(const Kind&) const = default;
 
   static const Kind Affine, Input, Linear, Constant, Table, Power, Pad, Convolution, Transpose, Quantize,
-      Concat, Add, Unflatten, Shuffle, Recurrent, Permute, Fill, DynamicLinear, DynamicConvolution,
-      DynamicTransposedConvolution, GroupedLinear, DynamicGroupedLinear, TransposedConvolution, Slice,
+      Concat, Add, Unflatten, Shuffle, Recurrent, Permute, Fill, GroupedLinear, TransposedConvolution, Slice,
       Multiply, MatrixProduct, Function, Flatten, Expand;
 
  private:

@@ -1,4 +1,4 @@
-// Write the call of a module that an index picks while the model runs as calls of all that it may pick:
+// Replace the call of a module that an index picks at run time by branches that call each module it may pick:
 //
 //   %layer : Interface = prim::ModuleContainerIndex(%layers, %i)
 //   %y : Tensor = prim::CallMethod[name="forward"](%layer, %x)
@@ -44,7 +44,7 @@ class PickedCall {
  private:
   bool byName() const { return index_->type()->kind() == c10::TypeKind::StringType; }
 
-  // The result of the module at that place or of one behind it, in front of a node.
+  // The result of the module at this index or of one of the next ones, in front of a node.
   std::vector<Value*> oneOf(size_t place, Node* before) {
     auto& graph = *call_->owningGraph();
     if (place == names_.size()) {

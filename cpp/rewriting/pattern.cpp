@@ -41,7 +41,7 @@ void Pattern::check() {
         output->debugName(), ", which none of its operators computes:\n", graph->toString());
   }
   anchor_ = nodes_.back();
-  // The nodes that the results need, going up, and the users of these, going down.
+  // The nodes that are connected with the results, through operands or uses.
   std::unordered_set<const Node*> reached{anchor_};
   for (bool grew = true; grew;) {
     grew = false;
@@ -86,7 +86,7 @@ void Pattern::findExchanges() {
   }
 }
 
-// Whether two values of the pattern are computed in different ways; inputs that nothing else reads are alike.
+// Whether two values of the pattern are computed differently. Two inputs with no other use do not differ.
 bool Pattern::differ(const Value* a, const Value* b) const {
   const Node *left = a->node(), *right = b->node();
   if (a == b) {

@@ -53,7 +53,7 @@ Rule::Rule(std::string name, Pattern pattern, std::shared_ptr<Graph> replacement
   checkReplacement();
   std::unordered_set<std::string> known;
   for (const Value* input : this->pattern.graph->inputs()) {
-    if (input->hasUses()) { // others stand for nothing
+    if (input->hasUses()) { // an input without a use matches nothing
       known.insert(inputName(input));
     }
   }
@@ -81,7 +81,7 @@ void Rule::checkReplacement() {
     TORCH_CHECK(
         node->kind() != prim::CallFunction && node->kind() != prim::CallMethod, describe(node),
         " cannot be part of a replacement: it calls what cannot be inlined");
-    // A name with alternatives stands for what the pattern's node of that name was: there must be one.
+    // A name with alternatives stands for the operator that the pattern's node of that name has matched.
     if (pattern.alternatives.count(node->kind())) {
       const auto times = std::ranges::count_if(
           pattern.nodes(), [&](const Node* wanted) { return wanted->kind() == node->kind(); });

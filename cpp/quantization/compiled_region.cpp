@@ -63,7 +63,7 @@ void checkObject(const FunctionSchema& region, const c10::ClassType& type) {
       signatureOf(taken, given));
 }
 
-// The source of a method that hands everything on.
+// The source of a method that passes its arguments on, and returns the results.
 std::string sourceOf(const FunctionSchema& region, bool is_module) {
   const auto taken = withoutSelf(region);
   const auto given = region.returns().at(0).type();
@@ -97,8 +97,8 @@ void replaceRegion(Module& root, Graph& graph, const std::string& name, const c1
   } else {
     checkObject(region, *type);
   }
-  // A unit of its own: that of the root has the type of the region, whose graph holds all its weights, for as long as
-  // anything of that unit is there.
+  // The module gets a compilation unit of its own. The root's unit has the type of the region, whose graph would
+  // keep all weights in memory as long as anything of that unit lives.
   Module made(
       c10::QualifiedName("__torch__.jit_passes.CompiledRegion"),
       std::make_shared<torch::jit::CompilationUnit>());

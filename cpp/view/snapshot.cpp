@@ -15,7 +15,7 @@ const auto kQuantizePerChannel = symbol("jit_passes::quantize_per_channel");
 const auto kDequantize = symbol("jit_passes::dequantize");
 const auto kDequantizePerChannel = symbol("jit_passes::dequantize_per_channel");
 const auto kRound =
-    symbol("jit_passes::fake_quantize"); // in front of quantize, for other roundings than halves to even
+    symbol("jit_passes::fake_quantize"); // stands before quantize where it rounds otherwise than halves to even
 
 void setConstant(ValueRecord& record, const c10::IValue& constant) {
   record.constant = constant;
@@ -26,7 +26,7 @@ void setConstant(ValueRecord& record, const c10::IValue& constant) {
   }
 }
 
-// An argument of a block has a number as its name, which files change. It is called "Loop.block0.1" instead.
+// The name of a block's argument, "Loop.block0.1". Its name in the graph is a number, which files change.
 std::string nameOfArgument(const Value* value, const NodeNames& names) {
   const Block* block = value->node()->owningBlock();
   const Node* owner = block->owningNode();
@@ -110,7 +110,7 @@ class Recorder {
     snapshot_.values.push_back(std::move(record));
   }
 
-  // Operands are recorded before.
+  // Operands must have been recorded before.
   bool followsFromSizes(const Value* value) const {
     const Node* node = value->node();
     const auto known = [&](const Value* operand) {
@@ -130,15 +130,15 @@ class Recorder {
   Graph& graph_;
   NodeNames names_;
   std::unordered_set<const Value*> written_;
-  const KnownValues* parameters_; // null where they are no constants
+  const KnownValues* parameters_; // null where they do not count as constants
   std::unordered_set<const Value*> from_sizes_;
   SourceLines lines_;
   std::unordered_map<const Block*, int64_t> blocks_{{graph_.block(), 0}};
   Snapshot snapshot_;
 };
 
-// Nodes of a fresh graph look their operator up one by one, which takes longer than all the rest of a snapshot.
-// The types of the operands decide, so nodes that have the same ones share the answer.
+// The overload of a node's operator. The search takes longer than the rest of a snapshot, so nodes with equal types
+// of operands, which decide the overload, share one answer.
 std::string overloadOf(const Node* node) {
   thread_local std::unordered_map<std::string, std::string> known;
   if (node->kind().is_prim()) {

@@ -53,7 +53,7 @@ void lowerRecurrent(Lowering& state, size_t index) {
       state.weights.packed(state.program, state.program.operators[index], true);
 }
 
-// From what the input gives and the states in front of the first step to all states, see RecurrentAttributes.
+// From the products of the input and the states before the first step to all states: see RecurrentAttributes.
 const RegisterOperator recurrent_operator{
     {.name = "recurrent",
      .inputs = {2, 3},

@@ -152,7 +152,7 @@ std::pair<std::string, std::string> moduleOf(const Node* node) {
     } else if (begin < name.size()) {
       path += (path.empty() ? "" : ".") + name.substr(begin);
     }
-    frames.emplace_back(path, path.empty() ? "" : type); // a method that the root calls of itself belongs to the root
+    frames.emplace_back(path, path.empty() ? "" : type); // a call of the root by itself is the root
   }
   return frames.back();
 }

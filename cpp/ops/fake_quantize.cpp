@@ -64,7 +64,7 @@ JIT_PASSES_VECTORIZED void fakeQuantizeAcross(
 
 JIT_PASSES_VECTORIZED void maskRow(const float* gradient, const bool* inside, float* result, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    const auto all_or_none = -static_cast<uint32_t>(inside[i]); // the compiler would turn a conditional into a branch
+    const auto all_or_none = -static_cast<uint32_t>(inside[i]); // a conditional would become a branch
     result[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(gradient[i]) & all_or_none);
   }
 }

@@ -73,7 +73,7 @@ FirstBatch::FirstBatch(
     c10::string_view name)
     : rows_(rowsOf(x, fold, fold_axis, axis)), device_(x.device()), group_(group) {
   const int64_t channels = rows_.size(0), count = rows_.size(1);
-  auto reached = at::empty({2, channels}, at::kDouble); // -min and max, so that one maximum over the ranks serves both
+  auto reached = at::empty({2, channels}, at::kDouble); // -min and max: one maximum serves both
   double *below = reached.mutable_data_ptr<double>(), *above = below + channels;
   for (int64_t i = 0; i < channels; ++i) {
     Extremes seen;

@@ -76,7 +76,7 @@ std::vector<Extremes> extremesOfRows(const at::Tensor& rows) {
   if (rows.numel() == 0) {
     return std::vector<Extremes>(rows.size(0));
   }
-  const auto ends = at::stack({at::amin(rows, 1), at::amax(rows, 1)}).to(at::kCPU); // both are NaN for a row with a NaN
+  const auto ends = at::stack({at::amin(rows, 1), at::amax(rows, 1)}).to(at::kCPU); // of a NaN both are
   const float *low = ends.const_data_ptr<float>(), *high = low + rows.size(0);
   std::vector<Extremes> seen(rows.size(0));
   for (size_t row = 0; row < seen.size(); ++row) {

@@ -110,7 +110,7 @@ float errorOf(const Bins& bins, const IntegerGrid& grid, float min, float max) {
 // are never wider than the numbers.
 float widestOf(const IntegerGrid& grid, float high) {
   const int64_t middle = (grid.quant_min + grid.quant_max + 1) / 2;
-  const int64_t codes = std::min(grid.quant_max - middle, middle - grid.quant_min); // codes on the shorter side
+  const int64_t codes = std::min(grid.quant_max - middle, middle - grid.quant_min); // on the shorter side
   const auto steps = static_cast<float>(grid.quant_max - grid.quant_min);
   const float widest = codes > 0 ? std::max(steps / static_cast<float>(2 * codes), 1.0f) : 1.0f;
   return grid.symmetric && std::isfinite(high * widest) ? widest : 1.0f;

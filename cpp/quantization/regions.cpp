@@ -29,7 +29,7 @@ struct Region {
   size_t first, last; // positions in the block
   std::vector<size_t> units;
   std::vector<const Node*> nodes;
-  std::vector<const Node*> sources; // nodes outside of the region that its nodes read; some may have joined since
+  std::vector<const Node*> sources; // nodes that are read, outside when their reader joined
 };
 
 // Finds the regions of one block. A region counts as one node, or two regions could come to read each other.

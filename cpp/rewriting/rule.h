@@ -70,7 +70,7 @@ struct Rule {
   MatchCompute compute;              // may be empty
   bool repeat = true;                // whether it may match nodes that it has made itself
   bool commutative = true;           // whether operands of nodes that commute match in either order
-  bool same_memory = false;          // whether the replacement reads, shares and writes memory exactly as the pattern
+  bool same_memory = false;          // whether replacement and pattern use memory alike
   std::vector<std::string> computed; // names of the inputs that the pattern does not have
 
  private:

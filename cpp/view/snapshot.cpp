@@ -14,8 +14,7 @@ const auto kQuantize = symbol("jit_passes::quantize");
 const auto kQuantizePerChannel = symbol("jit_passes::quantize_per_channel");
 const auto kDequantize = symbol("jit_passes::dequantize");
 const auto kDequantizePerChannel = symbol("jit_passes::dequantize_per_channel");
-const auto kRound =
-    symbol("jit_passes::fake_quantize"); // stands before quantize where it rounds otherwise than halves to even
+const auto kRound = symbol("jit_passes::fake_quantize"); // before quantize, unless halves go to even
 
 void setConstant(ValueRecord& record, const c10::IValue& constant) {
   record.constant = constant;

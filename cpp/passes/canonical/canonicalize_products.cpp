@@ -44,7 +44,7 @@ class Canonicalizer {
 
   bool replaceMatmul(Node* node) {
     const auto weight = matrix(node->input(1));
-    if (!weight || known_.fixed(node->output())) { // the product of two parameters is a weight rather than a layer
+    if (!weight || known_.fixed(node->output())) { // a product of two parameters is no layer
       return false;
     }
     const auto& uses = node->output()->uses();

@@ -110,7 +110,7 @@ std::optional<std::string> unlikeProducts(const KnownValues& known, const Shapes
 // Values that have been made so far.
 struct Made {
   std::unordered_map<const Value*, Value*> masks;   // for each computed mask
-  std::unordered_map<const Value*, Value*> results; // results of replaced attention, whose sizes may be asked for
+  std::unordered_map<const Value*, Value*> results; // of replaced attention, for their sizes
 };
 
 Value* insertSize(Node* before, const Extent& extent, const Made& made) {
@@ -282,7 +282,7 @@ bool expandAttention(PassContext& context) {
     Expansion& attention = expanded.emplace_back(Expansion{node, scaleOf(shapes, node)});
     Value* mask = inputOf(node, "attn_mask");
     const auto held = known.tensor(mask);
-    const bool trains = held && held->is_floating_point() && !isConstant(mask); // a parameter, or computed of one
+    const bool trains = held && held->is_floating_point() && !isConstant(mask); // a parameter, perhaps
     attention.mask = trains ? std::nullopt : held;
     attention.floats = isTensor(mask) && (trains || floats.has(mask));
     attention.causal = constantBool(node, "is_causal");

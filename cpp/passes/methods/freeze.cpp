@@ -247,7 +247,7 @@ class Freezer {
       (*constant)->node()->destroy();
       return nullptr;
     }
-    const bool number = path.find_first_not_of("0123456789") == std::string::npos; // unnamed values have numbers
+    const bool number = path.find_first_not_of("0123456789") == std::string::npos; // is no name
     if (value.isTensor() && !number) {
       (*constant)->setDebugName(path);
     }

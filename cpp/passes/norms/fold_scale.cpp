@@ -65,7 +65,7 @@ bool foldFactor(Node* product) {
     }
     Node* node = scaled->node;
     const auto weight = constantTensor(node, "weight"), bias = constantTensor(node, "bias");
-    const auto rank = weightedOperator(node)->spatial_dims + 2; // a weight that is a vector gives no axis of channels
+    const auto rank = weightedOperator(node)->spatial_dims + 2; // a vector as weight gives no channels
     if (!weight || weight->dim() != rank || weight->scalar_type() != factor->scalar_type() ||
         (!bias && !isNone(node, "bias")) || !isOfChannels(*factor, weight->size(0), scaled->axis)) {
       continue;

@@ -111,8 +111,7 @@ class Function {
   std::unordered_set<const Value*> seen_;
   std::vector<Node*> nodes_;
   Value* codes_ = nullptr;
-  Node* rounding_ =
-      nullptr; // the fake_quantize before quantize, if it rounds otherwise than halves to even
+  Node* rounding_ = nullptr; // the fake_quantize before quantize, if it rounds otherwise than halves to even
 };
 
 // All codes that a value can have, in order. Nothing if they are unknown or have more than 16 bits.

@@ -14,7 +14,7 @@ namespace {
 
 bool foldQuantizedConstants(PassContext& context) {
   const bool fold_dequantize = context.option("dequantize").toBool();
-  const at::AutoDispatchBelowADInplaceOrView without_autograd; // autograd takes longer than a small weight itself
+  const at::AutoDispatchBelowADInplaceOrView without_autograd; // it would take longer than the work
   return changeNodes(*context.graph(), [&](Node* node) {
     if (!startsWith(node, "jit_passes::quantize") && !startsWith(node, "jit_passes::fake_quantize") &&
         !(fold_dequantize && startsWith(node, "jit_passes::dequantize"))) {

@@ -75,7 +75,7 @@ bool foldSizes(PassContext& context) {
     return false;
   }
   const Shapes shapes(context, /*batched=*/false);
-  std::vector<std::pair<Value*, int64_t>> numbers; // all before the first edit: facts hold for the unedited graph
+  std::vector<std::pair<Value*, int64_t>> numbers; // all before the first edit, which changes the facts
   std::vector<std::pair<Node*, std::vector<size_t>>> repeated;
   const auto compared = nodesWhere(*graph, [&](const Node* node) { return comparesEqual(shapes, node); });
   forEachNode(*graph, [&](Node* node) {

@@ -384,9 +384,8 @@ class Walk : ProgramWriter {
   const RegionReader& reader_;
   Block* block_;
   const NodeNames& names_;
-  std::unordered_map<const Value*, Stored> codes_; // for values in codes
-  std::unordered_map<const Value*, int64_t>
-      floats_; // for float values: the codes that were dequantized, or float32
+  std::unordered_map<const Value*, Stored> codes_;    // for values in codes
+  std::unordered_map<const Value*, int64_t> floats_;  // for float values: their codes, or float32
   std::unordered_map<const Value*, int64_t> inputs_;  // for inputs of the region
   std::unordered_map<const Value*, Pending> pending_; // for values that are quantized later
   // For values that have been quantized: their codes, or the codes before they are moved.

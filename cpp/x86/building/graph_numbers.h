@@ -40,8 +40,7 @@ class GraphNumbers {
   Program& program_;
   Asked asked_;
   std::unordered_map<const Value*, int64_t> known_;
-  std::vector<std::pair<size_t, const Value*>>
-      sizes_; // positions of numbers that are sizes, with their tensors
+  std::vector<std::pair<size_t, const Value*>> sizes_; // numbers that are sizes, with their tensors
 };
 
 } // namespace jit_passes::x86

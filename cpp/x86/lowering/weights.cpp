@@ -94,8 +94,7 @@ std::shared_ptr<const Packed> numbersOf(
     packed->sums = sumsOf(op);
   }
   const double out_scale = static_cast<float>(out.scale);
-  double own = 1,
-         zero_of_residual = 0; // the factor of the result, and the share of the residual's zero point
+  double own = 1, zero_of_residual = 0; // the factor of the result, and the residual's zero point
   if (hasSum(op)) {
     const double* factors = op.tensors[kFactors].const_data_ptr<double>();
     const Grid& residual = program.grids[op.inputs[1]];
@@ -158,8 +157,8 @@ void restore(const Operator& op, const Packed& packed) {
   } else {
     whole = unpacked(packed.kernel(), weight).contiguous();
   }
-  weight.storage().set_data_ptr(whole.storage().set_data_ptr(
-      {})); // this way, since operators refuse to write to tensors of inference mode
+  weight.storage().set_data_ptr(
+      whole.storage().set_data_ptr({})); // no operator writes to a tensor of inference mode
 }
 
 } // namespace

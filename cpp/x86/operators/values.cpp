@@ -101,8 +101,7 @@ void lowerQuantize(Lowering& state, size_t index) {
     state.emit(Does::Enter, index, {}, state.wanted[op.output]);
     state.result.steps.back().source = maker.attributes[0];
   } else {
-    const bool many = int64_t(state.sizes[op.output].size()) >
-                      kMostAxes; // axes beyond the limit, which are read in their own order
+    const bool many = int64_t(state.sizes[op.output].size()) > kMostAxes; // these are read in their own order
     state.emit(
         Does::Quantize, index, {state.primary[op.inputs[0]]},
         many ? state.ownAxis(op) : state.wanted[op.output]);

@@ -125,7 +125,8 @@ struct PartAttributes {
     Number, // of this part, from 0 on
     Parts,
     How,
-    Sizes, // Chunks: the number asked for; Equal: the size of all but the last; Listed: the size of each; Single: 1
+    // Chunks: the number asked for; Equal: the size of all but the last; Listed: the size of each; Single: 1
+    Sizes,
   };
   enum : int64_t { Chunks, Equal, Listed, Single }; // Single removes the axis
 };

@@ -56,8 +56,7 @@ struct Chain {
 
  private:
   struct Span {
-    int64_t first = 0, from = 0,
-            to = 0; // the row at the front of the memory; the rows [from, to) to compute next
+    int64_t first = 0, from = 0, to = 0; // the row at the front of the memory; rows to compute next
   };
   using Spans = c10::SmallVector<Span, 8>;
 

@@ -45,10 +45,9 @@ Plan::Plan(Program program) : program_(std::move(program)) {
     op.tensors = copiesOf(op.tensors);
   }
   taken_.resize(program_.inputs), read_.resize(program_.inputs), beside_floats_.resize(program_.inputs, true);
-  std::vector<int64_t> sources(program_.grids.size(), -1); // the input that each value is
+  std::vector<int64_t> sources(program_.grids.size(), -1); // the input that a value is
   std::vector<int64_t> moved(program_.grids.size(), -1);   // the input whose elements each value has
-  std::vector<bool> certain(
-      program_.grids.size(), true); // whether each value is float32 for inputs of any dtype
+  std::vector<bool> certain(program_.grids.size(), true);  // whether it is float32 for any inputs
   for (const Operator& op : program_.operators) {
     if (op.kind == Kind::Input) {
       sources[op.output] = moved[op.output] = op.attributes[0];

@@ -42,16 +42,14 @@ std::vector<at::Tensor> Prepared::run(
   c10::SmallVector<Call::Source, 4> sources;
   c10::SmallVector<uint8_t*, 8> homes{arena};
   for (const at::Tensor& input : inputs) {
-    const auto* data =
-        input.defined() ? input.const_data_ptr<float>() : nullptr; // inputs are never written to
+    const auto* data = input.defined() ? input.const_data_ptr<float>() : nullptr; // never written to
     sources.push_back({data, input.defined() ? input.strides() : at::IntArrayRef()});
     homes.push_back(reinterpret_cast<uint8_t*>(const_cast<float*>(data)));
   }
   std::vector<at::Tensor> outputs;
   for (size_t i = 0; i < output_sizes_.size(); ++i) {
     if (spread_[i]) {
-      outputs.push_back(
-          spread_[i]->clone().expand(output_sizes_[i])); // a copy, since the caller may write to it
+      outputs.push_back(spread_[i]->clone().expand(output_sizes_[i])); // the caller may write to it
       homes.push_back(nullptr);
       continue;
     }

@@ -269,7 +269,8 @@ Value* readSwitch(Module& root, Graph& graph, Node* before, const std::string& n
   const auto held = root.attr(name);
   TORCH_CHECK(
       held.isTensor() && held.toTensor().scalar_type() == at::kBool && held.toTensor().dim() == 0,
-      "the module has an attribute '", name, "' of its own, which is what a switch is to be called");
+      "the module has an attribute '", name,
+      "' that is no bool buffer, and a pass adds a switch of this name: rename the attribute");
   torch::jit::WithInsertPoint guard(before);
   return graph.insert(aten::Bool, {insertGetAttr(graph, graph.inputs().at(0), name)});
 }

@@ -276,7 +276,9 @@ std::vector<int64_t> findRegions(
   }
   Links sorted;
   for (const auto& [one, other] : links) {
-    TORCH_CHECK(one < units.size() && other < units.size(), "a link names an operator that is none");
+    TORCH_CHECK(
+        one < units.size() && other < units.size(), "a link names operators ", one, " and ", other,
+        ", and there are ", units.size());
     sorted.emplace_back(ends[one] < ends[other] ? one : other, ends[one] < ends[other] ? other : one);
   }
   std::stable_sort(sorted.begin(), sorted.end(), [&](const auto& a, const auto& b) {

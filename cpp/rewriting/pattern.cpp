@@ -23,11 +23,10 @@ void Pattern::check() {
   for (const Node* node : graph->nodes()) {
     TORCH_CHECK(
         node->blocks().empty(), describe(node),
-        " cannot be part of a pattern: branches and loops are not "
-        "matched, what stands inside of them is");
+        " cannot be part of a pattern: branches and loops are not matched, only operators inside of them");
     TORCH_CHECK(
         node->kind() != prim::CallFunction && node->kind() != prim::CallMethod, describe(node),
-        " cannot be part of a pattern: it calls what cannot be inlined");
+        " cannot be part of a pattern: it is a call that cannot be inlined");
     if (node->kind() != prim::Constant) {
       nodes_.push_back(node);
     }

@@ -84,7 +84,7 @@ bool foldPrepack(PassContext& context) {
       return false;
     }
     auto packed = evaluate(node);
-    TORCH_CHECK(packed, "the weight is not a constant");
+    TORCH_CHECK(packed, "the operands of ", describe(node), " are not constants");
     const auto name = "packed_" + std::to_string(count++);
     addAttribute(context.module(), name, packed->type(), *packed);
     torch::jit::WithInsertPoint insert_at(node);

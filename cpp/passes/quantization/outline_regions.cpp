@@ -62,7 +62,7 @@ class Outline {
           " and ", describe(node), ", which stand in different branches or loops");
       TORCH_CHECK(
           !order_.isFixed(node), "a region holds ", describe(node),
-          ", which writes, reads what is written, or cannot be moved otherwise");
+          ", which writes, reads a value that is written to, or must keep its order otherwise");
     }
   }
 
@@ -84,8 +84,7 @@ class Outline {
         findResults(output);
       }
     }
-    TORCH_CHECK(
-        !results_.empty(), "nothing reads what the region of ", describe(nodes_.front()), " computes");
+    TORCH_CHECK(!results_.empty(), "no node reads a result of the region of ", describe(nodes_.front()));
     const Module region = makeModule(root, self);
     root.register_module(name, region);
     placeCall(call, region, name);

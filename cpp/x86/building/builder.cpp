@@ -116,7 +116,7 @@ class Walk : ProgramWriter {
       value = close(pending->second, codes.grid);
     } else {
       const auto known = valueOf(x);
-      refuseUnless(known.has_value(), "it quantizes what no operator of a plan gives");
+      refuseUnless(known.has_value(), "it quantizes a value that no operator of a plan gives");
       value = requantized(node, *known, codes.grid);
     }
     codes_[node->output()] = {value, codes.shift};
@@ -181,7 +181,7 @@ class Walk : ProgramWriter {
       return; // a weight: the operator that reads it decodes it
     }
     const auto codes = codes_.find(node->input(0));
-    refuseUnless(codes != codes_.end(), "its codes are computed by what no plan has");
+    refuseUnless(codes != codes_.end(), "its codes come from an operator that no plan has");
     const auto [scale, zero_point] = reader_.scaleOf(node);
     const Grid& grid = program_.grids[codes->second.value];
     refuseUnless(
@@ -192,7 +192,7 @@ class Walk : ProgramWriter {
 
   void visitTable(Node* node) {
     const auto codes = codes_.find(node->input(0));
-    refuseUnless(codes != codes_.end(), "its codes are computed by what no plan has");
+    refuseUnless(codes != codes_.end(), "its codes come from an operator that no plan has");
     const auto [table, shift] =
         reader_.tableOf(node, program_.grids[codes->second.value], codes->second.shift);
     const Grid grid = reader_.gridOfTable(node, table, shift);
@@ -261,7 +261,7 @@ class Walk : ProgramWriter {
 
   void visitParts(Node* node) {
     Node* list = node->input(0)->node();
-    refuseUnless(keepsCodes(list), "its list is made by what no plan has");
+    refuseUnless(keepsCodes(list), "its list comes from an operator that no plan has");
     for (size_t i = 0; i < node->outputs().size(); ++i) {
       Planned part = plannedOperator(reader_, list);
       part.op.attributes[PartAttributes::Number] = i;

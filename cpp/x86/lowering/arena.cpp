@@ -25,7 +25,8 @@ int64_t layOutOwn(Memory& memory) {
                        double(dims[2].size + border.top + border.bottom) *
                        double(dims[3].size + border.left + border.right) * double(memory.channels());
   TORCH_CHECK(
-      bytes < kMaxBytes, "a value of the shape ", memory.sizes, " and what pads it take ", bytes, " bytes");
+      bytes < kMaxBytes, "a value of the shape ", memory.sizes, " with its padding takes ", bytes,
+      " bytes, and a plan's value may take ", kMaxBytes);
   const Layout layout = layOut(
       nullptr, dims[0].size, dims[1].size, dims[2].size, dims[3].size, memory.channels(), memory.border);
   const Image& image = layout.image;

@@ -134,7 +134,7 @@ const RegisterOperator divide_operator{
 
 Planned maskedFill(const RegionReader& reader, Node* node) {
   const auto number = numberOf(reader, node->input(2));
-  refuseUnless(number.has_value(), "the model computes what it fills in");
+  refuseUnless(number.has_value(), "the model computes the number that it fills in");
   const int64_t bits = std::bit_cast<uint32_t>(static_cast<float>(*number));
   return {{Kind::Fill, "", {}, 0, {bits}, {}}, {node->input(0), node->input(1)}};
 }

@@ -51,7 +51,7 @@ Planned bitwise(const RegionReader& reader, Node* node) {
 }
 
 void checkCompare(const Operator& op) {
-  refuseUnless(between(op.attributes[0], 0, CompareFloats::Count - 1), "test ", op.attributes[0]);
+  refuseUnless(between(op.attributes[0], 0, CompareFloats::Count - 1), "there is no test ", op.attributes[0]);
 }
 
 bool givesTruths(const Operator& /*op*/) { return false; }

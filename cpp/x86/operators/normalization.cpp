@@ -8,7 +8,9 @@ namespace jit_passes::x86 {
 namespace {
 
 void checkSoftmax(const Operator& op) {
-  refuseUnless(op.attributes.size() < 2 || between(op.attributes[1], 0, 1), "what it hides is 0 or 1");
+  refuseUnless(
+      op.attributes.size() < 2 || between(op.attributes[1], 0, 1),
+      "whether minus infinities give zeros is 0 or 1");
   checkAxesFrom(op, 0);
 }
 
@@ -30,9 +32,8 @@ void checkNorm(const Operator& op) {
   refuseUnless(
       between(channels, 1, kMaxSize) && between(groups, 0, kMaxSize) && divides, "it has ", channels,
       " channels in ", groups, " groups");
-  checkNumbers(op.tensors[NormTensors::Eps], 1, "what is added to the variance");
-  refuseUnless(
-      op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
+  checkNumbers(op.tensors[NormTensors::Eps], 1, "the numbers of eps");
+  refuseUnless(op.tensors[NormTensors::Eps].item<double>() > 0, "its eps is not above 0");
 }
 
 Sizes normalized(const Operands& operands, int64_t axis) {

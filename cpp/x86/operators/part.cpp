@@ -44,7 +44,7 @@ Sizes partsOf(const Attributes& a, int64_t size) {
 }
 
 void requireRange(const Operator& op, bool condition) {
-  refuseUnless(condition && between(op.attributes[0], -8, 7), "its numbers are none of a part of an axis");
+  refuseUnless(condition && between(op.attributes[0], -8, 7), "its attributes describe no part of an axis");
 }
 
 void checkShuffle(const Operator& op) { requireRange(op, between(op.attributes[1], 1, kLargest)); }

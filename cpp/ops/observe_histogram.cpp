@@ -207,7 +207,7 @@ const RegisterOp observe_profile_op{
 const RegisterOp merge_histogram_op{
     "merge_histogram(Tensor range, Tensor histogram, Tensor(a!) into_range, Tensor(b!) into_histogram) -> "
     "()",
-    "Add what one observer has counted to another.", onAnyDevice(mergeHistogram)};
+    "Add one observer's counts to another observer's.", onAnyDevice(mergeHistogram)};
 
 } // namespace
 } // namespace jit_passes

@@ -142,7 +142,7 @@ const RegisterOp observe_constant_op{
 const RegisterOp observe_inputs_op{
     "observe_inputs(Tensor x, Tensor inputs, Tensor(a!) reached, Tensor range, Tensor(b!) squares, "
     "int channel_axis, Tensor? codes, str name, str spec) -> ()",
-    "Note that a weight was reached, and sum the squares of what it multiplies by channel.",
+    "Note that a weight was reached, and sum the squares of its inputs by channel.",
     onAnyDevice(observeInputs)};
 // An operator without a buffer to write to would be dead code.
 const RegisterOp observe_nothing_op{

@@ -205,7 +205,7 @@ bool settleBatchAxis(PassContext& context) {
 }
 
 const RegisterPass settle_batch_axis_pass{
-    "settle_batch_axis", "Compute with a batch axis what a model decides by whether its data have one.",
+    "settle_batch_axis", "Compute with a batch axis in place of branches on whether there is one.",
     settleBatchAxis, needs("inlined")};
 
 } // namespace

@@ -50,7 +50,7 @@ bool canonicalizePool(PassContext& context) {
 }
 
 const RegisterPass canonicalize_pool_pass{
-    "canonicalize_pool", "Write adaptive pools over all of some axes as means.", canonicalizePool,
+    "canonicalize_pool", "Write adaptive pools that reduce whole axes as means.", canonicalizePool,
     needs("inlined")};
 
 } // namespace

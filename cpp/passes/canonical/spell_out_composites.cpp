@@ -291,7 +291,7 @@ bool spellOutComposites(PassContext& context) {
 }
 
 const RegisterPass spell_out_composites_pass{
-    "spell_out_composites", "Write operators that are made of others as these: stack, addcmul, glu, ...",
+    "spell_out_composites", "Replace composite operators by their parts: stack, addcmul, glu, ...",
     spellOutComposites, needs("inlined")};
 
 } // namespace

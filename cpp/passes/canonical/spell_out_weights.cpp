@@ -72,7 +72,7 @@ bool spellOutWeights(PassContext& context) {
 }
 
 const RegisterPass spell_out_weights_pass{
-    "spell_out_weights", "Spell out the lists of weights that recurrent layers take.", spellOutWeights,
+    "spell_out_weights", "Split the lists of weights that recurrent layers take.", spellOutWeights,
     needs("inlined")};
 
 } // namespace

@@ -92,8 +92,8 @@ bool copyWritten(PassContext& context) {
 }
 
 const RegisterPass copy_written_pass{
-    "copy_written", "Give operators with integer weights copies of what is written in place.", copyWritten,
-    needs("no_observers")};
+    "copy_written", "Give operators with integer weights copies of values that are written in place.",
+    copyWritten, needs("no_observers")};
 
 } // namespace
 } // namespace jit_passes

@@ -27,7 +27,7 @@ bool undoDynamic(PassContext& context) {
 }
 
 const RegisterPass undo_dynamic_pass{
-    "undo_dynamic", "Leave inputs in float that no operator quantizes as the model runs.", undoDynamic,
+    "undo_dynamic", "Leave inputs in float that no operator quantizes at run time.", undoDynamic,
     needs("no_observers")};
 
 } // namespace

@@ -34,7 +34,7 @@ bool removeUnusedAttributes(PassContext& context) {
 }
 
 const RegisterPass remove_dead_code_pass{
-    "remove_dead_code", "Remove what no result depends on.", removeDeadCode};
+    "remove_dead_code", "Remove nodes on which no result depends.", removeDeadCode};
 const RegisterPass remove_unused_attributes_pass{
     "remove_unused_attributes", "Remove attributes that the method does not read.", removeUnusedAttributes,
     needs("inlined")};

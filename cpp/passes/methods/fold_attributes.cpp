@@ -23,7 +23,7 @@ bool foldAttributes(PassContext& context) {
 }
 
 const RegisterPass fold_attributes_pass{
-    "fold_attributes", "Take flags, numbers and texts that nothing assigns for constants.", foldAttributes,
+    "fold_attributes", "Turn flags, numbers and strings that nothing assigns into constants.", foldAttributes,
     needs("inlined")};
 
 } // namespace

@@ -94,7 +94,7 @@ bool poolAttributes(PassContext& context) {
 }
 
 const RegisterPass pool_attributes_pass{
-    "pool_attributes", "Read each attribute once, and compute once what follows from such alone.",
+    "pool_attributes", "Read each attribute once, and compute values of attributes alone once.",
     poolAttributes, needs("inlined")};
 
 } // namespace

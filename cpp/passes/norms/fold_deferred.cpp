@@ -67,7 +67,7 @@ bool foldDeferred(PassContext& context) {
 }
 
 const RegisterPass fold_deferred_pass{
-    "fold_deferred", "Compute what models in training compute from their parameters alone.", foldDeferred,
+    "fold_deferred", "Compute values of training that depend on parameters alone.", foldDeferred,
     needs("inlined")};
 
 } // namespace

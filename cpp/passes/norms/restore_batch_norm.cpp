@@ -42,7 +42,7 @@ bool restoreBatchNorm(PassContext& context) {
 }
 
 const RegisterPass restore_batch_norm_pass{
-    "restore_batch_norm", "Turn batch norms that train into those of a model in use.", restoreBatchNorm,
+    "restore_batch_norm", "Turn batch norms that train into batch norms in eval mode.", restoreBatchNorm,
     needs("inlined")};
 
 } // namespace

@@ -128,7 +128,7 @@ bool foldWrittenConstants(PassContext& context) {
 }
 
 const RegisterPass fold_written_constants_pass{
-    "fold_written_constants", "Compute what a model always writes into a copy of a constant.",
+    "fold_written_constants", "Replace a copy of a constant and constant writes to it by a constant.",
     foldWrittenConstants, needs("inlined")};
 
 } // namespace

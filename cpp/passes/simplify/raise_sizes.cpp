@@ -195,7 +195,7 @@ bool raiseSizes(PassContext& context) {
 }
 
 const RegisterPass raise_sizes_pass{
-    "raise_sizes", "Compute the sizes that a model makes tensors of from those of what it takes.", raiseSizes,
+    "raise_sizes", "Compute sizes of new tensors from sizes of the model's inputs.", raiseSizes,
     needs("inlined")};
 
 } // namespace

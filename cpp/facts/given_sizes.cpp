@@ -1,8 +1,8 @@
 // The sizes in the lists of reshape, unflatten and expand. An element -1 leaves a size open.
 //
-//   %y = aten::unflatten(%x, 1, [-1, 2, 8])      its axis 1 has what the others leave of axis 1 of %x
-//   %z = aten::reshape(%x, [%n, 4])              its axis 0 has %n elements, or what 4 leaves of %x: %n may be -1
-//   %w = aten::reshape(%x, [%n, -1, 4])          its axis 0 has %n elements, as one axis is open and no other is
+//   %y = aten::unflatten(%x, 1, [-1, 2, 8])      axis 1 has the size of axis 1 of %x, divided by 2 * 8
+//   %z = aten::reshape(%x, [%n, 4])              axis 0 has %n elements, or the quotient by 4 if %n is -1
+//   %w = aten::reshape(%x, [%n, -1, 4])          axis 0 has %n elements: only one size may be open
 #include "shape_facts.h"
 #include "sizes_of_results.h"
 

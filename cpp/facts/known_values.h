@@ -15,7 +15,7 @@ class KnownValues {
   // Whether some node may write to the value: see writtenValues.
   bool isWritten(const Value* value) const { return written_.count(value) > 0; }
 
-  // Gives a value what is known of the value that it replaces.
+  // Gives a value the facts about the value that it replaces.
   void inherit(const Value* value, const Value* old);
 
   // The content of the attribute that the value is read from, of the module or of a module below it. Nothing if the

@@ -32,7 +32,7 @@ class AliasClasses {
   void replace(const Value* old, const Value* replacement);
 
   bool mayAlias(const Value* a, const Value* b);
-  // Nodes that may write to the memory of the value, or of what it contains.
+  // Nodes that may write to the memory of the value or of its contents.
   std::vector<Node*> writersOf(const Value* value);
   // Whether no other node can observe a write of these nodes to the value's memory: all other values of its class
   // come after `point`, or are read by these nodes only.

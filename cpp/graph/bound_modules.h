@@ -1,4 +1,4 @@
-// Which modules a method's graph reads from its first input, and the calls that can be inlined once that is known.
+// The modules that a method's graph reads from its first input. With them, more calls can be inlined.
 #pragma once
 
 #include "attributes.h"

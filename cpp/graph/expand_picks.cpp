@@ -6,7 +6,7 @@
 //     ->  %first : bool = aten::eq(%i, 0)
 //         %y : Tensor = prim::If(%first)
 //           block0(): %y.1 = the method of layers.0
-//           block1(): the next one, and behind the last one an error
+//           block1(): the next module, and after the last one an error
 #include "bound_modules.h"
 
 namespace jit_passes {

@@ -23,7 +23,7 @@ void forEachNode(Block* block, const std::function<void(Node*)>& visit);
 inline void forEachNode(Graph& graph, const std::function<void(Node*)>& visit) {
   forEachNode(graph.block(), visit);
 }
-// The same for visits that say whether they changed something. Returns whether one did.
+// forEachNode for visits that return whether they changed something. Returns whether one did.
 bool changeNodes(Graph& graph, const std::function<bool(Node*)>& visit);
 // Replaces each node with one output by the value that `replacementOf` returns for it. Null keeps the node.
 bool replaceNodes(Graph& graph, const std::function<Value*(Node*)>& replacementOf);

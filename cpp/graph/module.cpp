@@ -316,7 +316,7 @@ std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& met
 
 namespace {
 
-// Whether nobody but the constant's node holds its memory. `constant` is the second of the two references.
+// Whether only the constant's node holds its memory. `constant` is the second of the two references.
 bool isHeldOnce(const at::Tensor& constant) {
   return constant.use_count() == 2 && constant.has_storage() && constant.storage().use_count() == 1;
 }

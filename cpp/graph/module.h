@@ -23,7 +23,7 @@ Module rebuildModule(
 // hold attributes only. If a method picks modules to call at run time, the result is PyTorch's clone, with these
 // calls.
 Module cloneModule(const Module& original);
-// The same with one method.
+// A copy with only this method.
 Module cloneModule(const Module& original, const std::string& method);
 
 // The method's graph, inlined. If the method calls nothing, it is the module's own graph rather than a copy.
@@ -47,7 +47,7 @@ bool passesThrough(const Value* value, const std::unordered_set<std::string>& at
 // type with other modules. A name that is taken becomes name_1, name_2, ... Returns the path of the attribute.
 std::string addTensorAttribute(
     Module& root, const std::string& path, const std::string& name, const at::Tensor& tensor, bool parameter);
-// The module or other attribute at a path; nothing where there is none.
+// The module or other attribute at a path; nothing if there is none.
 std::optional<c10::IValue> attributeAt(const Module& root, const std::string& path);
 // Reads the attribute at a path from self, in front of a node.
 Value* readAttribute(Graph& graph, Node* before, const std::string& path);

@@ -28,7 +28,7 @@ struct OperatorTraits {
   bool product = false;       // multiplies two tensors that the model computes
   int64_t elementwise = 0;    // tensor operands it takes at most, if it works element by element
   std::optional<Clip> clip;   // limits each element of its first operand
-  bool within = false;        // results lie between the ends of the range of its first operand
+  bool within = false;        // results are within the range of its first operand
   // The result is not negative if none of these operands is. With an empty list it is never negative.
   std::optional<std::vector<std::string>> nonnegative_if;
   bool moves_data = false; // movesData holds, depending on the operands
@@ -48,7 +48,7 @@ const std::map<std::string, OperatorTraits>& operatorTable();
 
 std::optional<WeightedOperator> weightedOperator(const Node* node);
 
-// The axis of the weight along which outputs lie, for transposed convolutions within a group.
+// The axis of a weight's outputs; for transposed convolutions, of the outputs within a group.
 inline int64_t outputAxis(const WeightedOperator& op) { return op.transposed ? 1 : 0; }
 
 // Batch and instance norm, which write to their running statistics where they train.

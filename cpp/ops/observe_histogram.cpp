@@ -4,7 +4,7 @@
 //   histogram        counts the values; a value that is not finite is an error
 //   profile          a histogram for values that may never be quantized: an infinity, as in masks, makes the range
 //                    NaN for good, and only a NaN is an error
-//   merge_histogram  adds what one observer has seen to what another has seen, exactly
+//   merge_histogram  adds the range and counts of one observer to another observer's, exactly
 //
 // The `range` buffer has the four entries of every observer, then exponent and offset of the histogram's layout;
 // `histogram` is int64 [bins]. Exponent and offset have no meaning until a value is counted, except that a profile's

@@ -3,14 +3,14 @@
 //
 //   c[0] = c[1], since zero is exact anyway
 //   for i = 128 .. bins:
-//     P = c[0 .. i), the counts behind added to its last bin
+//     P = c[0 .. i), with all later counts added to its last bin
 //     Q = c[0 .. i) in `groups` groups, bin k in group floor(k * groups / i); each bin that is not
 //         empty has the mean of its group's bins that are not empty
 //     D(i) = sum over k of  P ln(P / Q), both normalized
 //
 // The last i of the least D wins. With prefix sums, and since Q is constant on a group,
 //
-//   sum P ln Q = sum over groups of  count of the group * ln(mean) + counts behind * ln(Q of bin i - 1)
+//   sum P ln Q = sum over groups of  count of the group * ln(mean) + later counts * ln(Q of bin i - 1)
 //
 // so a window costs one logarithm for each group instead of each bin. A window without counts is no candidate, nor
 // is a window whose last bin is empty in Q alone: there the original has NaN and infinity.

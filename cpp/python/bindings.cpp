@@ -149,8 +149,8 @@ py::tuple toTuple(const ValueRecord& v) {
 
 namespace {
 
-// (index of the node, operator, operands by name) of each place, in program order. Operands are constants
-// and attributes, behind an edge too; others are None.
+// (index of the node, operator, operands by name) for each place, in program order. Operands that are constants or
+// attributes, also through an edge, are given; others are None.
 py::list places(const Module& module, const std::string& method) {
   // A table, since a module searches an attribute among all its names.
   std::unordered_map<std::string, c10::IValue> own;

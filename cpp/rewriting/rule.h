@@ -39,8 +39,8 @@ struct MatchView {
   bool isWritten(std::string_view name) const { return written.has(value(name)); }
 };
 
-// Returns why a match must not be rewritten, or nothing if it may. An empty reason makes no remark, for a match
-// where nobody expects a rewrite.
+// Returns why a match must not be rewritten, or nothing if it may. An empty reason makes no remark, for a match that
+// no user expects to be rewritten.
 using MatchCheck = std::function<std::optional<std::string>(const MatchView&)>;
 
 // For a check: refuses the match without a remark unless the condition holds.

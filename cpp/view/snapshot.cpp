@@ -158,8 +158,8 @@ std::string overloadOf(const Node* node) {
   return found->second;
 }
 
-// %y = prim::If(%c): what each block returns is %y. %y = prim::Loop(%n, %c, %x): %x is what the first round reads,
-// what the block returns is what the next one reads, and %y.
+// For %y = prim::If(%c), the result of each block becomes %y. For %y = prim::Loop(%n, %c, %x), the block's argument
+// is %x in the first round and the block's result in the next ones, and the last result becomes %y.
 std::vector<std::pair<int64_t, int64_t>> carriedBy(const Node* node) {
   std::vector<std::pair<int64_t, int64_t>> carried;
   const bool loops = node->kind() == prim::Loop;
@@ -225,7 +225,7 @@ std::vector<QuantizedValue> quantizedValues(Graph& graph) {
   };
   const auto names = nodeNames(graph);
   std::vector<QuantizedValue> found;
-  std::unordered_map<const Value*, size_t> codes; // which of those found they are
+  std::unordered_map<const Value*, size_t> codes; // the number in `found` of each value in codes
   for (const Node* node : nodesInOrder(graph)) {
     const auto name = names.find(node);
     for (const Value* operand : node->inputs()) {

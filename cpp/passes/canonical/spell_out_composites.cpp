@@ -12,7 +12,7 @@
 //   %y = aten::div(%x, %e)
 //
 //   %y = aten::reshape_as(%a, %x)              ->   %y = aten::reshape(%a, [aten::size(%x, 0), aten::size(%x, 1)]),
-//                                                   or of aten::size(%x), where nobody knows how many axes it has
+//                                                   or to aten::size(%x), if the rank is not known
 //
 //   %f = aten::flatten(%x, 0, 1)               ->   %x
 //   %y = aten::reshape_as(%f, %x)

@@ -1,6 +1,6 @@
 // Replace sizes that the graph knows by numbers.
 //
-//   %c : int = aten::size(%x, 2), of what a layer of 16 features gives   ->   %c : int = prim::Constant[value=16]()
+//   %c : int = aten::size(%x, 2), %x from a layer with 16 features       ->   %c : int = prim::Constant[value=16]()
 //   %y = aten::slice(%x, 2, 0, %c // 2, 1)                               ->   aten::slice(%x, 2, 0, 8, 1)
 //
 // An axis that is repeated as often as it is long stays as it is:

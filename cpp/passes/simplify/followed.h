@@ -41,7 +41,7 @@ class Followed {
  protected:
   struct Known {
     Content content;
-    bool stale = false; // whether the literal that stands for the container has another content
+    bool stale = false; // whether the container's present literal has another content
   };
 
   // The content of a container that the node makes; nothing for other nodes.

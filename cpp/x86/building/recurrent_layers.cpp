@@ -18,7 +18,7 @@ const std::unordered_map<c10::Symbol, Cell>& cells() {
   return known;
 }
 
-// The elements of a list that only this node reads.
+// The elements of a list that the graph constructs and does not change.
 at::ArrayRef<Value*> listed(const RegionReader& reader, Node* node, const char* name) {
   Value* list = operandOf(node, name);
   refuseUnless(

@@ -97,7 +97,7 @@ struct Declaration {
   bool permutes = false;           // permutes axes, see permutationOf
   bool views = false;              // the result is a view: other sizes, strides and offset
   bool takes_shape = false;        // all attributes are sizes of the result
-  bool decodes = false;            // its kernel of float32 goes over rows, and decodes codes as it reads them
+  bool decodes = false;            // its float32 kernel works over rows, and decodes codes
   std::optional<ReduceFloats::Which> reduces = std::nullopt; // reduces axes
 
   std::vector<From> from = {};

@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t kFormat = 3, kWithoutNumbers = 2;
 
 // The weights in all states that are in use. Plans of several methods may have equal weights; as one tensor, a file
-// has them once. So nobody may write to a tensor of a state: others may share it. Plans hold copies instead.
+// has them once. Tensors of a state must not be written to, since other states may share them. Plans hold copies.
 class Held {
  public:
   // A known tensor with the content of `copy`; else `copy` itself, which is known from then on.

@@ -19,7 +19,7 @@
 // convolution can have been written to before the convolution reads it. Otherwise the addition stays, and the
 // correlation becomes a convolution without bias.
 //
-// A bias with another dtype than the convolution's is cast: add_bias takes any dtype.
+// The pass assumes that the bias has the dtype that the convolution takes, though add_bias takes any.
 //
 // The number of spatial axes comes from the addition, or from the weight if it is a constant or an attribute, or
 // from the longest list, since split_conv_bias writes a number for each axis. So a list of one number for several

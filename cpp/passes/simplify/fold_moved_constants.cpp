@@ -14,7 +14,7 @@
 namespace jit_passes {
 namespace {
 
-// Whether all operands are numbers, or have as many elements as the tensor that is moved.
+// Whether all operands but the tensor that is moved are numbers.
 bool isFunctionOf(const Node* node, const Value* moved) {
   return std::ranges::all_of(node->inputs(), [&](const Value* operand) {
     const auto tensor = constantTensor(operand);

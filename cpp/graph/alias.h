@@ -29,8 +29,8 @@ bool mayShareMemory(const Value* value);
 // Whether the node's first result is a view of an operand, or an operand.
 bool returnsAlias(const Node* node);
 
-// Whether operators of that kind may return an operand, or a view of it, though their schemas do not say so. Dropout does
-// in eval mode.
+// Whether operators of that kind may return an operand, or a view of it, though their schemas do not say so. Dropout
+// does in eval mode.
 bool returnsHiddenAlias(c10::Symbol kind);
 
 // Whether the test holds for some overload of that name with as many results as the node.

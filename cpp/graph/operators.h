@@ -89,7 +89,8 @@ bool mayBeTensor(const Value* value);
 // operands, and of numbers: with one such operand it can be computed ahead of time for each code.
 bool isElementwise(const Node* node);
 
-// Whether the node's first two operands may change places. An addition with alpha cannot, nor can one of lists or strings.
+// Whether the node's first two operands may change places. An addition with alpha cannot, nor can one of lists or
+// strings.
 bool commutes(const Node* node);
 // Whether some node of that kind commutes.
 bool mayCommute(c10::Symbol kind);

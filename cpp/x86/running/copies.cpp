@@ -40,8 +40,9 @@ class Places {
   float apart_;
 };
 
-// Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981, https://doi.org/10.1109/TASSP.1981.1163711,
-// with PyTorch's parameter: the weight of an element at a distance up to 1, and from 1 to 2.
+// Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981,
+// https://doi.org/10.1109/TASSP.1981.1163711, with PyTorch's parameter: the weight of an element at a distance up to
+// 1, and from 1 to 2.
 float nearShare(float x) {
   constexpr float kA = -0.75;
   return ((kA + 2) * x - (kA + 3)) * x * x + 1;

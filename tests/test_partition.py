@@ -412,8 +412,8 @@ def writing() -> None:
         (branched, ("sin", "cos"), "stand in different branches or loops"),
         (branched, ("sin", "sin"), "twice"),
         (branched, (), "names no node"),
-        (writing, ("mul",), "writes, reads what is written"),
-        (writing, ("tan",), "writes, reads what is written"),
+        (writing, ("mul",), "writes, reads a value that is written to"),
+        (writing, ("tan",), "writes, reads a value that is written to"),
     ],
 )
 def test_regions_that_are_none(

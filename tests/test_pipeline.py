@@ -210,7 +210,7 @@ def test_every_kind_of_step(script: torch.jit.ScriptModule, tmp_path: Path) -> N
         ("to_cos", "1 rewrite rule."),
         (call, "Put one operator in another's place."),
         ("relu_to_cos", "1 rewrite rule."),
-        ("remove_dead_code", "Remove what no result depends on."),
+        ("remove_dead_code", "Remove nodes on which no result depends."),
     ]
     lines = [f"  {name:<{len(call)}}  {summary}" for name, summary in rows]
     assert str(pipeline).splitlines() == ["pipeline 'mine'", *lines, "  ensures inlined"]

@@ -144,7 +144,7 @@ def test_a_padding_beyond_all_memory(plan: Any) -> None:
     lists = [*state[0][:2], numbers[1]]
     damaged = restored((lists, state[1], [taken, first, padded]))
     x = torch.zeros(4096, 3, 4, 4, 4)
-    with pytest.raises(RuntimeError, match=r"what pads it take \S+ bytes"):
+    with pytest.raises(RuntimeError, match=r"with its padding takes \S+ bytes"):
         damaged.run([x])
 
 

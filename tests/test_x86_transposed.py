@@ -280,5 +280,5 @@ def test_borders_beyond_all_memory() -> None:
         if kind == "transposed_convolution":
             attributes[6:8] = attributes[9:11] = attributes[12:14] = [1 << 15, 1 << 15]
             break
-    with pytest.raises(RuntimeError, match=r"what pads it take \S+ bytes"):
+    with pytest.raises(RuntimeError, match=r"with its padding takes \S+ bytes"):
         restored((lists, scales, operators)).run([torch.zeros(4096, 4, 4, 4)])

@@ -1,4 +1,4 @@
-// The way that a graph goes where some of its tensors have an assumed number of axes.
+// The sides of branches that a graph takes if some of its tensors have an assumed number of axes.
 #pragma once
 
 #include "shapes.h"
@@ -12,9 +12,9 @@ class AssumedRanks final : public AxisFacts {
       : shapes_(shapes), ranks_(ranks.begin(), ranks.end()) {}
 
   std::optional<int64_t> rank(const Value* tensor) const;
-  // The number or the truth value, as 0 or 1, that follows from ranks and constants alone.
+  // A number, or a truth value as 0 or 1, if ranks and constants alone determine it.
   std::optional<int64_t> number(const Value* value) const;
-  // Whether the block certainly ends in an error that it raises itself.
+  // Whether a node of the block itself raises an error for certain.
   bool raises(const Block* block) const;
 
   AxisRange axes(const Value* tensor) const override;
@@ -29,7 +29,7 @@ class AssumedRanks final : public AxisFacts {
       std::optional<int64_t> (AssumedRanks::*find)(const Value*) const) const;
   std::optional<int64_t> findRank(const Value* tensor) const;
   std::optional<int64_t> findNumber(const Value* value) const;
-  // The result of a branch, if the assumption says which side runs, or both agree.
+  // The result of a branch, if the assumption decides which side runs, or if both sides agree.
   std::optional<int64_t> ofBranch(
       const Value* output, const std::function<std::optional<int64_t>(const Value*)>& ofSide) const;
 

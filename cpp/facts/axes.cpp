@@ -25,27 +25,27 @@ Found asMost(at::ArrayRef<const Value*> tensors) {
   return ResultAxes{As::Most, {tensors.begin(), tensors.end()}, 0, {}};
 }
 
-// Operators on images: with a batch axis and without.
+// The axes of an image, without and with a batch axis, for operators on images.
 AxisRange imagesOf(const Node* node) {
   const auto weighted = weightedOperator(node);
   const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node);
   return spatial > 0 ? AxisRange{spatial + 1, spatial + 2} : AxisRange();
 }
 
-// A weight of unknown rank is a matrix.
+// A weight of unknown rank counts as a matrix.
 Found ofLinear(const Node* node, const AxisFacts& facts) {
   const bool vector = facts.axes(inputOf(node, "weight")).exact() == 1;
   return asMany(inputOf(node, "input"), vector ? -1 : 0);
 }
 
-// A vector gives a result with fewer axes.
+// Only for matrices: an operand with one axis gives a result with fewer axes.
 Found ofProduct(const Node* node, const AxisFacts& facts) {
   const Value *a = node->input(0), *b = node->input(1);
   const bool matrices = std::min(facts.axes(a).least, facts.axes(b).least) >= 2;
   return matrices ? asMost({a, b}) : std::nullopt;
 }
 
-// Tensors without numbers, [0], go with tensors of any rank.
+// An empty tensor of shape [0] can be concatenated with tensors of any rank, so operands of rank 1 tell nothing.
 Found ofConcatenation(const Node* node, const AxisFacts& facts) {
   const Node* list = mainOperand(node)->node();
   ResultAxes found{As::Each, {}, 0, {}};
@@ -58,7 +58,7 @@ Found ofConcatenation(const Node* node, const AxisFacts& facts) {
   return found.of.empty() ? std::nullopt : Found(found);
 }
 
-// A number, [], becomes a tensor of one axis.
+// Nothing for tensors that may have no axes: flatten gives them one.
 Found ofFlatten(const Node* node, const AxisFacts& facts) {
   const Value* tensor = inputOf(node, "self");
   const auto first = wholeNumber(inputOf(node, "start_dim")), last = wholeNumber(inputOf(node, "end_dim"));
@@ -81,17 +81,18 @@ Found ofUnflatten(const Node* node, const AxisFacts& facts) {
   return parts ? asMany(inputOf(node, "self"), *parts - 1) : std::nullopt;
 }
 
-// Of chunk, split and unbind.
+// The parts that chunk, split and unbind give.
 Found ofPart(const Node* unpacked, const AxisFacts&) {
   const Node* list = unpacked->input()->node();
   const bool cuts = list->kind() != prim::ListConstruct && movesData(list) && isTensor(mainOperand(list));
   return cuts ? asMany(mainOperand(list), list->kind() == aten::unbind ? -1 : 0) : std::nullopt;
 }
 
-// So that there is an axis of that number, from the first or from the last. A number alone has the axes 0 and -1, too.
+// The fewest axes of a tensor that has an axis of this number, which counts from the end if it is negative. A tensor
+// without axes accepts 0 and -1 too.
 int64_t holding(int64_t axis) { return axis < -1 ? -axis : axis > 0 ? axis + 1 : 0; }
 
-// The fewest axes that hold the axes which these operands number.
+// The fewest axes of a tensor that has all axes which these operands number.
 AxisRange holding(const Node* node, std::initializer_list<const char*> operands) {
   AxisRange range;
   for (const char* name : operands) {
@@ -105,7 +106,7 @@ AxisRange holdsDim(const Node* node) { return holding(node, {"dim"}); }
 
 AxisRange exactly(std::optional<int64_t> axes) { return axes ? AxisRange{*axes, *axes} : AxisRange(); }
 
-// The axes that unpacking all sizes tells, or all but the last ones: `a, b = x.shape[:-1]`.
+// The axes of a tensor whose sizes are unpacked, all of them or all but the last ones: `a, b = x.shape[:-1]`.
 AxisRange unpacked(const Node* size) {
   const Block* block = size->input(0)->node()->owningBlock();
   const auto unpackedInto = [&](const Value* list) -> std::optional<int64_t> {
@@ -158,8 +159,7 @@ Found always(const Node*, const AxisFacts&) {
 
 Found ofSizes(const Node* node, const AxisFacts& facts) { return number(facts.length(sizesTaken(node))); }
 
-// The axes and sizes of a result, and the axes that the operator demands of its first operand; null where it tells
-// nothing.
+// The axes and sizes of a result, and the axes that the operator demands of its first operand. Null: not known.
 struct Row {
   Found (*axes)(const Node* node, const AxisFacts& facts) = nullptr;
   SizeFunction* size = nullptr;
@@ -201,7 +201,7 @@ const std::unordered_map<c10::Symbol, Row>& rowsByKind() {
   return rows;
 }
 
-// Of several kinds each, by what these have in common: the first that fits.
+// Rows for families of operators, found by a test. The first test that holds decides.
 const std::pair<bool (*)(const Node*), Row> kFamilies[] = {
     {[](auto* n) { return imagesOf(n).least > 0; },
      {[](auto* n, auto&) { return Found(ResultAxes{As::Most, {mainOperand(n)}, 0, imagesOf(n)}); },
@@ -215,7 +215,7 @@ const std::pair<bool (*)(const Node*), Row> kFamilies[] = {
      {[](auto* n, auto&) { return asMany(mainOperand(n), -*reducedAxes(n)); }, nullptr, holdsReduced}},
     {isCount, {always<1>, sizeOfCount}},
     {[](auto* n) { return sizesMade(n) != nullptr; }, {ofSizes, sizeOfMade}},
-    {isRecurrentLayer, {always<3>, sizeOfSteps}}, // the states, too
+    {isRecurrentLayer, {always<3>, sizeOfSteps}}, // results and states
     {[](auto* n) { return einsumLabels(n).has_value(); },
      {[](auto* n, auto&) { return number(einsumLabels(n)->result.size()); }, sizeOfEinsum}},
     {broadcasts, {[](auto* n, auto&) { return asMost(n->inputs().slice(0, 2)); }, sizeOfBroadcast}},

@@ -1,11 +1,11 @@
-// Ranks that a reshape tells by the number of its elements.
+// The rank of a reshaped tensor, from the number of its elements.
 //
 //   %y = aten::linear(%x, %weight)
 //   %z = aten::reshape(%y, [%x.size(0), %x.size(1) * 8, %x.size(2) // 8])
 //
-// %z has as many elements as %y, and these sizes multiply to no more than those of the axes 0 to 2 of %x. Any further
-// axis would come on top, with all that the layer gives: so there is none. Traced models ask for one size after the
-// other, where scripted ones unpack all of them.
+// %z has as many elements as %y, and the product of its sizes is at most that of the axes 0 to 2 of %x. If %x had
+// another axis, %y would have more elements than that, so %x has rank 3. Traced models need this: they ask for one
+// size after the other, while scripted models unpack all sizes and so tell the rank.
 #include "graph/graph.h"
 #include "graph/operators.h"
 #include "shape_facts.h"
@@ -14,13 +14,13 @@
 namespace jit_passes {
 namespace {
 
-// A product of sizes: no more than those of some axes, times `over`, by `under`.
+// A product of sizes. It is at most the product of the sizes of `axes`, times `over`, divided by `under`.
 struct Product {
   std::vector<std::pair<const Value*, int64_t>> axes;
   double over = 1, under = 1;
 };
 
-// Multiplies by a size, if it is made of what is known.
+// Multiplies by a size, if it is computed from sizes of axes and constants.
 bool multiply(Product& product, const Value* size) {
   const Node* node = size->node();
   if (const auto number = wholeNumber(size)) {
@@ -46,8 +46,9 @@ bool multiply(Product& product, const Value* size) {
   return axis && *axis >= 0;
 }
 
-// Of a value that unflatten(-1, [n, ...]), unsqueeze(0), transpose(0, -2) and squeeze(-2) make, the value that these
-// begin with, and n: the axis in front is a part of the features. PyTorch's attention takes query, key and value so.
+// For the result of unflatten(-1, [n, ...]), unsqueeze(0), transpose(0, -2) and squeeze(-2): the operand of
+// unflatten, and n. PyTorch's attention splits query, key and value in this way, so the first axis is a part of the
+// features.
 std::optional<std::pair<const Value*, int64_t>> packedIn(const Value* value) {
   static const auto squeeze = symbol("aten::squeeze");
   const auto behind = [&](const Value* of, c10::Symbol kind, std::initializer_list<double> numbers) {
@@ -107,7 +108,7 @@ std::optional<Shapes::Layered> Shapes::layered(const Value* tensor) const {
       std::tie(whole, parts) = *packed;
     }
   } else if (node->kind() == prim::ListUnpack && tensor->offset() == 0 && isDivided(node->input()->node())) {
-    whole = mainOperand(node->input()->node()); // the first part is not the smallest
+    whole = mainOperand(node->input()->node()); // no part is larger than the first
     parts = static_cast<int64_t>(node->outputs().size());
   }
   auto found = whole ? layered(whole) : std::nullopt;
@@ -117,7 +118,7 @@ std::optional<Shapes::Layered> Shapes::layered(const Value* tensor) const {
   return found;
 }
 
-// The tensor that a reshape asks for sizes, and its rank.
+// The tensor whose sizes the reshape asks for, and its rank.
 std::optional<std::pair<const Value*, int64_t>> Shapes::countedIn(const Node* reshape) const {
   const Node* list = inputOf(reshape, "shape")->node();
   const auto from = layered(inputOf(reshape, "self"));

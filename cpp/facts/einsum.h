@@ -5,13 +5,13 @@
 
 namespace jit_passes {
 
-// The labels of the operands' axes and of the result's.
+// The labels of the axes of both operands and of the result.
 struct EinsumLabels {
   std::string a, b, result;
 };
 
-// Nothing where the node is no einsum of two tensors, or where an equation does not name all axes, each of one tensor
-// once, and nothing else.
+// Nothing unless the node is an einsum of two tensors whose equation names all axes and nothing else, with no label
+// twice in one tensor.
 inline std::optional<EinsumLabels> einsumLabels(const Node* node) {
   static const auto einsum = symbol("aten::einsum");
   const auto given = node->kind() == einsum ? constantOf(node->input(0)) : std::nullopt;

@@ -1,4 +1,4 @@
-// A size of a tensor, as far as a graph tells it before it runs.
+// The size of one axis of a tensor, as far as a graph tells it before it runs.
 #pragma once
 
 #include <variant>
@@ -7,11 +7,11 @@
 
 namespace jit_passes {
 
-// One of these, and never one in the place of another: a number; the size of an axis; an integer that the model
-// computes or takes; or open, which a list says by -1.
+// One of four kinds: a number; the size of an axis; an integer that the model computes or takes; or open, which is
+// -1 in a list of sizes. Each size has one kind only, so that equal sizes compare equal.
 class Extent {
  public:
-  // Counted from the end where it is below 0: of a tensor whose rank is not known.
+  // A negative axis counts from the end, for a tensor of unknown rank.
   struct Axis {
     const Value* tensor;
     int64_t axis;
@@ -21,9 +21,9 @@ class Extent {
 
   static Extent ofNumber(int64_t number) { return Extent(number); }
   static Extent ofAxis(const Value* tensor, int64_t axis) { return Extent(Axis{tensor, axis}); }
-  // The value has the type int, or is a tensor of one integer, as traces have it.
+  // The value has the type int, or is a tensor of one integer, as in traces.
   static Extent ofInteger(const Value* value) { return Extent(value); }
-  // An element of a list: the operator that takes the list finds this size by itself.
+  // The element -1 of a list: the operator that takes the list finds this size itself.
   static Extent open() { return Extent(Open()); }
 
   bool operator==(const Extent&) const = default;

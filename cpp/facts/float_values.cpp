@@ -8,8 +8,8 @@ namespace {
 
 constexpr auto kFloat = static_cast<int64_t>(at::kFloat);
 
-// Whether it gives float32, and returns an operand that is: no copy, and no other layout or device, where the operand
-// lies on that one; none is known without a name.
+// Whether the cast gives float32 and returns a float32 operand as it is: without a copy, another layout or another
+// device. `device` is the operand's; if it is empty, the operand's device is not known.
 bool castsToFloat(const Node* node, const std::string& device) {
   const auto* schema = node->kind() == aten::to ? node->maybeSchema() : nullptr;
   const auto dtype = schema == nullptr ? std::nullopt : schema->argumentIndexWithName("dtype");
@@ -75,7 +75,7 @@ void FloatValues::add(const Node* node) {
   }
 }
 
-// With what it is moved or normalized from: from here on, all are known to be float32.
+// Notes that the value is float32, and the operand that it is moved or normalized from too.
 void FloatValues::addRead(const Value* value) {
   const Node* node = value->node();
   const bool keeps = movesData(node) || node->kind() == aten::layer_norm || isDropout(node);
@@ -85,7 +85,8 @@ void FloatValues::addRead(const Value* value) {
   }
 }
 
-// Whether the results are on the device of a weight. Operands of an operator are on one device, but for numbers.
+// Whether the results are on the device of a weight. All operands of an operator are on one device, except for
+// numbers.
 bool FloatValues::isPlaced(const Node* node) const {
   if (weightedOperator(node) || node->kind() == aten::embedding) {
     return has(inputOf(node, "weight"));
@@ -112,7 +113,7 @@ bool FloatValues::givesFloat(const Node* node) const {
   if (weightedOperator(node)) {
     return has(inputOf(node, "weight"));
   }
-  // Whatever the indices, the mask and the number are.
+  // Indices, mask and number do not affect the dtype.
   if (node->kind() == aten::embedding || node->kind() == aten::masked_fill) {
     return has(mainOperand(node));
   }
@@ -127,7 +128,7 @@ bool FloatValues::givesFloat(const Node* node) const {
   if (!(keepsDtype(node) || movesData(node)) || !has(mainOperand(node))) {
     return false;
   }
-  // Other tensors may have another dtype, and an operand may say that the result has one.
+  // An operand `dtype` may give the result another dtype, and so may other tensor operands.
   if (node->maybeSchema() == nullptr || (dtype != nullptr && !isNone(dtype))) {
     return false;
   }
@@ -140,7 +141,8 @@ bool FloatValues::givesFloat(const Node* node) const {
   });
 }
 
-// Whether it is a number as a tensor, as traces have it, beside a tensor with axes: that one's dtype stays.
+// Whether `number` is a tensor without axes, as in traces, and `tensor` has axes: the result then has the tensor's
+// dtype.
 bool FloatValues::isBesideAxes(const Value* number, const Value* tensor) const {
   const auto constant = constantTensor(number);
   if (!constant || constant->dim() > 0 || constant->is_complex()) {
@@ -152,7 +154,8 @@ bool FloatValues::isBesideAxes(const Value* number, const Value* tensor) const {
   return shapes_->leastRank(tensor) > 0;
 }
 
-// One that broadcasts does if one operand is floating, any other if all are. Numbers as tensors tell nothing.
+// An operator that broadcasts computes with floats if one operand is floating, other operators if all are. Numbers
+// that are tensors do not count.
 std::map<int64_t, bool> floatOperators(const torch::jit::Module& module, const std::string& method) {
   const Options no_options;
   const PassContext context(module, method, no_options);

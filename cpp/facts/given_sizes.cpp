@@ -1,15 +1,15 @@
-// Sizes that reshape, unflatten and expand are given in a list, where -1 leaves one open.
+// The sizes in the lists of reshape, unflatten and expand. An element -1 leaves a size open.
 //
-//   %y = aten::unflatten(%x, 1, [-1, 2, 8])      its axis 1 has what the others leave of axis 1 of %x
-//   %z = aten::reshape(%x, [%n, 4])              its axis 0 has %n elements, or what 4 leaves of %x: %n may be -1
-//   %w = aten::reshape(%x, [%n, -1, 4])          its axis 0 has %n elements, as one axis is open and no other is
+//   %y = aten::unflatten(%x, 1, [-1, 2, 8])      axis 1 has the size of axis 1 of %x, divided by 2 * 8
+//   %z = aten::reshape(%x, [%n, 4])              axis 0 has %n elements, or the quotient by 4 if %n is -1
+//   %w = aten::reshape(%x, [%n, -1, 4])          axis 0 has %n elements: only one size may be open
 #include "shape_facts.h"
 #include "sizes_of_results.h"
 
 namespace jit_passes {
 namespace {
 
-// Whether it is a list of sizes of a tensor, or a part of one.
+// Whether the list holds the sizes of a tensor, or a part of them.
 bool listsSizes(const Value* list) {
   static const auto copies = symbol("aten::list");
   while (list->node()->kind() == aten::slice || list->node()->kind() == copies) {
@@ -23,7 +23,7 @@ bool counts(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
-// Whether the result is not below 0 where no operand is.
+// Whether the result is not negative if no operand is.
 bool keepsSign(const Node* node) {
   static const auto kinds = symbols(
       {"aten::add", "aten::mul", "aten::div", "aten::floordiv", "aten::floor_divide", "aten::remainder",
@@ -47,7 +47,7 @@ std::optional<Shapes::Split> Shapes::split(const Node* node) const {
     return std::nullopt;
   }
   const auto own = rank(inputOf(node, "self"));
-  if (own == 0) { // flatten makes an axis of none
+  if (own == 0) { // flatten gives a tensor without axes one axis
     return std::nullopt;
   }
   const int64_t first = one->toInt() < 0 && own ? one->toInt() + *own : one->toInt();
@@ -59,7 +59,7 @@ std::optional<Shapes::Split> Shapes::split(const Node* node) const {
   }
   const int64_t last = two->toInt() < 0 && own ? two->toInt() + *own : two->toInt();
   if (last == -1) {
-    return Split{first, 1, 1}; // up to the last axis, wherever that is: none is behind
+    return Split{first, 1, 1}; // up to the last axis, so no axis comes after it
   }
   return last >= 0 ? std::optional(Split{first, last - first + 1, 1}) : std::nullopt;
 }
@@ -95,7 +95,7 @@ bool Shapes::findNotNegative(const Value* number) const {
     return listsSizes(mainOperand(node)) && !isWritten(mainOperand(node));
   }
   return keepsSign(node) && isNumeric(mainOperand(node)) &&
-         std::ranges::all_of(node->inputs(), [&](const Value* operand) { // of div, a text says how it rounds
+         std::ranges::all_of(node->inputs(), [&](const Value* operand) { // div: how it rounds is a string
            return isNumeric(operand) ? isNotNegative(operand) : isConstant(operand);
          });
 }
@@ -116,7 +116,7 @@ std::optional<std::vector<Extent>> Shapes::sizesGiven(const Value* tensor) const
   const bool listed = node->kind() == aten::reshape || expands || change;
   auto sizes = listed ? sizesIn(node->inputs()[splits ? 2 : 1]) : std::nullopt;
   if (!sizes || (!expands && std::ranges::count(*sizes, Extent::open()) > 0)) {
-    return sizes; // one is open, and an integer below 0 would be a second one
+    return sizes; // one size is open already, so no integer can be -1: two open sizes are an error
   }
   std::vector<size_t> unsure;
   for (size_t i = 0; i < sizes->size(); ++i) {
@@ -124,14 +124,14 @@ std::optional<std::vector<Extent>> Shapes::sizesGiven(const Value* tensor) const
       unsure.push_back(i);
     }
   }
-  for (const size_t i : unsure) { // the others tell a single one, whether it says so or leaves it open
+  for (const size_t i : unsure) { // a single unsure size follows from the others, whether it is -1 or not
     const int64_t axis = static_cast<int64_t>(i) + (splits ? change->axis : 0);
     (*sizes)[i] = !expands && unsure.size() == 1 ? Extent::open() : Extent::ofAxis(tensor, axis);
   }
   return sizes;
 }
 
-// The size of the axis by a list of sizes; else by the axes that flatten and unflatten join and split.
+// The size of the axis from the list of sizes, or from the axes that flatten joins and unflatten splits.
 Size sizeOfReshaped(const Value* tensor, int64_t axis, const Shapes& shapes) {
   const Node* node = tensor->node();
   const auto sizes = shapes.sizesGiven(tensor);
@@ -156,7 +156,8 @@ Size sizeOfReshaped(const Value* tensor, int64_t axis, const Shapes& shapes) {
   return change ? shapes.ofRest(Extent::ofAxis(tensor, axis), 1) : std::nullopt;
 }
 
-// The open size of an axis that is split, its size divided by the others; nothing where a size is not known.
+// The open size of an axis that unflatten splits: the axis's size divided by the others. Nothing if one is not
+// known.
 std::optional<Extent> Shapes::ofOpen(const Node* unflatten, const std::vector<Extent>& sizes) const {
   const Extent whole = ofAxis(inputOf(unflatten, "self"), split(unflatten)->axis);
   int64_t others = 1;
@@ -169,7 +170,8 @@ std::optional<Extent> Shapes::ofOpen(const Node* unflatten, const std::vector<Ex
   return whole.isNumber() ? Extent::ofNumber(*whole.number() / others) : ofRest(whole, others);
 }
 
-// A size that flatten has joined, divided by so many elements; nothing where the quotient is no axis of its operand.
+// The quotient of a size that flatten has joined and `others`. Nothing if the quotient is no axis of flatten's
+// operand.
 std::optional<Extent> Shapes::ofRest(const Extent& whole, int64_t others) const {
   const auto* joined = whole.axis();
   const Node* flatten = joined != nullptr ? joined->tensor->node() : nullptr;

@@ -7,7 +7,7 @@
 namespace jit_passes {
 namespace {
 
-// A frozen module holds none.
+// Whether the module has parameters or buffers. A frozen module has none.
 bool holdsTensors(const torch::jit::Module& module) {
   const auto types = module.type()->getAttributes();
   return std::ranges::any_of(types, [](const c10::ClassAttribute& attribute) {
@@ -37,7 +37,7 @@ KnownValues::KnownValues(const PassContext& context, bool attributes_apart)
 }
 
 void KnownValues::inherit(const Value* value, const Value* old) {
-  if (written_.erase(old) > 0) { // a later value may have its address
+  if (written_.erase(old) > 0) { // another value may get the address of `old`
     written_.insert(value);
   }
 }
@@ -90,8 +90,8 @@ void KnownValues::computeFixed() const {
   });
 }
 
-// Nothing for operators of the dialect, which stand for what conversion makes of them. Dropout that follows the mode
-// is nothing in use.
+// Nothing for the dialect's operators, which conversion replaces by others. Dropout that follows the training mode
+// counts as dropout in eval mode.
 std::optional<std::vector<c10::IValue>> KnownValues::resultsOf(const Node* node) const {
   if (isDropout(node) && !isConstant(inputOf(node, "train")) && !isWritten(node->output())) {
     const auto whole = fixed(mainOperand(node));

@@ -6,40 +6,40 @@
 
 namespace jit_passes JIT_PASSES_API {
 
-// Taken once, before any edit.
+// To be made before any edit.
 class KnownValues {
  public:
-  // With `attributes_apart`, as in writtenValues.
+  // `attributes_apart` as in writtenValues.
   explicit KnownValues(const PassContext& context, bool attributes_apart = false);
 
-  // Whether some node may write to it: see writtenValues.
+  // Whether some node may write to the value: see writtenValues.
   bool isWritten(const Value* value) const { return written_.count(value) > 0; }
 
-  // Says that a new value took the place of an old one.
+  // Gives a value the facts about the value that it replaces.
   void inherit(const Value* value, const Value* old);
 
-  // The content of the attribute that the value is read from, of the module or of one below it. Nothing
-  // where the graph assigns to an attribute of that name, or picks the module while it runs.
+  // The content of the attribute that the value is read from, of the module or of a module below it. Nothing if the
+  // graph assigns to an attribute of that name, or picks the module at run time.
   std::optional<c10::IValue> attribute(const Value* value) const;
 
-  // The same for tensors and None that nothing writes to: a weight, or the bias that is not there; and what
-  // is such a matrix transposed.
+  // An attribute that is a tensor or None, if no node writes to it: a weight, or a missing bias. Also the transpose
+  // of such a matrix.
   std::optional<c10::IValue> parameter(const Value* value) const;
 
-  // The number or tensor that a value is while parameters and buffers stay as they are: a parameter, or a result of
-  // parameters and constants alone, as the weight of a weight norm. Nothing where the graph writes to any of them.
+  // The content of a value that changes only if parameters or buffers change: a parameter, or a result of parameters
+  // and constants alone, such as the weight of a weight norm. Nothing if the graph writes to any of them.
   std::optional<c10::IValue> fixed(const Value* value) const;
 
-  // A constant, or a fixed value.
+  // The tensor of a constant or of a fixed value.
   std::optional<at::Tensor> tensor(const Value* value) const;
 
-  // Whether it is None, or an attribute that is.
+  // Whether the value is None, or an attribute that is None.
   bool isNone(const Value* value) const;
 
-  // The number of dimensions of a tensor: a constant, an attribute, or by its type.
+  // The rank of a constant, of an attribute, or of a tensor whose type has it.
   std::optional<int64_t> rank(const Value* tensor) const;
 
-  // The number of elements of a list, if nobody changes it.
+  // The number of elements of a list that no node changes.
   std::optional<int64_t> length(const Value* list) const;
 
  private:
@@ -50,11 +50,12 @@ class KnownValues {
   std::optional<torch::jit::Module> module_; // nothing for a graph alone
   std::unordered_set<const Value*> written_;
   std::unordered_set<std::string> assigned_; // names of attributes
-  // By the numbers of values, which are not given twice. Nothing before someone asks.
+  // By the unique numbers of values, since addresses are reused. Found on first use.
   mutable std::optional<std::unordered_map<size_t, c10::IValue>> fixed_;
 };
 
-// Whether what a node gives follows from its operands alone: it draws no number, writes nothing, and has no effect.
+// Whether the node's results follow from its operands alone: it draws no random number, writes nothing, and has no
+// effects.
 bool isPure(const Node* node);
 
 } // namespace jit_passes JIT_PASSES_API

@@ -12,7 +12,7 @@ void Ranks::settle(bool batched) {
   do {
     propagate();
   } while (askSizes());
-  if (batched) { // what follows is assumed, and says nothing of the images that go in
+  if (batched) { // a batch axis of results is assumed, and tells nothing of operands
     batched_ = true;
     do {
       propagate();
@@ -69,7 +69,7 @@ std::optional<int64_t> Ranks::length(const Value* list) const {
 
 AxisRange Ranks::axes(const Value* tensor) const {
   if (known_.isWritten(tensor)) {
-    return {}; // of another shape, perhaps, behind the write
+    return {}; // a write may change the shape
   }
   const auto found = ranges_.find(tensor);
   if (found != ranges_.end()) {
@@ -99,7 +99,7 @@ AxisRange Ranks::ofBranches(const Value* result) const {
   return range;
 }
 
-// Narrows the operands: by the demands of the node, and by its results.
+// Narrows the operands' ranges, by the demands of the node and by its results.
 void Ranks::read(const Node* node) {
   for (size_t i = 0; i < node->inputs().size(); ++i) {
     if (isTensor(node->input(i))) {
@@ -124,14 +124,14 @@ void Ranks::read(const Node* node) {
   }
 }
 
-// The reader runs whenever the tensor is there.
+// Only for a reader in the tensor's block, which runs whenever the tensor is computed.
 void Ranks::demand(const Node* reader, const Value* tensor, const AxisRange& range) {
   if (reader->owningBlock() == tensor->node()->owningBlock()) {
     narrow(tensor, range);
   }
 }
 
-// An empty range is of code that raises an error: it tells nothing.
+// An empty range tells nothing: the code raises an error when it runs.
 void Ranks::narrow(const Value* tensor, const AxisRange& range) {
   const AxisRange known = axes(tensor);
   const AxisRange both{std::max(known.least, range.least), std::min(known.most, range.most)};

@@ -1,4 +1,4 @@
-// How many axes each tensor of a graph has: what its maker tells, and what its readers demand.
+// The number of axes of each tensor in a graph, from the node that makes it and the nodes that read it.
 //
 //   %h = aten::embedding(%table, %tokens)        one axis at least, as the tokens may be one number
 //   %y = aten::linear(%h, %weight)
@@ -12,10 +12,10 @@ namespace jit_passes {
 
 class Shapes;
 
-// Ranges of one graph. They only become narrower.
+// The ranges of one graph's tensors. Ranges only become narrower.
 class Ranks final : public AxisFacts {
  public:
-  // `shapes` tells sizes by these ranks, and is asked for lists of sizes and for axes of size 1.
+  // `shapes` finds sizes from these ranks, and these ranks need its lists of sizes and axes of size 1.
   Ranks(Graph& graph, const KnownValues& known, const Shapes& shapes);
 
   // Finds all ranges. With `batched`, images have a batch axis.
@@ -27,7 +27,7 @@ class Ranks final : public AxisFacts {
 
  private:
   void propagate();
-  // Whether sizes, which are known better by now, tell of further ranks.
+  // Whether sizes found with the present ranks give further ranks.
   bool askSizes();
   AxisRange made(const Value* tensor) const;
   AxisRange ofBranches(const Value* result) const;
@@ -39,7 +39,7 @@ class Ranks final : public AxisFacts {
   const Shapes& shapes_;
   std::vector<Node*> nodes_; // in program order
   std::unordered_map<const Value*, AxisRange> ranges_;
-  std::unordered_map<const Value*, int64_t> lengths_; // of lists, beyond those that the graph tells
+  std::unordered_map<const Value*, int64_t> lengths_; // of lists whose length is not in the graph
   std::unordered_set<const Node*> squeezing_;
   bool changed_ = false, batched_ = false;
 };

@@ -7,50 +7,52 @@ namespace jit_passes {
 
 bool isAttention(const Node* node);
 
-// A recurrent layer of sequences that are not packed: [steps, batch, features], or the first two the other way round.
+// Whether the node is a recurrent layer over sequences that are not packed: [steps, batch, features] or [batch,
+// steps, features].
 bool isRecurrentLayer(const Node* node);
 
-// Two tensors, number by number.
+// Whether the node computes element by element on two tensors, which broadcast.
 bool broadcasts(const Node* node);
 
-// By how many axes its results have fewer than its operand, of what goes over axes; nothing where that is not known.
+// For a reduction: how many axes fewer its results have than its operand. Nothing if that is not known.
 std::optional<int64_t> reducedAxes(const Node* node);
 
-// Whether it gives the elements of its first operand in the shape of the second, which may have more.
+// Whether the result has the shape of the second operand and elements of the first.
 bool takesShape(const Node* node);
 
-// The list of sizes in which it makes a tensor of one number, or of none; null for others.
+// The list of sizes of a tensor that the node makes, filled with one number or not at all; null for other nodes.
 const Value* sizesMade(const Node* node);
 
-// The list of sizes that the node takes, to make a tensor or to give it other axes; null for others.
+// The list of sizes that the node takes, to make a tensor or to reshape one; null for other nodes.
 const Value* sizesTaken(const Node* node);
 
-// arange(end, ...), or arange(0, end, ...)
+// Whether the node is arange(end, ...) or arange(0, end, ...).
 bool isCount(const Node* node);
 
-// A division that gives whole numbers.
+// Whether the node is a division that gives whole numbers.
 bool isQuotient(const Node* node);
 
-// A number of a tensor, or one as a tensor, as traces have it.
+// Whether the node converts a number into a tensor or back, as traces do.
 bool isConversion(const Node* node);
 
-// Whether it makes whole numbers of sizes of tensors, and of other whole numbers.
+// Whether the node computes whole numbers from sizes of tensors or other whole numbers.
 bool computesSizes(const Node* node);
 
-// All sizes of a tensor.
+// Whether the value is the list of all sizes of a tensor.
 bool isSizes(const Value* value);
 
-// Whether it makes a number of numbers, such as the root of a size; in a tensor without axes where a trace has one.
+// Whether the node computes a number from numbers, such as the root of a size. In a trace these are tensors without
+// axes.
 bool computesNumber(const Node* node);
 
-// Whether it is one of the moves of constants that each region has for itself.
+// Whether the node repeats or cuts a constant. Regions copy such nodes.
 bool repeatsOrCuts(const Node* node);
 
-// The constant that it repeats or cuts as long as sizes say, as the token of a class in front of each image's, or
-// positions of as many tokens as there are; null for others.
+// The constant that the node repeats or cuts according to sizes: a class token for each image of a batch, or
+// positions for as many tokens as there are. Null for other nodes.
 const Node* movedConstant(const Node* node);
 
-// A constant, also the tensor that traces make of a number.
+// The whole number of a constant, also of a tensor that a trace has made of a number.
 std::optional<int64_t> wholeNumber(const Value* value);
 
 } // namespace jit_passes

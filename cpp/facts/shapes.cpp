@@ -14,7 +14,7 @@ bool isRecurrentLayer(const Node* node) {
   return kinds.count(node->kind()) && operandOf(node, "batch_sizes") == nullptr;
 }
 
-// Numbers of prelu are those of channels, of axis 1.
+// prelu is none of them: its second operand belongs to axis 1.
 bool broadcasts(const Node* node) {
   return isElementwise(node) && node->kind() != aten::prelu &&
          std::ranges::none_of(node->inputs(), mayBeTensor) &&
@@ -24,7 +24,7 @@ bool broadcasts(const Node* node) {
 
 std::optional<int64_t> reducedAxes(const Node* node) {
   const bool other = node->inputs().size() < 3 || !isTensor(node->input(0)) || isTensor(node->input(1));
-  if (other || node->maybeSchema() == nullptr) { // quantiles may have an axis more
+  if (other || node->maybeSchema() == nullptr) { // quantiles may add an axis
     return std::nullopt;
   }
   const Value *dims = operandOf(node, "dim"), *keeps = operandOf(node, "keepdim");
@@ -35,7 +35,7 @@ std::optional<int64_t> reducedAxes(const Node* node) {
     return 0;
   }
   const auto axes = constantInts(dims);
-  if (axes && !axes->empty()) { // else it goes over all
+  if (axes && !axes->empty()) { // without axes it reduces all of them
     return axes->size();
   }
   return constantNumber(dims) ? std::optional<int64_t>(1) : std::nullopt;
@@ -72,7 +72,7 @@ bool isToFloat(const Node* node) {
 }
 
 const Ranks& Shapes::ranks() const {
-  if (!ranks_) { // asked by itself, too, as ranks follow from sizes that follow from other ranks
+  if (!ranks_) { // set before use, since ranks and sizes ask each other
     ranks_ = std::make_unique<Ranks>(*graph_, known_, *this);
     ranks_->settle(batched_);
   }
@@ -85,7 +85,7 @@ void Shapes::forgetSizes() const {
   not_negative_.clear();
 }
 
-// The axis of size 1 that squeeze takes away, counted from the first.
+// The axis of size 1 that squeeze removes, counted from the first.
 std::optional<int64_t> Shapes::squeezed(const Node* node) const {
   static const auto squeeze = symbol("aten::squeeze");
   const bool takes_one = node->kind() == squeeze && node->inputs().size() == 2;
@@ -135,7 +135,7 @@ Extent Shapes::ofAxis(const Value* tensor, int64_t axis, Extent opaque) const {
   }
   const Value* of = found.axis() != nullptr ? found.axis()->tensor : found.integer();
   if (of != nullptr && known_.isWritten(of)) {
-    found = itself; // of a shape that is another one before the write, and behind it
+    found = itself; // a write changes the shape of `of`, so its size depends on the moment
   }
   return extents_.insert_or_assign(std::pair(tensor, axis), found).first->second;
 }
@@ -151,10 +151,10 @@ bool Shapes::isReducedOf(const Value* tensor, const Value* whole) const {
   return true;
 }
 
-// The features of a value, if a linear layer reads them whenever it is there.
+// The features that a linear layer demands of the tensor, if the layer runs whenever the tensor is computed.
 std::optional<int64_t> Shapes::featuresRead(const Value* tensor) const {
   if (known_.isWritten(tensor)) {
-    return std::nullopt; // of another shape, perhaps, when it is read
+    return std::nullopt; // a write may change the shape before the layer reads it
   }
   for (const Use& use : tensor->uses()) {
     if (use.offset != 0 || use.user->owningBlock() != tensor->node()->owningBlock()) {

@@ -1,11 +1,11 @@
-// Sizes that a graph gives as numbers.
+// Numbers in a graph that are computed from sizes.
 #include "shape_facts.h"
 #include "shapes.h"
 
 namespace jit_passes {
 namespace {
 
-constexpr int64_t kMostNumber = int64_t{1} << 30; // whose products fit
+constexpr int64_t kMostNumber = int64_t{1} << 30; // so that a product of two fits int64_t
 
 } // namespace
 
@@ -42,11 +42,11 @@ bool isSizes(const Value* value) {
 
 namespace {
 
-constexpr int kMostComputed = 6; // numbers that are tensors lie no deeper within one another
+constexpr int kMostComputed = 6; // depth of the walk through numbers that are tensors
 
 bool isNumber(const Value* value, int depth);
 
-// Arithmetic with that many numbers, and nothing else.
+// Whether the node is arithmetic on numbers alone.
 bool computesNumber(const Node* node, int depth) {
   static const std::unordered_map<c10::Symbol, size_t> arithmetic{
       {aten::pow, 2},
@@ -78,7 +78,7 @@ bool computesNumber(const Node* node) { return computesNumber(node, kMostCompute
 
 namespace {
 
-// Whether a number, or a list, is made of sizes and constants alone.
+// Whether a number or a list is computed from sizes and constants alone.
 bool followsFromSizes(const Value* value) {
   std::unordered_set<const Value*> seen{value};
   std::vector<const Value*> pending{value};
@@ -136,7 +136,7 @@ Extent Shapes::ofNumber(const Value* value) const {
     return Extent::ofNumber(known->second);
   }
   const Extent found = findNumber(value);
-  if (found.isNumber()) { // others may become known by the rank of a tensor, which may be in the making
+  if (found.isNumber()) { // other answers may change once more ranks are known
     numbers_.emplace(value, *found.number());
   }
   return found;
@@ -166,7 +166,7 @@ Extent Shapes::findNumber(const Value* value) const {
   return index && index->isInt() ? ofElement(mainOperand(node), index->toInt(), held) : held;
 }
 
-// Of a list that holds sizes of a tensor, or some of these from the first on; it has such an element.
+// The element of a list that holds the sizes of a tensor, or a slice of them. The index must exist.
 Extent Shapes::ofElement(const Value* list, int64_t index, const Extent& otherwise) const {
   for (const Node* node = list->node(); !known_.isWritten(list); node = list->node()) {
     if (node->kind() == aten::size && node->inputs().size() == 1) {
@@ -195,7 +195,7 @@ std::optional<std::pair<Extent, int64_t>> Shapes::asQuotient(const Extent& exten
                                  : std::nullopt;
 }
 
-// `2 * (size // 4)`, and what traced models have for it.
+// The number of an expression such as `2 * (size // 4)`, also in the form that traced models have.
 std::optional<int64_t> Shapes::ofArithmetic(const Node* node) const {
   static const auto sums = symbols({"aten::add", "aten::sub"});
   const bool divides = isQuotient(node), is_sum = sums.count(node->kind()) > 0;
@@ -211,13 +211,13 @@ std::optional<int64_t> Shapes::ofArithmetic(const Node* node) const {
   if (!b || std::abs(*a) > kMostNumber || std::abs(*b) > kMostNumber) {
     return std::nullopt;
   }
-  if (divides) { // trunc and floor are one for sizes
+  if (divides) { // trunc and floor agree for sizes, which are not negative
     return *a >= 0 && *b > 0 ? std::optional(*a / *b) : std::nullopt;
   }
   return node->kind() == aten::mul ? *a * *b : node->kind() == aten::add ? *a + *b : *a - *b;
 }
 
-// Of lists as scripts put them together: `x.shape[:-1] + [4, -1]`.
+// Follows sums and slices of lists, as in scripts: `x.shape[:-1] + [4, -1]`.
 std::optional<std::vector<Extent>> Shapes::ofList(const Value* list) const {
   const Node* node = list->node();
   std::vector<Extent> sizes;

@@ -7,24 +7,24 @@
 namespace jit_passes {
 namespace {
 
-// Beyond all ends of slices.
+// Larger than the end of any slice.
 constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
 
-// The axis that a constant names, counted from the first.
+// The axis in a constant, counted from the first.
 std::optional<int64_t> axisIn(const Value* value, std::optional<int64_t> rank) {
   const auto number = wholeNumber(value);
   const auto axis = number && *number < 0 && rank ? std::optional(*number + *rank) : number;
   return axis && *axis >= 0 ? axis : std::nullopt;
 }
 
-// The sizes of two operands that broadcast: an axis of both has one size, or one of them 1.
+// The size of an axis of two operands that broadcast: both have this size, or one of them has size 1.
 Extent broadcast(const Extent& a, const Extent& b, const Extent& otherwise) {
   const auto is_one = [](const Extent& extent) { return extent.number() == 1; };
   const auto is_more = [](const Extent& extent) { return extent.number().value_or(0) > 1; };
   return a == b || is_one(a) || is_more(b) ? b : is_one(b) || is_more(a) ? a : otherwise;
 }
 
-// Of the first operands, which broadcast to the result's rank.
+// The size of an axis of the result to which the first `count` operands broadcast.
 Size broadcast(const Value* result, int64_t axis, int64_t rank, size_t count, const Shapes& shapes) {
   Size size;
   for (const Value* operand : result->node()->inputs().slice(0, count)) {
@@ -70,7 +70,7 @@ Size sizeOfSqueezed(const Value* result, int64_t axis, const Shapes& shapes) {
   return gone ? sizeOfOperand(result, axis + (axis >= *gone), shapes) : std::nullopt;
 }
 
-// Of select and unbind.
+// For select and unbind.
 Size sizeOfSelected(const Value* result, int64_t axis, const Shapes& shapes) {
   const Node* node = result->node();
   const Node* taken = node->kind() == aten::select ? node : node->input()->node();
@@ -104,7 +104,7 @@ Size sizeOfSlice(const Value* result, int64_t axis, const Shapes& shapes) {
   return Extent::ofNumber(std::max<int64_t>(within(*end) - within(*start), 0));
 }
 
-// Sizes of the parts that chunk, split and unbind give.
+// For the parts that chunk, split and unbind give.
 Size sizeOfPart(const Value* result, int64_t axis, const Shapes& shapes) {
   const Node *unpacked = result->node(), *list = unpacked->input()->node();
   if (list->kind() == aten::unbind) {
@@ -125,8 +125,8 @@ Size sizeOfPart(const Value* result, int64_t axis, const Shapes& shapes) {
   return equal && *whole % parts == 0 ? Size(Extent::ofNumber(*whole / parts)) : std::nullopt;
 }
 
-// Along all other axes, its operands have one size, but for those of one axis: of no numbers, these go with any others.
-// Traces have such a constant for a cache that is empty at first.
+// All operands have equal sizes along the other axes. An operand with one axis tells nothing: it may be empty, of
+// shape [0], which goes with any operand. Traces have such a constant for a cache that is empty at first.
 Size sizeOfConcatenated(const Value* result, int64_t axis, const Shapes& shapes) {
   const Node* cat = result->node();
   const Node* list = inputOf(cat, "tensors")->node();
@@ -154,8 +154,8 @@ Size sizeOfConcatenated(const Value* result, int64_t axis, const Shapes& shapes)
   return known ? Size(Extent::ofNumber(whole)) : std::nullopt;
 }
 
-// Of linear layers, convolutions, pools and resizes. Of a linear layer whose result has no known rank, an axis that is
-// not the last one.
+// For linear layers, convolutions, pools and resizes. If the rank of a linear layer's result is not known, only for
+// an axis that cannot be the last one.
 Size sizeOfLayer(const Value* result, int64_t axis, const Shapes& shapes) {
   const Node* node = result->node();
   const auto weighted = weightedOperator(node);
@@ -185,7 +185,7 @@ Size sizeOfEmbedded(const Value* result, int64_t axis, const Shapes& shapes) {
   return rows ? Size(Extent::ofNumber(rows->size(1))) : std::nullopt;
 }
 
-// Of matrix products and attention. A vector has one axis, and the result one less.
+// For matrix products and attention, except for a product with a vector, whose result has an axis less.
 Size sizeOfProduct(const Value* result, int64_t axis, const Shapes& shapes) {
   const Node* node = result->node();
   const auto own = shapes.rank(result);
@@ -206,14 +206,14 @@ Size sizeOfProduct(const Value* result, int64_t axis, const Shapes& shapes) {
   return broadcast(result, axis, *own, isAttention(node) ? 3 : 2, shapes);
 }
 
-// Where the rank is not known, of an axis that one operand alone has.
+// If the rank is not known, only for an axis that one operand alone has.
 Size sizeOfBroadcast(const Value* result, int64_t axis, const Shapes& shapes) {
   if (const auto own = shapes.rank(result)) {
     return broadcast(result, axis, *own, 2, shapes);
   }
   for (const size_t operand : {0, 1}) {
     const Value *whole = result->node()->input(operand), *other = result->node()->input(1 - operand);
-    const auto own = shapes.rank(other); // of numbers for the last axes
+    const auto own = shapes.rank(other); // the other operand has the last axes only
     if ((own && axis < shapes.leastRank(result) - *own) || shapes.isReducedOf(other, whole)) {
       return shapes.ofAxis(whole, axis);
     }
@@ -248,7 +248,7 @@ Size sizeOfMade(const Value* result, int64_t axis, const Shapes& shapes) {
   return sizes && axis < int64_t(sizes->size()) ? Size((*sizes)[axis]) : std::nullopt;
 }
 
-// Sizes of the results of a recurrent layer, one for each step; its states have other axes.
+// For the results of all steps of a recurrent layer. Its states have other axes.
 Size sizeOfSteps(const Value* result, int64_t axis, const Shapes& shapes) {
   return result->offset() == 0 && axis < 2 ? sizeOfOperand(result, axis, shapes) : std::nullopt;
 }

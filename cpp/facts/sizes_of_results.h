@@ -1,4 +1,5 @@
-// The size of an axis of a result, counted from the first, for the rows of operators. Nothing where it is not known.
+// The functions in the table of operators that give the size of an axis of a result. Axes count from the first.
+// Nothing if the size is not known.
 #pragma once
 
 #include "shapes.h"

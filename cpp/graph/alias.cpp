@@ -7,7 +7,7 @@
 namespace jit_passes {
 namespace {
 
-// Of overloads that write to what they are given, not only to an `out` of the caller's.
+// Whether the overload writes to an operand other than `out`.
 bool writesToOperand(const c10::FunctionSchema& schema) {
   return std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
     return argument.alias_info() != nullptr && argument.alias_info()->isWrite() && !argument.kwarg_only() &&
@@ -15,7 +15,7 @@ bool writesToOperand(const c10::FunctionSchema& schema) {
   });
 }
 
-// Questions about PyTorch's state have no effect, though their schemas do not say so. Destroys those that nobody reads.
+// Destroys unused nodes that ask for PyTorch's state. They have no effect, though their schemas do not say so.
 bool removeDeadQuestions(Graph& graph) {
   static const auto kinds =
       symbols({"aten::is_grad_enabled", "aten::is_autocast_enabled", "aten::is_autocast_cpu_enabled"});
@@ -25,7 +25,7 @@ bool removeDeadQuestions(Graph& graph) {
   return !dead.empty();
 }
 
-// Compiled regions do not, nor do plans; other modules do what is in their graphs.
+// Compiled regions and plans never write to their operands. Of opaque modules the graph tells.
 bool callMayWrite(const Node* call) {
   const auto type = objectOf(call)->type()->cast<c10::ClassType>();
   if (!type || isCompiledRegion(type) ||
@@ -48,8 +48,8 @@ bool anyOverload(
   });
 }
 
-// Without a schema an operator is one of the language's own, of which some call what is not seen, or its
-// operands are not known: of a pattern.
+// An operator without a schema belongs to the language, and some of these call code that is not visible here; or it
+// stands in a pattern, where the types of operands are not known.
 bool mayWrite(const Node* node, c10::Symbol kind) {
   if (isNormalization(kind) && node->inputs().size() > kTraining) {
     const bool has_statistics = !isNone(node->input(kRunningMean)) || !isNone(node->input(kRunningVar));

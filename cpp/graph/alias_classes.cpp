@@ -31,8 +31,8 @@ bool putsTogether(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
-// append, insert, pop and the like change what a list or dict holds, and assigning to an attribute what an object
-// holds: no tensor.
+// Whether the node changes which values a list, dict or object holds (append, insert, pop, an assigned attribute),
+// and writes to no tensor.
 bool changesHoldersOnly(const Node* node) {
   if (node->kind() == prim::SetAttr) {
     return true;
@@ -47,7 +47,7 @@ bool changesHoldersOnly(const Node* node) {
       return true;
     }
     const auto kind = argument.type()->kind();
-    const auto& parts = info->containedTypes(); // of Tensor(a!)[], whose tensors are written to
+    const auto& parts = info->containedTypes(); // Tensor(a!)[] is a list whose tensors are written to
     return (kind == c10::TypeKind::ListType || kind == c10::TypeKind::DictType) &&
            std::ranges::none_of(parts, [](const auto& part) { return part.isWrite(); });
   });
@@ -159,7 +159,7 @@ void AliasClasses::addBySchema(Node* node, const c10::FunctionSchema& schema) {
     for (const Value* operand : info == nullptr ? std::vector<const Value*>{} : shared) {
       unite(classOf(output), classOf(operand));
     }
-    // Lists, dicts and what is taken out of them: list(), values(), get(). Schemas say little there.
+    // Schemas say little about lists, dicts and the values taken out of them: list(), values(), get().
     const bool plain = i < schema.returns().size() && schema.returns()[i].type() == c10::TensorType::get();
     if (returnsHiddenAlias(node->kind()) || (!plain && mayHoldTensor(*output->type()))) {
       for (const Value* operand : node->inputs()) {
@@ -169,7 +169,7 @@ void AliasClasses::addBySchema(Node* node, const c10::FunctionSchema& schema) {
   }
 }
 
-// All that any overload may do.
+// For an operator of a pattern, whose overload is not known: the effects of all overloads together.
 void AliasClasses::addByName(Node* node, c10::Symbol kind) {
   const bool writes = mayWrite(node, kind);
   const bool shares = writes || returnsHiddenAlias(kind) || anyOverload(node, kind, [](const auto& schema) {
@@ -191,7 +191,7 @@ void AliasClasses::addByName(Node* node, c10::Symbol kind) {
 }
 
 void AliasClasses::addAttribute(Node* node) {
-  // Modules may be shared and weights tied: all attributes of a name count as one, if not all of them.
+  // Modules may be shared and weights tied, so attributes of equal name are in one class even of different modules.
   const Value* value = node->kind() == prim::SetAttr ? assignedBy(node) : node->output();
   const size_t own = classOf(value);
   classes_[own].outside = true;
@@ -264,7 +264,7 @@ void AliasClasses::add(Node* node) {
     addBySchema(node, *schema);
   } else if (!torch::jit::getAllOperatorsFor(kind).empty()) {
     addByName(node, kind);
-  } else if (mayWrite(node)) { // what it does is not seen
+  } else if (mayWrite(node)) { // its effects are not known
     for (const Value* operand : node->inputs()) {
       if (mayShareMemory(operand)) {
         classes_[classOf(operand)].writers.push_back(node);

@@ -8,17 +8,18 @@ namespace jit_passes JIT_PASSES_API {
 // The operator that each name of a rule's pattern stands for.
 using Kinds = std::unordered_map<c10::Symbol, c10::Symbol>;
 
-// Values in classes that may share memory, by what the operators' schemas say. Coarser than PyTorch's
-// analysis, but linear, and it follows a graph while that is edited.
+// Classes of values that may share memory, according to the operators' schemas. The analysis is coarser than
+// PyTorch's, but takes linear time, and stays true while the graph is edited.
 class AliasClasses {
  public:
-  // Arguments of a method may be views of each other, those of a rule's replacement are told apart.
+  // Whether the graph's inputs may share memory with each other: arguments of a method may, inputs of a replacement
+  // not.
   enum class Inputs { MayAlias, Distinct };
 
-  // Attributes of one name count as one; or all of them, which may share memory with what comes in, too.
+  // ByName: attributes of equal name may share memory. Any: all attributes and all inputs may.
   enum class Attributes { ByName, Any };
 
-  // With the module, attributes whose tensors share memory count as one.
+  // If `self` is given, attributes whose tensors share memory are in one class.
   explicit AliasClasses(
       Graph& graph, const Module* self = nullptr, Attributes attributes = Attributes::ByName);
   AliasClasses(Graph& graph, Inputs inputs, const Kinds& kinds);
@@ -26,14 +27,15 @@ class AliasClasses {
   void add(Node* node);    // with its blocks; all in front of it have been added
   void remove(Node* node); // before it is destroyed
 
-  // The users of one value are about to use the other: its writers write to that from now on.
+  // To be called before uses of `old` become uses of `replacement`: nodes that write to `old` then write to
+  // `replacement`.
   void replace(const Value* old, const Value* replacement);
 
   bool mayAlias(const Value* a, const Value* b);
-  // Nodes that may write to the memory of the value, or of what it contains.
+  // Nodes that may write to the memory of the value or of its contents.
   std::vector<Node*> writersOf(const Value* value);
-  // Whether only these nodes use memory of the value's class, and in front of `point` also what they make
-  // of it: then nobody sees whether they write to it.
+  // Whether no other node can observe a write of these nodes to the value's memory: all other values of its class
+  // come after `point`, or are read by these nodes only.
   bool onlyWithin(const Value* value, const std::unordered_set<const Node*>& nodes, const Node* point);
 
  private:

@@ -3,8 +3,8 @@
 namespace jit_passes {
 namespace {
 
-// Where names were found before, in a table of fixed size. An entry is a hint: the type says itself whether the name is
-// there, so entries of types that changed or were freed do no harm.
+// Slots in which names were found before, in a table of fixed size. An entry is a hint that is compared with the
+// type before use, so entries of types that changed or were freed do no harm.
 class SlotHints {
  public:
   uint32_t& of(const c10::ClassType& type, const std::string& name) {
@@ -20,7 +20,7 @@ class SlotHints {
 } // namespace
 
 std::optional<size_t> attributeSlot(const c10::ClassType& type, const std::string& name) {
-  constexpr size_t kFew = 16; // a table costs more than so many comparisons
+  constexpr size_t kFew = 16; // up to here comparisons are faster than the table
   if (type.numAttributes() <= kFew) {
     return type.findAttributeSlot(name);
   }
@@ -55,7 +55,7 @@ Value* insertGetAttr(Graph& graph, Value* object, const std::string& name) {
   node->s_(attr::name, name);
   node->output()->setType(type->getAttribute(*slot));
   const bool is_number = std::ranges::all_of(name, [](unsigned char c) { return std::isdigit(c) != 0; });
-  node->output()->setDebugName(is_number ? "_" + name : name); // a number alone is no name
+  node->output()->setDebugName(is_number ? "_" + name : name); // the name of a value cannot be a number
   return node->output();
 }
 

@@ -1,5 +1,5 @@
-// Attributes of modules by name, in constant time. PyTorch compares a name with all names of a type, one after the
-// other: a traced chain of 8,000 convolutions has as many names in one type.
+// Attributes of modules by name, in constant time. PyTorch searches all names of a type one after the other, and the
+// type of a traced chain of 8,000 convolutions has 8,000 names.
 #pragma once
 
 #include "graph.h"

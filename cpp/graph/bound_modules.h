@@ -1,4 +1,4 @@
-// Which modules a method's graph reads from its first input, and the calls that can be inlined once that is known.
+// The modules that a method's graph reads from its first input. With them, more calls can be inlined.
 #pragma once
 
 #include "attributes.h"
@@ -16,21 +16,21 @@ struct BoundModule {
 
 using BoundModules = std::unordered_map<const Value*, BoundModule>;
 
-// Nodes of the graph, and of forked branches that could not be inlined. The visited node may be destroyed.
+// Visits nodes of the graph, and of forked branches that could not be inlined. The visit may destroy its node.
 void forEachNodeAnywhere(Graph& graph, const std::function<void(Node*)>& visit);
 
-// The module that each value of a module's type is. One of an interface gets the class that it has. Modules behind
-// branches, in lists and in loops are not bound.
+// The module behind each value of a module's type. A value of an interface type gets the type of its class. Values
+// that come out of branches, lists and loops are not bound.
 BoundModules bindModules(Graph& graph, const Module& root);
 
-// Whether the graph puts another module in the place of one: then none of its attributes is bound for certain.
+// Whether the graph assigns a module to an attribute: then no attribute is certain to keep the module that it has.
 bool exchangesModules(Graph& graph);
 
-// Calls of modules that an index picks as the model runs become branches. Returns whether there were some.
+// Turns calls of modules that an index picks at run time into branches. Returns whether there were any.
 bool expandPicks(Graph& graph);
 
-// Inlines all calls of a method's graph: those through an interface too, whose class the root tells, and those of
-// modules that an index picks.
+// Inlines all calls of a method's graph, calls through an interface and of modules that an index picks included. The
+// root tells the class behind an interface.
 void inlineCalls(Graph& graph, const Module& root);
 
 } // namespace jit_passes JIT_PASSES_API

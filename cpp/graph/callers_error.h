@@ -6,8 +6,8 @@
 
 namespace jit_passes {
 
-// An error of the caller while a model runs. Of all that an operator can throw, PyTorch's interpreter hands on this
-// class alone, with the name of a class of Python and with its own message; bindings.cpp makes the one of the other.
+// An error of the caller while a model runs. PyTorch's interpreter hands only this class of exception on with its
+// own message and the name of a Python class; bindings.cpp raises that Python class.
 class CallersError : public torch::jit::JITException {
  public:
   static constexpr auto kClass = "jit_passes.errors.ArgumentError";

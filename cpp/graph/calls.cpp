@@ -1,11 +1,12 @@
-// A node that comes from calls has a call stack, with one frame for each call. In place of the function's
-// name, which nothing reads while there is a function, it has path and type of the module that was called,
-// seen from the caller: "enc.0(Linear)" is below the caller's self, "^dec(Linear)" below the self of the
-// caller's caller (tracing hands modules on as arguments), ".a(Linear)" below the root, "(Net)" is the
-// caller's own. PyTorch has a class for it, ModuleInstanceInfo, and does not export how to make one.
+// An inlined node has a call stack, with one frame for each call. In place of the function's name, which nothing
+// reads while the frame has a function, the frame holds path and type of the called module, as seen from the caller:
+// "enc.0(Linear)" is below the caller's self, "^dec(Linear)" below the self of the caller's caller (tracing hands
+// modules on as arguments), ".a(Linear)" below the root, "(Net)" is the caller's own. PyTorch has a class for this,
+// ModuleInstanceInfo, but does not export its constructor.
 //
-// A frame holds its function by a bare pointer, and PyTorch asks the functions for their names when the model raises
-// an error. The model that they are of may be gone by then, so frames get functions that stay: see lasting.
+// A frame holds its function by a bare pointer, and PyTorch reads the function's name when the model raises an
+// error. The model that owns the function may be freed by then, so frames get functions that are never freed: see
+// lasting.
 #include "calls.h"
 
 #include "module.h"
@@ -20,7 +21,7 @@ using ModuleObject = c10::ivalue::Object;
 using Paths = std::unordered_map<const Value*, std::string>;
 using Stacks = std::unordered_map<const InlinedCallStack*, InlinedCallStackPtr>;
 
-// The node, and all in its blocks and in the branch that it forks.
+// Visits the node, and all nodes in its blocks and in the branch that it forks.
 template <typename Visit>
 void forEachWithin(Node* node, const Visit& visit) {
   visit(node);
@@ -47,7 +48,7 @@ std::string join(const std::string& owner, const std::string& name) {
   return owner + (owner.empty() ? "" : ".") + name;
 }
 
-// Nothing where it is not a graph's.
+// Null where the function has no graph.
 GraphFunction* calledFunction(const Node* node) {
   torch::jit::Function* function = nullptr;
   if (node->kind() == prim::CallFunction) {
@@ -75,7 +76,7 @@ bool inlineFork(Node* fork) {
   return true;
 }
 
-// A method in C++, of a class that a library has registered: an operator by another name.
+// Whether the call is of a method in C++, whose class a library has registered. It has no graph to inline.
 bool callsBuiltin(const Node* node) {
   const auto type =
       node->kind() == prim::CallMethod ? objectOf(node)->type()->cast<c10::ClassType>() : nullptr;
@@ -102,7 +103,7 @@ InlinedCallStackPtr pushFrame(
                : c10::make_intrusive<InlinedCallStack>(function, range, std::nullopt, name);
 }
 
-// Returns the stack with functions that stay. Our own frames have such functions already.
+// Returns the stack with functions that are never freed. Frames of our own have them already.
 InlinedCallStackPtr lastingStack(const InlinedCallStackPtr& stack) {
   const auto callee = stack->callee();
   const auto inner = callee ? lastingStack(*callee) : nullptr;
@@ -117,7 +118,7 @@ InlinedCallStackPtr lastingStack(const InlinedCallStackPtr& stack) {
                : c10::make_intrusive<InlinedCallStack>(function, stack->source_range(), module, name);
 }
 
-// Whatever is inlined is copied once, however deep the calls are nested.
+// Inlines from the outermost call inwards, so each node is copied once, however deep the calls are nested.
 class Inliner {
  public:
   void inlineCalls(Graph& graph) {
@@ -141,7 +142,7 @@ class Inliner {
     for (Node* node = first; node != end;) {
       if (const auto own = node->callstack(); own && frames_.empty()) {
         auto& [held, stack] = lasting_[own->get()];
-        if (!held) { // which keeps the address from becoming another's
+        if (!held) { // a stack that is held cannot give its address to another one
           held = *own;
           stack = lastingStack(held);
         }
@@ -203,7 +204,8 @@ class Inliner {
     frames_.pop_back();
   }
 
-  // The path below the module whose method calls, or below that of a call further out, a "^" for each.
+  // The path below the module of the calling method, or, with a "^" for each step, below the module of an outer
+  // caller.
   std::string seenFromCaller(const std::string& path) const {
     std::string out;
     for (auto caller = frames_.rbegin(); caller != frames_.rend(); ++caller, out += '^') {
@@ -217,7 +219,7 @@ class Inliner {
     return out + path;
   }
 
-  // Puts the calls around nodes that have just been inlined onto their stacks.
+  // Adds the frames of the present calls to the stacks of nodes that have just been inlined.
   void pushFrames(Node* first, const Node* end) {
     Stacks stacks;
     for (Node* node = first; node != end; node = node->next()) {
@@ -235,7 +237,8 @@ class Inliner {
     }
   }
 
-  // A function that knows no module but its own has no path to keep. PyTorch inlines and simplifies it once.
+  // A function that uses no module but its own self has no paths to keep, so PyTorch inlines and simplifies it,
+  // once.
   Graph& bodyOf(GraphFunction& function) {
     auto& body = bodies_[&function];
     if (body == nullptr) {
@@ -290,7 +293,7 @@ bool firstNames(
   return shared;
 }
 
-// The same stack, whose innermost frame names the module from the root.
+// The stack with an innermost frame that holds the module's path from the root.
 InlinedCallStackPtr withModule(const InlinedCallStackPtr& stack, const std::string& name) {
   const auto callee = stack->callee();
   return callee ? pushFrame(

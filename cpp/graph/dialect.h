@@ -1,4 +1,4 @@
-// Operators of the dialect that passes look for.
+// Names of the dialect's operators that passes look for.
 #pragma once
 
 #include "graph.h"

@@ -1,4 +1,4 @@
-// Write the call of a module that an index picks while the model runs as calls of all that it may pick:
+// Replace the call of a module that an index picks at run time by branches that call each module it may pick:
 //
 //   %layer : Interface = prim::ModuleContainerIndex(%layers, %i)
 //   %y : Tensor = prim::CallMethod[name="forward"](%layer, %x)
@@ -6,7 +6,7 @@
 //     ->  %first : bool = aten::eq(%i, 0)
 //         %y : Tensor = prim::If(%first)
 //           block0(): %y.1 = the method of layers.0
-//           block1(): the next one, and behind the last one an error
+//           block1(): the next module, and after the last one an error
 #include "bound_modules.h"
 
 namespace jit_passes {
@@ -44,7 +44,7 @@ class PickedCall {
  private:
   bool byName() const { return index_->type()->kind() == c10::TypeKind::StringType; }
 
-  // The result of the module at that place or of one behind it, in front of a node.
+  // The result of the module at this index or of one of the next ones, in front of a node.
   std::vector<Value*> oneOf(size_t place, Node* before) {
     auto& graph = *call_->owningGraph();
     if (place == names_.size()) {

@@ -17,8 +17,8 @@ std::string withoutBacktrace(const std::exception& error) {
   return error.what();
 }
 
-// Path and type of the module that a call was of; nothing for free functions. See calls.cpp; in graphs that
-// PyTorch inlined, the last part of the path.
+// Path and type of the module whose method was called; nothing for free functions. In graphs that PyTorch inlined it
+// is the last part of the path only. See calls.cpp.
 std::optional<std::pair<std::string, std::string>> calledModule(const torch::jit::InlinedCallStack& call) {
   if (const auto module = call.module_instance()) {
     const auto name = module->instance_name();
@@ -39,7 +39,8 @@ NodeFailure failureAt(c10::Symbol kind, const torch::jit::SourceRange& range, co
       withoutBacktrace(error));
 }
 
-// Nothing is destroyed here, so no source range is copied for a message: that is most of a walk's time.
+// The test destroys no node, so a message can read the node's source range afterwards. forEachNode copies the range
+// first, which takes most of a walk's time.
 void collect(Block* block, const std::function<bool(const Node*)>& test, std::vector<Node*>& found) {
   for (Node* node : block->nodes()) {
     for (Block* inner : node->blocks()) {
@@ -65,7 +66,7 @@ std::string operatorName(const Node* node) {
   }
   std::string name = node->kind().toUnqualString();
   if (name.rfind("deferred_", 0) == 0) {
-    name.erase(0, 9); // stands for the model's own
+    name.erase(0, 9); // deferred_batch_norm stands for the model's batch_norm
   }
   while (name.size() > 1 && name.back() == '_') {
     name.pop_back();
@@ -136,7 +137,7 @@ std::unordered_set<c10::Symbol> symbols(std::initializer_list<const char*> names
 }
 
 std::pair<std::string, std::string> moduleOf(const Node* node) {
-  std::vector<std::pair<std::string, std::string>> frames(1); // path and type; the first is the root
+  std::vector<std::pair<std::string, std::string>> frames(1); // paths and types of modules, the root first
   for (auto call = node->callstack(); call; call = (*call)->callee()) {
     const auto called = calledModule(**call);
     if (!called) {
@@ -151,7 +152,7 @@ std::pair<std::string, std::string> moduleOf(const Node* node) {
     } else if (begin < name.size()) {
       path += (path.empty() ? "" : ".") + name.substr(begin);
     }
-    frames.emplace_back(path, path.empty() ? "" : type); // what the root calls of its own is the root's
+    frames.emplace_back(path, path.empty() ? "" : type); // a call of the root by itself is the root
   }
   return frames.back();
 }
@@ -192,8 +193,8 @@ NodeNames nodeNames(Graph& graph) {
     }
     names.emplace(node, std::move(name));
   };
-  // Arithmetic with sizes and counting batches come last: a model in training does more of it, and names
-  // are to be the same.
+  // Nodes that compute no tensor, or count batches, get their names last: a model that trains has more of them, and
+  // its other names must be the same as in eval mode.
   std::vector<const Node*> rest;
   const auto named = [](const Node* node) {
     return node->kind() != prim::Constant && !isQuantization(node) && !isPlace(node);

@@ -1,4 +1,4 @@
-// Small vocabulary over TorchScript graphs that every pass speaks.
+// Functions that every pass uses to read and edit TorchScript graphs.
 #pragma once
 
 #include "jit.h"
@@ -23,16 +23,17 @@ void forEachNode(Block* block, const std::function<void(Node*)>& visit);
 inline void forEachNode(Graph& graph, const std::function<void(Node*)>& visit) {
   forEachNode(graph.block(), visit);
 }
-// The same for visits that say whether they changed something. Returns whether one did.
+// forEachNode for visits that return whether they changed something. Returns whether one did.
 bool changeNodes(Graph& graph, const std::function<bool(Node*)>& visit);
-// Puts what is given for a node in the place of its only output, and destroys the node; null leaves it alone.
+// Replaces each node with one output by the value that `replacementOf` returns for it. Null keeps the node.
 bool replaceNodes(Graph& graph, const std::function<Value*(Node*)>& replacementOf);
 
-// All nodes in that order; a node's place in it is how other code refers to it. And those that pass a test.
+// All nodes in program order; other code refers to a node by its number in this list. nodesWhere gives the nodes
+// that pass a test.
 std::vector<Node*> nodesInOrder(Graph& graph);
 std::vector<Node*> nodesWhere(Graph& graph, const std::function<bool(const Node*)>& test);
 
-// Visits inputs, results and what nested blocks have of these.
+// Visits inputs of the block and results of its nodes, nested blocks included.
 void forEachValue(Block* block, const std::function<void(Value*)>& visit);
 
 inline c10::Symbol symbol(const std::string& name) { return c10::Symbol::fromQualString(name); }
@@ -40,13 +41,13 @@ std::unordered_set<c10::Symbol> symbols(std::initializer_list<const char*> names
 
 // "aten::conv2d of layer1.0.conv1 (model.py:12)": how messages speak of a node.
 std::string describe(const Node* node);
-// "model.py:12", the line of the model that the node comes from, not of PyTorch's modules that it calls;
-// "" where the graph does not know. Of a loaded model it is the line that its file notes, of the code from which
-// the model was saved, or "code/__torch__/model.py:12 in the file".
+// "model.py:12": the line of the user's model that the node comes from, rather than of a PyTorch module that it
+// calls. "" where the graph has no line. For a loaded model: the line of the original code, which the file notes, or
+// "code/__torch__/model.py:12 in the file".
 std::string sourceLine(const Node* node);
 std::string lineOf(const torch::jit::SourceRange& range);
 
-// The lines of all nodes of a graph, which are mostly few: each range is looked into once.
+// The lines of all nodes of a graph. Many nodes share a source range, so each range is looked into once.
 class SourceLines {
  public:
   std::string of(const Node* node);
@@ -69,13 +70,15 @@ std::pair<std::string, std::string> moduleOf(const Node* node);
 // the model alone, whether it was scripted, traced or frozen.
 NodeNames nodeNames(Graph& graph);
 
-// The operand of that name in the operator's schema. An error where there is none; operandOf gives null there.
+// The operand of that name in the operator's schema. If there is none, inputOf raises an error and operandOf returns
+// null.
 Value* inputOf(const Node* node, std::string_view name);
 Value* operandOf(const Node* node, std::string_view name);
 void setOperand(Node* node, std::string_view name, Value* value);
 // The first operand, whatever its name: for code that operators of many kinds share.
 inline Value* mainOperand(const Node* node) { return const_cast<Node*>(node)->input(0); }
-// The module or object of prim::GetAttr, prim::SetAttr and prim::CallMethod; and what prim::SetAttr assigns.
+// The module or object of prim::GetAttr, prim::SetAttr and prim::CallMethod; and the value that prim::SetAttr
+// assigns.
 inline Value* objectOf(const Node* node) { return const_cast<Node*>(node)->input(0); }
 inline Value* assignedBy(const Node* set) { return const_cast<Node*>(set)->input(1); }
 
@@ -100,26 +103,26 @@ bool alwaysRaises(const Block* block);
 // line, module path) of `like`.
 Node* insertNode(
     Node* before, c10::Symbol kind, at::ArrayRef<Value*> inputs, const Node* like, size_t outputs = 1);
-// Puts an operator there and returns its only result: a Tensor, or of that type.
+// Puts an operator in front of `before` and returns its only result, a Tensor unless `type` is given.
 Value* insertValue(
     Node* before, c10::Symbol kind, at::ArrayRef<Value*> inputs, const Node* like,
     const c10::TypePtr& type = nullptr);
 // A constant in front of `before`.
 Value* insertConstant(Node* before, const c10::IValue& constant);
-// Moves what the value is computed from in front of a node, where it comes behind it: it must be free of
-// effects, and read nothing that changes in between.
+// Moves the node that computes the value, and the nodes that this one needs, in front of `before`. They must have no
+// effects, and must read nothing that changes in between.
 void hoist(Value* value, Node* before);
-// Whether it is the transpose of its operand, if that is a matrix.
+// Whether the node transposes its operand, if that is a matrix.
 bool isTranspose(const Node* node);
-// Runs the operator of a node with one output: on these values, and on constants.
+// Runs the operator of a node with one output. Its operands are among `values`, or constants.
 c10::IValue computed(const Node* node, const std::unordered_map<const Value*, c10::IValue>& values);
 // Redirects all uses of the node's only output to `value` and destroys the node.
 void replaceNode(Node* node, Value* value);
-// Replaces a node by a value, and destroys operands that nobody else uses, and theirs. So a pass over many large
-// constants frees each one before it makes the next.
+// Replaces a node by a value, and destroys the nodes that only this one used, operands of operands included. A pass
+// over many large constants thus frees each one before it makes the next.
 void replaceComputation(Node* node, Value* value);
 
-// Whether the name of the node's operator, namespace included, begins so.
+// Whether the name of the node's operator, namespace included, begins with `prefix`.
 inline bool startsWith(const Node* node, std::string_view prefix) {
   return std::string_view(node->kind().toQualString()).substr(0, prefix.size()) == prefix;
 }

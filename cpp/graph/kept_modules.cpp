@@ -1,6 +1,6 @@
-// The attribute's lines: the method; path and type of each module, "layer1.0.conv1(Conv2d)"; an empty line; and for
-// each kind of operator the numbers of the modules that those in the graph belong to, in program order, 0 for the
-// root: "aten::conv2d 1 3 4".
+// The attribute's lines: the method; path and type of each module, "layer1.0.conv1(Conv2d)"; an empty line; and one
+// line for each kind of operator, "aten::conv2d 1 3 4": the number of the module of each such node in program order,
+// 0 for the root.
 #include "kept_modules.h"
 
 #include "calls.h"
@@ -8,7 +8,8 @@
 namespace jit_passes {
 namespace {
 
-// A file writes constants and attributes anew wherever they are read, and spells lists of numbers out.
+// Whether a file keeps the number of nodes of this kind. It repeats constants and attributes wherever they are read,
+// and writes constant lists as lists of numbers.
 bool isKept(const Node* node) {
   const auto isLiteral = [](const Value* value) { return isConstant(value) && !isTensor(value); };
   return node->kind() != prim::Constant && node->kind() != prim::GetAttr &&
@@ -17,7 +18,7 @@ bool isKept(const Node* node) {
 
 using Numbers = std::map<std::string, std::vector<size_t>>;
 
-// Nodes of a module share their call stack: it is looked into once.
+// Nodes of a module share their call stack, so each stack is looked into once.
 class Modules {
  public:
   size_t of(const Node* node) {
@@ -78,7 +79,7 @@ void keepModules(Module& module, const std::string& method) {
     kinds[node->kind().toQualString()].push_back(modules.of(node));
   }
   if (modules.known().empty()) {
-    return; // a file's graph: what it holds is still true
+    return; // the graph of a loaded module: its attribute is still true
   }
   const auto text = textOf(method, modules.known(), kinds);
   if (module.hasattr(kKeptModules)) {

@@ -1,5 +1,6 @@
-// Files keep no call stacks, from which the paths of modules come, and with them the names of nodes. So a module
-// keeps the paths in an attribute. Its clones get their call stacks back, and do without the attribute.
+// Paths of modules through a file. They come from call stacks, which files do not keep, and the stable names of
+// nodes depend on them. So a saved module keeps the paths in an attribute. Clones get call stacks back, without the
+// attribute.
 #pragma once
 
 #include "module.h"
@@ -8,10 +9,10 @@ namespace jit_passes JIT_PASSES_API {
 
 inline const std::string kKeptModules = "jit_passes_modules"; // name of the attribute
 
-// Writes down which modules the method's nodes belong to.
+// Writes the modules of the method's nodes into the attribute.
 void keepModules(Module& module, const std::string& method);
-// Gives the nodes of the method's graph, inlined, the modules that were written down. Kinds of operators of which
-// there are more or fewer by now are left alone, and so are graphs that have call stacks.
+// Gives the nodes of the method's inlined graph the modules of the attribute. A kind of operator whose count differs
+// from the attribute's is left alone, and so is a graph with call stacks.
 void restoreModules(const Module& module, const std::string& method, Graph& graph);
 
 } // namespace jit_passes JIT_PASSES_API

@@ -71,7 +71,7 @@ class Linter {
     for (const Value* output : block->outputs()) {
       use(owner == nullptr ? block->return_node() : owner, output);
     }
-    if (owner != nullptr) { // nothing stands behind the outermost block
+    if (owner != nullptr) { // the outermost block belongs to no node
       for (const Value* value : defined) {
         at(value).in_scope = false;
       }

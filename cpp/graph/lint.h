@@ -6,12 +6,11 @@
 namespace jit_passes JIT_PASSES_API {
 
 // Raises an error that names the node where
-//   - an operand is not defined before its use, in the same block or one around it;
-//   - the uses that a value knows of are not those that there are;
-//   - no operator takes these operands, be it PyTorch's or a custom one;
-//   - blocks do not have the values that their node needs.
-// In one walk over the graph. PyTorch's own lint does not look at operators, and its messages do not
-// say where.
+//   - an operand is not defined before its use, in this block or one around it;
+//   - the uses that a value lists are not the uses in the graph;
+//   - no operator, of PyTorch or custom, takes these operands;
+//   - blocks do not have the inputs and results that their node needs.
+// PyTorch's own lint does not look at operators, and its messages name no node. All this takes one walk.
 void lint(Graph& graph);
 
 } // namespace jit_passes JIT_PASSES_API

@@ -26,7 +26,7 @@ bool usesClasses(Graph& graph) {
   return found;
 }
 
-// Copies of attributes. Tensors that share memory share that of the copies; parameters stay leaves.
+// Copies attributes. Copies of tensors that share memory share memory too, and copies of parameters stay leaves.
 class Copier {
  public:
   IValue copy(const IValue& value) {
@@ -269,7 +269,8 @@ Value* readSwitch(Module& root, Graph& graph, Node* before, const std::string& n
   const auto held = root.attr(name);
   TORCH_CHECK(
       held.isTensor() && held.toTensor().scalar_type() == at::kBool && held.toTensor().dim() == 0,
-      "the module has an attribute '", name, "' of its own, which is what a switch is to be called");
+      "the module has an attribute '", name,
+      "' that is no bool buffer, and a pass adds a switch of this name: rename the attribute");
   torch::jit::WithInsertPoint guard(before);
   return graph.insert(aten::Bool, {insertGetAttr(graph, graph.inputs().at(0), name)});
 }
@@ -315,7 +316,7 @@ std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& met
 
 namespace {
 
-// Whether a constant's node alone holds its numbers, beside the caller's reference.
+// Whether only the constant's node holds its memory. `constant` is the second of the two references.
 bool isHeldOnce(const at::Tensor& constant) {
   return constant.use_count() == 2 && constant.has_storage() && constant.storage().use_count() == 1;
 }
@@ -323,7 +324,7 @@ bool isHeldOnce(const at::Tensor& constant) {
 } // namespace
 
 void copyConstants(Graph& graph) {
-  std::unordered_map<const at::TensorImpl*, at::Tensor> copies; // one tensor may be several constants
+  std::unordered_map<const at::TensorImpl*, at::Tensor> copies; // several constants may be one tensor
   forEachNode(graph, [&](Node* node) {
     if (node->kind() != prim::Constant || !node->hasAttribute(attr::value) ||
         node->kindOf(attr::value) != torch::jit::AttributeKind::t || !node->t(attr::value).defined()) {

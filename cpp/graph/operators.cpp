@@ -225,7 +225,7 @@ bool commutes(const Node* node) {
   if (!mayCommute(node->kind()) || operands.size() < 2) {
     return false;
   }
-  if (node->kind() != aten::add) { // max(x, dim, keepdim) is no operator of two values
+  if (node->kind() != aten::add) { // max(x, dim, keepdim) has an operand that is no value to compare
     return operands.size() == 2;
   }
   const auto isNumeric = [](const Value* value) {
@@ -243,7 +243,7 @@ bool isQuantization(const Node* node) {
 }
 
 bool keepsShape(const Node* node) {
-  // A number as a tensor, as traces have it, leaves the shape as it is.
+  // Traces hold a number as a tensor without axes, which does not change the shape of the result.
   const auto hasAxes = [](const Value* value) {
     const auto constant = isTensor(value) ? constantTensor(value) : std::nullopt;
     return isTensor(value) && (!constant || constant->dim() > 0);

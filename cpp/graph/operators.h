@@ -14,7 +14,7 @@ struct WeightedOperator {
   bool transposed;
 };
 
-// The end of a range: none, a number, or the name of the operand that says it.
+// An end of a range: none, a number, or the name of the operand that holds it.
 using Bound = std::variant<std::monostate, double, const char*>;
 
 struct Clip {
@@ -28,15 +28,15 @@ struct OperatorTraits {
   bool product = false;       // multiplies two tensors that the model computes
   int64_t elementwise = 0;    // tensor operands it takes at most, if it works element by element
   std::optional<Clip> clip;   // limits each element of its first operand
-  bool within = false;        // results lie between the ends of the range of its first operand
-  // The operands with which its result is not below 0 if they are not; none of them: it never is.
+  bool within = false;        // results are within the range of its first operand
+  // The result is not negative if none of these operands is. With an empty list it is never negative.
   std::optional<std::vector<std::string>> nonnegative_if;
-  bool moves_data = false; // may be of those that movesData is about
+  bool moves_data = false; // movesData holds, depending on the operands
   bool dropout = false;
   bool asks_for_shape = false;
-  bool tells_layout = false;           // its result depends on how its first operand lies in memory
+  bool tells_layout = false;           // its result depends on the memory layout of its first operand
   std::optional<at::ScalarType> gives; // the dtype of its result, if it is known and not that of its operands
-  bool commutes = false;               // may be of those that commutes is about
+  bool commutes = false;               // commutes holds, depending on the operands
   bool keeps_shape = false;  // its result has the shape of its first operand, whatever the others are
   int64_t spatial = 0;       // axes of an image that it works along: pools and resizes
   bool keeps_dtype = false;  // its result has the dtype of its floating operands
@@ -48,26 +48,26 @@ const std::map<std::string, OperatorTraits>& operatorTable();
 
 std::optional<WeightedOperator> weightedOperator(const Node* node);
 
-// The axis of the weight along which outputs lie, for transposed convolutions within a group.
+// The axis of a weight's outputs; for transposed convolutions, of the outputs within a group.
 inline int64_t outputAxis(const WeightedOperator& op) { return op.transposed ? 1 : 0; }
 
 // Batch and instance norm, which write to their running statistics where they train.
 bool isNormalization(c10::Symbol kind);
-constexpr size_t kRunningMean = 3, kRunningVar = 4, kTraining = 5, kEps = 7; // operands of theirs
+constexpr size_t kRunningMean = 3, kRunningVar = 4, kTraining = 5, kEps = 7; // positions of operands
 
-// Whether it is dropout of some kind; its third operand says whether it does anything.
+// Whether the node is some kind of dropout. Its third operand says whether it drops anything.
 bool isDropout(const Node* node);
 
-// Whether its result depends on how its first operand lies in memory.
+// Whether the node's result depends on the memory layout of its first operand.
 bool tellsLayout(const Node* node);
 
-// Whether it draws numbers. PyTorch says so of all that may have dropout, as recurrent layers; they have none where they do
-// not train.
+// Whether the node draws random numbers. PyTorch says so of every operator with dropout, such as recurrent layers,
+// which draw none in eval mode.
 bool isRandom(const Node* node);
 
-// Whether every value of the node's result is a value of its first operand, or zero: then it
-// commutes with quantization exactly and runs on integers as it is. chunk, split and unbind count
-// as moving data too; their results are lists.
+// Whether every element of the node's result is an element of its first operand, or zero. The operator then commutes
+// with quantization exactly, and runs on integers as it is. This includes chunk, split and unbind, whose results are
+// lists.
 bool movesData(const Node* node);
 
 // Whether the result has the shape of the first operand, which is a tensor.
@@ -82,20 +82,21 @@ bool keepsDtype(const Node* node);
 // Whether the results are floating whatever the operands are.
 bool givesFloats(const Node* node);
 
-// Whether it may be a tensor or None, as only a call tells.
+// Whether the type is Optional[Tensor], so that only a call tells which it is.
 bool mayBeTensor(const Value* value);
 
 // Whether each element of the node's result is a function of the elements at the same place of its tensor
 // operands, and of numbers: with one such operand it can be computed ahead of time for each code.
 bool isElementwise(const Node* node);
 
-// Whether the node's first two operands may change places. An addition with alpha cannot, nor can one of lists or strings.
+// Whether the node's first two operands may change places. An addition with alpha cannot, nor can one of lists or
+// strings.
 bool commutes(const Node* node);
-// Whether some node of that kind can.
+// Whether some node of that kind commutes.
 bool mayCommute(c10::Symbol kind);
 
-// Whether the node is of the dialect's quantization: it has no name, and says nothing of the model.
-// Of the dialect, only what a convolution is split into counts as the model's, and deferred batch norms.
+// Whether the node is an operator of the dialect that quantization has put there: it gets no stable name. The
+// dialect's operators that stand for a part of the model's own convolution or batch norm are not among them.
 bool isQuantization(const Node* node);
 
 // Whether the node asks only for its first operand's shape.

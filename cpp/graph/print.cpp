@@ -7,7 +7,7 @@ constexpr size_t kLongest = 60; // characters of a constant
 
 void printTensor(std::ostream& out, const at::Tensor& tensor) {
   out << "<" << tensor.scalar_type() << tensor.sizes();
-  if (tensor.dim() == 0 && tensor.is_cpu() && !tensor.is_quantized()) { // as traces have numbers
+  if (tensor.dim() == 0 && tensor.is_cpu() && !tensor.is_quantized()) { // a number in a trace
     out << " " << tensor.item();
   }
   out << ">";
@@ -103,7 +103,7 @@ class Printer {
         printBlock(inner, depth + 2);
         out_ << std::string(2 * depth + 4, ' ') << "-> (" << join(inner->outputs()) << ")\n";
       }
-      if (node->hasAttribute(attr::Subgraph)) { // of autograd's and of fused groups
+      if (node->hasAttribute(attr::Subgraph)) { // autograd's and fusers' groups
         std::istringstream lines(formatGraph(*node->g(attr::Subgraph)));
         for (std::string line; std::getline(lines, line);) {
           out_ << std::string(2 * depth + 2, ' ') << line << "\n";

@@ -1,4 +1,4 @@
-// A graph as people read it.
+// A graph as text for people.
 #pragma once
 
 #include "graph.h"
@@ -10,7 +10,7 @@ namespace jit_passes JIT_PASSES_API {
 //
 //   conv1:conv2d = aten::conv2d(x, conv1.weight, conv1.bias, [1, 1], [0, 0], [1, 1], 1)
 //
-// A change of one node changes the lines that speak of it, and no others: what differences are made of.
+// A change of one node changes only the lines that name it, so two texts can be compared line by line.
 std::string formatGraph(Graph& graph);
 
 } // namespace jit_passes JIT_PASSES_API

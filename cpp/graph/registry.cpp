@@ -56,7 +56,7 @@ std::vector<Remark> PassContext::remarks() const {
     return all;
   }
   const NodeNames names = nodeNames(*graph());
-  for (const auto& [node, remark] : pending_) { // which may be gone: it is only looked up
+  for (const auto& [node, remark] : pending_) { // the node may be destroyed: its address serves as a key only
     const auto found = names.find(node);
     all.push_back({found == names.end() ? remark.name : found->second, remark.reason});
   }

@@ -11,16 +11,15 @@ namespace jit_passes JIT_PASSES_API {
 
 using Options = std::unordered_map<std::string, c10::IValue>;
 
-// A message for the user about a node: why a pass left it alone, say.
+// A message for the user about a node, for example why a pass left it alone.
 struct Remark {
   std::string name; // stable name of the node
   std::string reason;
 };
 
-// The object of a pass: a method of a module, or a graph alone, as PyTorch's executor has it after
-// autograd and as a scripted function is. A pass may edit the graph, add or remove
-// attributes of the module, or replace the module altogether; the runner hands it a copy that no
-// caller sees until all has gone well.
+// The object of a pass: a method of a module, or a graph alone, which PyTorch's executor has after autograd, and a
+// scripted function too. A pass may edit the graph, add or remove attributes of the module, or replace the module
+// altogether. It works on a copy, which callers get only if all passes succeed.
 class PassContext {
  public:
   PassContext(torch::jit::Module module, std::string method, const Options& options)
@@ -45,7 +44,7 @@ class PassContext {
 
   const std::string& method() const { return method_; }
 
-  // An option that the pass cannot do without.
+  // An option that the pass requires.
   const c10::IValue& option(const std::string& name) const {
     const auto found = options_.find(name);
     TORCH_CHECK(found != options_.end(), "the pass needs the option '", name, "'");
@@ -53,10 +52,10 @@ class PassContext {
   }
   const Options& options() const { return options_; }
 
-  // For the user: why nothing was done at this node, which must be in the graph.
+  // Tells the user why the pass changed nothing at this node, which must be in the graph.
   void remark(const torch::jit::Node* node, std::string reason);
   void remark(Remark remark) { named_.push_back(std::move(remark)); }
-  // All of them. Nodes have the names that they have in the graph as it is now.
+  // All remarks. Nodes have their names in the present graph.
   std::vector<Remark> remarks() const;
 
  private:
@@ -76,7 +75,7 @@ using PassFunction = std::function<bool(PassContext&)>;
 struct PassOption {
   std::string name;
   std::string type;
-  std::optional<c10::IValue> value = std::nullopt; // unless it is given; nothing: the pass needs it
+  std::optional<c10::IValue> value = std::nullopt; // the default; without one the option must be given
 };
 
 struct PassInfo {
@@ -88,8 +87,8 @@ struct PassInfo {
   std::vector<PassOption> options;
 };
 
-// Returns why the invariant does not hold, or nothing when it does. The context has the remarks of all
-// passes that have run in the pipeline.
+// Returns why the invariant does not hold, or nothing if it holds. The context has the remarks of all passes that
+// have run in the pipeline.
 using InvariantFunction = std::function<std::optional<std::string>(const PassContext&)>;
 
 struct InvariantInfo {
@@ -130,7 +129,7 @@ struct RegisterInvariant {
   RegisterInvariant(std::string name, std::string summary, InvariantFunction check);
 };
 
-// Where a kernel serves: onCpu(quantize).
+// A kernel for one device: onCpu(quantize).
 template <c10::DispatchKey key>
 struct KernelFor {
   template <typename Kernel>
@@ -142,7 +141,8 @@ inline constexpr KernelFor<c10::DispatchKey::CPU> onCpu;
 inline constexpr KernelFor<c10::DispatchKey::CUDA> onCuda;
 inline constexpr KernelFor<c10::DispatchKey::Meta> onMeta;
 inline constexpr KernelFor<c10::DispatchKey::Autograd> withGradient;
-// Made of PyTorch's operators: on any device but meta without a gradient, or with all that its parts have.
+// Kernels made of PyTorch's operators: on any device but meta, without a gradient; or on the devices and with the
+// gradients of these operators.
 inline constexpr KernelFor<c10::DispatchKey::CompositeExplicitAutograd> onAnyDevice;
 inline constexpr KernelFor<c10::DispatchKey::CompositeImplicitAutograd> composed;
 
@@ -164,7 +164,7 @@ class RegisterOp {
   torch::Library library_;
 };
 
-// For what comes and goes while the program runs. Returns whether there was one.
+// Removes a pass that was registered while the program runs. Returns whether there was one.
 bool removePass(const std::string& name);
 bool removeInvariant(const std::string& name);
 

@@ -23,8 +23,8 @@ std::string textOf(const SourceRange& range) {
   return std::get<0>(*location) + ":" + std::to_string(std::get<1>(*location));
 }
 
-// Tracing notes all of Python's stack, the innermost call first: "/net.py(12): forward\n/torch/nn/...". The first
-// call that is not of PyTorch; nothing where the tracer itself was called from there.
+// The first call outside of PyTorch. Tracing notes the whole stack of Python, the innermost call first:
+// "/net.py(12): forward\n/torch/nn/...". Nothing if the stack goes from PyTorch's code straight to the tracer.
 std::string tracedLine(const SourceRange& range) {
   const auto& source = range.source();
   for (size_t i = 0; i < source->num_lines(); ++i) {
@@ -47,8 +47,8 @@ std::string tracedLine(const SourceRange& range) {
 } // namespace
 
 std::string lineOf(const SourceRange& range) {
-  // A file notes for each piece of its code of what other code it was made. For a call of a function it does so from
-  // the parenthesis on, where the range of the call ends.
+  // A file notes for each piece of its code the original code. For the call of a function this note begins at the
+  // parenthesis, where the range of the call ends.
   auto original = range.findSourceRangeThatGenerated();
   std::string line = original ? textOf(*original) : "";
   if (original && line.empty()) {
@@ -74,7 +74,7 @@ const SourceLines::Line& SourceLines::at(const SourceRange& range) {
   return found->second;
 }
 
-// The innermost call that is not within PyTorch's own modules: the user wrote it.
+// The innermost call outside of PyTorch's own modules, which the user wrote.
 std::string SourceLines::of(const Node* node) {
   const Line& own = at(node->sourceRange());
   if (!own.is_of_torch || !node->callstack()) {

@@ -3,8 +3,7 @@
 //   y[n, c, p] = x[n, c, p] + bias[c]        for positions p of spatial_dims axes, with or without n
 //   y[..., c] = x[..., c] + bias[c]          for spatial_dims = 0
 //
-// The bias takes the dtype of x, so that under autocast the result has it too, as that of a
-// convolution with bias does.
+// The bias is cast to the dtype of x, so under autocast the result has the dtype of a convolution with bias.
 #include "graph/registry.h"
 
 namespace jit_passes {

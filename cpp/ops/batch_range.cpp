@@ -11,7 +11,7 @@ using c10::string_view;
 
 namespace {
 
-// From the range of each channel of x, or of the tensor.
+// Makes the result from the range of each channel of x, or of the tensor.
 Tensor agreedRange(Tensor range, const Observed& observed) {
   if (observed.fold) {
     const auto ends = range * observed.fold->to(range.options()).reshape({-1});
@@ -33,7 +33,7 @@ Tensor channelRows(const Tensor& values, int64_t axis) {
   return values.transpose(0, axis).reshape({values.size(axis), -1}).contiguous();
 }
 
-// The smallest and largest value of each channel, without a copy where channels are not interleaved.
+// The smallest and largest value of each channel. Channels that are not interleaved need no copy.
 std::vector<MinMax> measure(const Tensor& x, Axis axis, bool pair_sums, string_view name) {
   if (x.numel() == 0) {
     return std::vector<MinMax>(axis ? x.size(*axis) : 1, {kInfinity, -kInfinity});
@@ -90,7 +90,7 @@ Tensor rangeOfBatchByOperators(const Tensor& x, const Observed& observed) {
     const auto neighbours = rows.narrow(1, 0, 2 * pairs).reshape({channels, pairs, 2});
     low = at::minimum(low, at::amin(neighbours.clamp_max(0).sum(2), 1));
     high = at::maximum(high, at::amax(neighbours.clamp_min(0).sum(2), 1));
-    low = at::clamp_max(low, 0); // where both are above, neither adds to a sum below
+    low = at::clamp_max(low, 0); // an empty sum is 0
     high = at::clamp_min(high, 0);
   }
   return agreedRange(at::stack({low, high}), observed);

@@ -1,11 +1,11 @@
-// A channel axis as it lies in memory.
+// The layout of a channel axis in memory.
 #pragma once
 
 #include "graph/registry.h"
 
 namespace jit_passes {
 
-// Along which channels lie; none for a tensor that is one channel.
+// The axis of channels. Nothing if the whole tensor is one channel.
 using Axis = std::optional<int64_t>;
 
 // The elements of a dense tensor in memory order are an array [outer, channels, inner]: contiguous,
@@ -25,7 +25,7 @@ inline ChannelLayout channelLayout(const at::Tensor& dense, Axis axis) {
   return {dense.numel() / (channels * inner), channels, inner};
 }
 
-// The axis counted from the front; negative ones count from the back.
+// The axis counted from the front. A negative axis counts from the end.
 inline Axis wrapAxis(Axis axis, const at::Tensor& x) {
   if (!axis) {
     return axis;
@@ -36,7 +36,7 @@ inline Axis wrapAxis(Axis axis, const at::Tensor& x) {
   return *axis < 0 ? *axis + x.dim() : *axis;
 }
 
-// x, or a copy in the layout that PyTorch's own elementwise operators give their results.
+// x if it is dense, else a copy in the layout of results of PyTorch's elementwise operators.
 inline at::Tensor denseOf(const at::Tensor& x) {
   return x.is_non_overlapping_and_dense() ? x : x.clone(at::MemoryFormat::Preserve);
 }

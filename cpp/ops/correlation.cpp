@@ -1,14 +1,14 @@
 // jit_passes::correlation: a convolution or linear without its bias.
 //
 //   y[n, o, p] = sum over c, k of  input[n, c, p * stride - padding + k * dilation] * weight[o, c, k]
-//   y[..., o] = sum over c of  input[..., c] * weight[o, c]          for a weight of two axes, a window of none
+//   y[..., o] = sum over c of  input[..., c] * weight[o, c]          for a weight of two axes, without a window
 //
-// along 1, 2 or 3 axes, as the weight has; transposed, the weight is [in, out / groups, window...] and
-// the sum is that of the gradient; output_padding is for those alone. The numbers are those of
+// The weight decides whether there are 1, 2 or 3 spatial axes. If transposed, the weight is [in, out / groups,
+// window...], the sum is that of the convolution's gradient, and output_padding applies. The numbers equal those of
 // at::conv{1,2,3}d, at::conv_transpose{1,2,3}d and at::linear without bias, to the bit, since these compute them.
 //
-// correlation.mode pads by name: 'valid' not at all, 'same' by (window - 1) * dilation in all, half of it
-// on either side. Where that is odd, the one more stands behind, as in PyTorch.
+// correlation.mode pads by name: "valid" not at all, "same" by (window - 1) * dilation in all, half of it on each
+// side. If that is odd, the end gets one more, as in PyTorch.
 #include <ATen/FuncTorchTLS.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -66,7 +66,7 @@ void checkLength(IntArrayRef list, const char* name, int64_t spatial_dims) {
       spatial_dims, " numbers, got ", list, ": give one for all axes of the window, or one for each");
 }
 
-// PyTorch's own convolution, with whatever it does for tangents, transforms and complex numbers.
+// PyTorch's own convolution, which handles tangents, function transforms and complex numbers.
 Tensor convolve(
     const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
     bool transposed, IntArrayRef output_padding, int64_t groups) {
@@ -118,7 +118,7 @@ class Correlation : public torch::autograd::Function<Correlation> {
     return correlation(input, weight, stride, padding, dilation, transposed, output_padding, groups);
   }
 
-  // In operators that have a derivative of their own, so that there is a second one.
+  // Made of operators with derivatives, so that there is a second derivative.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto saved = context->get_saved_variables();
     const Tensor &input = saved[0], &weight = saved[1];
@@ -142,9 +142,9 @@ bool hasTangent(const Tensor& tensor) { return tensor._fw_grad(0).defined(); }
 Tensor correlationAutograd(
     const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
     bool transposed, IntArrayRef output_padding, int64_t groups) {
-  // A Function of C++ knows neither tangents nor function transforms, and convolution_backward no
-  // complex numbers. Once a transform has run, its thread counts as within one: PyTorch's headers tell no
-  // more, and the derivatives are the same. A product of matrices has its derivatives in ATen.
+  // A C++ Function supports neither tangents nor function transforms, and convolution_backward no complex numbers.
+  // Once a transform has run in a thread, the thread counts as inside one: PyTorch's headers tell no more, and the
+  // derivatives are equal. A product of matrices has its derivatives in ATen.
   if (isLinear(weight) || hasTangent(input) || hasTangent(weight) || input.is_complex() ||
       weight.is_complex() || at::functorch::functorchTLSAccessor() != nullptr) {
     return convolve(input, weight, stride, padding, dilation, transposed, output_padding, groups);
@@ -156,7 +156,7 @@ Tensor correlationAutograd(
   return Correlation::apply(input, weight, stride, padding, dilation, transposed, output_padding, groups);
 }
 
-// Both to the dtype of autocast, as for aten::conv2d.
+// Casts both operands to the dtype of autocast, as for aten::conv2d.
 template <c10::DeviceType device>
 Tensor correlationAutocast(
     const Tensor& input, const Tensor& weight, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
@@ -169,7 +169,7 @@ Tensor correlationAutocast(
       cast(input), cast(weight), stride, padding, dilation, transposed, output_padding, groups);
 }
 
-// Numbers for 'same': what stands on both sides, and what has to be added behind.
+// The padding for "same": equal on both sides, after a pad of the end where the total is odd.
 Tensor padSame(
     const Tensor& input, const Tensor& weight, IntArrayRef dilation, std::vector<int64_t>& padding) {
   const int64_t spatial_dims = weight.dim() - 2;
@@ -216,7 +216,7 @@ const RegisterOp correlation_op{
     torch::dispatch(c10::DispatchKey::AutocastCPU, correlationAutocast<c10::DeviceType::CPU>),
     torch::dispatch(c10::DispatchKey::AutocastCUDA, correlationAutocast<c10::DeviceType::CUDA>)};
 
-// Everything else follows from the padding and the correlation that it is made of.
+// correlation.mode is composed of a pad and a correlation, which give it devices and gradients.
 TORCH_LIBRARY_FRAGMENT(jit_passes, m) {
   m.def(
       "correlation.mode(Tensor input, Tensor weight, int[] stride, str padding, int[] dilation, "

@@ -1,11 +1,11 @@
-// Operators that stand for a batch norm which will be folded into the weights in front of it, while these train.
+// Operators of a batch norm that will be folded into the weights in front of it, while these train.
 //
 //   factor = fold_factor(gamma, var, eps)                   gamma / sqrt(var + eps)
 //   shift  = fold_bias(bias, gamma, beta, mean, var, eps)   (bias - mean) * factor + beta
 //
-// are what integers will compute with, weight * factor and shift. mean and var are the running ones. Both are
-// computed in double and rounded once; the bias that a convolution reads has its weight's type. There are
-// two forms:
+// give the weight and the bias that integers will have: weight * factor and shift. mean and var are the running
+// statistics. Factor and shift are computed in double and rounded once. The bias of a convolution has its weight's
+// dtype. There are two forms:
 //
 //   folded                                              no                            yes
 //   deferred_weight(weight, factor, axis, folded)       weight, factor                weight * factor, none
@@ -14,14 +14,12 @@
 //       ..., rounded, shift, folded)                        beta + rounded - shift,
 //                                                           mean, var, ...)
 //
-// While statistics are those of the batch nothing can be folded, so a weight is quantized as if,
-// fq(weight * factor) / factor, which the operators that train do with a factor as their `fold`, and what
-// rounding changes at the shift, if that is given, is added to beta. Once statistics stand still, the model
-// computes what it will be converted to.
+// While the statistics are the batch's, nothing can be folded. So fake quantization sees the folded weight,
+// fq(weight * factor) / factor, by its operand `fold`, and the rounding error of the shift, if that is given, is
+// added to beta. Once statistics do not change, the model computes the results of the converted model.
 //
-// A factor of 0, as that of residual branches which start as zeros, or one that has shrunk to hardly more,
-// would take away what trains the weight: scales are divided by it. With 1 in its place, the result still is
-// beta.
+// A factor of 0, in residual branches that start as zeros, or close to 0 would leave the weight without a gradient:
+// scales are divided by it. 1 takes its place, and the result still is beta.
 //
 // Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference",
 // arXiv:1806.08342, section 3.2.2.

@@ -1,4 +1,4 @@
-// Shared by the searches for the least divergence.
+// Functions of the searches for the least divergence.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace jit_passes {
 
-// Divergences of normalized histograms that are closer than this are equal: sums in another order
-// differ by less.
+// Divergences of normalized histograms that differ by less than this count as equal: the order of sums changes them
+// by less.
 constexpr double kDivergenceTie = 1e-12;
 
 inline std::vector<double> countsOf(const at::Tensor& counts) {
@@ -22,7 +22,7 @@ inline std::vector<double> countsOf(const at::Tensor& counts) {
   return {data, data + counts.numel()};
 }
 
-// Of candidates, in parallel.
+// The divergences of all candidates, in parallel.
 template <typename Divergence>
 std::vector<double> divergencesOf(int64_t candidates, int64_t grain, const Divergence& divergence) {
   std::vector<double> divergences(candidates);
@@ -34,7 +34,7 @@ std::vector<double> divergencesOf(int64_t candidates, int64_t grain, const Diver
   return divergences;
 }
 
-// The first, or the last, index of the least divergence; not for an empty list.
+// The first or the last index of the least divergence. The list must not be empty.
 inline int64_t firstOfLeast(const std::vector<double>& divergences) {
   const double least = *std::min_element(divergences.begin(), divergences.end()) + kDivergenceTie;
   const auto is_least = [&](double value) { return value <= least; };

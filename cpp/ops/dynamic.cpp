@@ -1,4 +1,5 @@
-// jit_passes::choose_qparams, quantize_dynamic and dequantize_dynamic: parameters of the numbers that come by.
+// jit_passes::choose_qparams, quantize_dynamic and dequantize_dynamic: quantization with parameters chosen from the
+// data of each call.
 //
 //   low, high = the range of x, or of each token (all but the last axis), widened to contain 0
 //   affine:     scale = (high - low) / (quant_max - quant_min)
@@ -8,14 +9,14 @@
 //   q = clamp(round(x / scale) + zero_point, quant_min, quant_max)
 //   x = (q - zero_point) * scale
 //
-// The range form says whose rounding and whose smallest scale. "pytorch": to the bit what `affine_qparams`
-// (jit_passes/specification/qparams.py) gives for the range of the observer MinMax. "fbgemm": affine only, to the
-// bit what PyTorch's dynamic kernels choose, which is also `torch._choose_qparams_per_tensor`: in double, with
-// steps of 6.1e-5 at least. See chooseFbgemm.
+// The range form decides rounding and the smallest scale. "pytorch" equals `affine_qparams`
+// (jit_passes/specification/qparams.py) for the range of the observer MinMax, to the bit. "fbgemm", affine only, equals
+// PyTorch's dynamic kernels and `torch._choose_qparams_per_tensor`, to the bit: in double, with a scale of at least
+// 6.1e-5. See chooseFbgemm.
 //
-// A tensor without elements has the range of a 0. A range is that of the finite numbers. NaN and infinity become NaN,
-// as products of floats would: the scale of their token is NaN, or the scale of a tensor gets the shape of x, with NaN in
-// their places. Nothing raises an error.
+// A tensor without elements has the range of a single 0. The range is that of the finite numbers. NaN and infinity
+// give NaN in the result, as in products of floats: the scale of their token is NaN, or the scale of a tensor gets
+// the shape of x, with NaN at their places. There are no errors.
 //
 // The codes are those of jit_passes::quantize.
 #include "kernels.h"
@@ -28,7 +29,7 @@ using at::Tensor;
 using c10::string_view;
 
 struct Chosen {
-  Tensor scale, zero_point; // in the precision that they were found in
+  Tensor scale, zero_point; // in the dtype in which they were computed
 };
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
@@ -51,7 +52,7 @@ std::pair<Tensor, Tensor> rangeOf(const Tensor& values, bool per_token) {
   return {at::minimum(low, zero), at::maximum(high, zero)};
 }
 
-// At least 2**-60; 2**-23 for zeros. A NaN stays one.
+// At least 2**-60, or 2**-23 if the scale is 0. A NaN stays NaN.
 Tensor usable(const Tensor& scale) {
   const auto zero = at::eq(scale, 0);
   return at::where(zero, std::numeric_limits<float>::epsilon(), at::clamp_min(scale, 0x1p-60));
@@ -60,7 +61,7 @@ Tensor usable(const Tensor& scale) {
 // Each operation rounds to float32, as in PyTorch's observers.
 Chosen chooseAffine(const Tensor& low, const Tensor& high, int64_t quant_min, int64_t quant_max) {
   const auto steps = static_cast<double>(quant_max - quant_min);
-  const Tensor span = high - low; // of finite numbers, it may be infinite
+  const Tensor span = high - low; // may be infinite for finite numbers
   const Tensor wide = ((high.to(at::kDouble) - low.to(at::kDouble)) / steps).to(at::kFloat);
   const Tensor scale = usable(at::where(at::isinf(span), wide, span / steps));
   const Tensor zero_point = static_cast<double>(quant_min) - at::round(low / scale).to(at::kDouble);
@@ -106,7 +107,7 @@ bool isPerToken(string_view qscheme) {
   return qscheme == "per_token_affine" || qscheme == "per_token_symmetric";
 }
 
-// In a range with a number that is not finite, the scale is NaN.
+// A number that is not finite makes the scale NaN.
 Chosen choose(
     const Tensor& values, int64_t quant_min, int64_t quant_max, string_view qscheme, string_view range_form) {
   const bool per_token = isPerToken(qscheme);
@@ -141,7 +142,7 @@ std::tuple<Tensor, Tensor> chooseQParams(
   return {at::where(finite, of_finite.scale, kNaN), of_finite.zero_point};
 }
 
-// Not clamped; whatever it is where the scale is NaN.
+// Not clamped, and undefined if the scale is NaN.
 Tensor codesOf(const Tensor& x, const Tensor& scale, const Tensor& zero_point) {
   return codeOf<HalfEven>(x.to(at::kFloat), scale, zero_point, /*per_channel=*/false);
 }
@@ -160,8 +161,8 @@ Tensor dequantizeDynamic(const Tensor& q, const Tensor& scale, const Tensor& zer
   return (q.to(at::kInt) - zero_point).to(at::kFloat) * scale;
 }
 
-// The gradient passes everywhere: the range is that of the numbers, so none is outside, and what is clamped at its
-// ends is half a step.
+// The gradient passes everywhere: no number is outside of the range, and clamping changes a number by half a step at
+// most.
 Tensor trainDynamic(
     const Tensor& x, int64_t quant_min, int64_t quant_max, string_view qscheme, string_view range_form,
     bool enabled, string_view, string_view) {

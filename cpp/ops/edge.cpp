@@ -1,8 +1,8 @@
 // Second names for a value.
 //
-//   jit_passes::edge                   some of its uses can be quantized and the others left as they are
-//   jit_passes::derive_quantization    the same while a model trains, for parameters that follow from those
-//                                      of other values: it trains in float, and conversion quantizes it
+//   jit_passes::edge                   so that some uses can be quantized and others not
+//   jit_passes::derive_quantization    an edge in a model that trains, whose parameters follow from those of other
+//                                      values: it trains in float, and conversion quantizes it
 #include "graph/registry.h"
 
 namespace jit_passes {

@@ -4,21 +4,18 @@
 //   x^   = (clamp(code, quant_min, quant_max) - zero_point) * scale
 //   dx   = g where quant_min <= code <= quant_max, else 0          (straight through)
 //
-// The numbers are those of quantize followed by dequantize, and so PyTorch's: see CodeOf. Rounding other than
-// half_even is of the code, zero point included, as in QONNX's Quant: half_away and toward_zero are about
-// code 0. Half types
-// are computed in float32 and rounded once, at the end; doubles in double, with a true division, so that
-// references are exact. A NaN stays a NaN, and its gradient is 0. A negative scale mirrors the grid.
+// The numbers equal quantize followed by dequantize, and so PyTorch's: see CodeOf. Roundings other than half_even
+// apply to the code, zero point included, as in QONNX's Quant: half_away and toward_zero are symmetric about code 0.
+// Half types are computed in float32 and rounded once, at the end; doubles in double, with a true division, so that
+// references are exact. A NaN stays NaN, and its gradient is 0. A negative scale mirrors the grid.
 //
-// The mask of the gradient is kept as bool rather than made again from x. Forward and backward then
-// move 18 bytes for each float32 instead of 20, autograd holds 1 byte for it instead of 4, and an
-// operator that later writes into x takes nothing away from the gradient. Where no gradient is asked
-// for there is no mask.
+// The mask of the gradient is saved as bool rather than recomputed from x. Forward and backward then move 18 bytes
+// for each float32 instead of 20, autograd holds 1 byte instead of 4, and a later write to x does not change the
+// gradient. Without a gradient there is no mask.
 //
-// The value checks of the scales are made on the CPU only: elsewhere they would wait for the device.
+// The values of scales are checked on the CPU only: on other devices the check would wait for the device.
 //
-// jit_passes::train_fixed: fake_quantize with a scale and a zero point that are known, as those of a
-// sigmoid's result.
+// jit_passes::train_fixed: fake_quantize with a fixed scale and zero point, for example for a sigmoid's result.
 #include "fake_quantize.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -67,7 +64,7 @@ JIT_PASSES_VECTORIZED void fakeQuantizeAcross(
 
 JIT_PASSES_VECTORIZED void maskRow(const float* gradient, const bool* inside, float* result, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
-    const auto all_or_none = -static_cast<uint32_t>(inside[i]); // a choice would become a branch
+    const auto all_or_none = -static_cast<uint32_t>(inside[i]); // a conditional would become a branch
     result[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(gradient[i]) & all_or_none);
   }
 }
@@ -103,7 +100,7 @@ void run(const Tensor& x, Tensor& result, bool* inside, const Grid<Number>& grid
       });
 }
 
-// The result, and the mask where it is wanted.
+// The result, and the mask if kMasked.
 template <bool kMasked>
 std::tuple<Tensor, Tensor> computeOnCpu(
     const Tensor& x, const Tensor& scale, const Tensor& zero_point, int64_t quant_min, int64_t quant_max,
@@ -211,7 +208,7 @@ Tensor fakeQuantizeAutograd(
 
 Tensor maskGradientAutograd(const Tensor& gradient, const Tensor& inside) {
   if (at::GradMode::is_enabled() && gradient.requires_grad()) {
-    return maskGradientByOperators(gradient, inside); // which have derivatives
+    return maskGradientByOperators(gradient, inside); // for a second derivative
   }
   at::AutoDispatchBelowADInplaceOrView guard;
   return callMaskGradient(gradient, inside);

@@ -1,5 +1,5 @@
-// The operators of fake quantization, for others to be composed of: through the dispatcher, on any
-// device, with a gradient where one is due.
+// The operators of fake quantization, as parts of other operators: called through the dispatcher, on any device and
+// with a gradient.
 #pragma once
 
 #include "channels.h"
@@ -17,7 +17,7 @@ at::Tensor callFakeQuantizeLearnable(
 // The scale of TQT, with the gradient of its threshold.
 at::Tensor scaleOfThreshold(const at::Tensor& log2_threshold, int64_t quant_min, int64_t quant_max);
 
-// The scale of a moving average's range, [2] or [2, channels]; not a number where it has seen nothing.
+// The scale of a moving average's range, [2] or [2, channels]. NaN if the range has seen no number.
 at::Tensor scaleOfRange(
     const at::Tensor& range, int64_t quant_min, int64_t quant_max, c10::string_view qscheme);
 

@@ -1,4 +1,4 @@
-// jit_passes::fake_quantize_learnable: fake quantization with a gradient for its scale, by the mask of
+// jit_passes::fake_quantize_learnable: fake quantization with a gradient for its scale and the mask of
 // fake_quantize.
 //
 //   code = round(x / scale)
@@ -8,8 +8,8 @@
 //                        { quant_min          below
 //                        { quant_max          above
 //
-// The same as of PyTorch's _fake_quantize_learnable_per_tensor_affine with a zero point of 0; LSQ's mask is
-// that of x / scale. The forward is fake_quantize. There is no second derivative.
+// It equals PyTorch's _fake_quantize_learnable_per_tensor_affine with zero point 0. LSQ differs: its mask depends on
+// x / scale before rounding. The forward is fake_quantize. There is no second derivative.
 #include "fake_quantize.h"
 #include "kernels.h"
 #include "rounding.h"

@@ -9,24 +9,23 @@
 //   power_of_two:  scale = 2^ceil(log2(max(high / quant_max, low / quant_min))), zero_point = 0
 //                  (the second term only where quant_min < 0)
 //
-// With pair_sums, ranges of channels are widened to the sums of neighbouring values, as observe_pair_sums
-// does. A process group's ranks agree on the range of each batch.
+// With pair_sums, ranges of channels are widened to the sums of neighbouring values, as by observe_pair_sums. The
+// ranks of a process group agree on the range of each batch.
 //
-// With a fold, a number for each channel along fold_axis, what is observed and quantized is x * fold, and
-// the result is divided by fold again: the weight of a convolution as it will be once the batch norm behind
-// it is folded into it. No product is made. The range is that of each channel of x, times fold; and
-// fq(x * fold) / fold is x fake-quantized with scale / fold, where negative numbers mirror the grid. The
-// zero point has to be one that mirrors too, so no affine scheme. The fold's gradient comes with that of
-// scale / fold.
+// With a fold, one number for each channel along fold_axis, x * fold is observed and quantized, and the result is
+// divided by fold: this is the weight of a convolution after the batch norm behind it is folded into it. The product
+// is never computed. The range is that of each channel of x, times fold; and fq(x * fold) / fold is x fake-quantized
+// with scale / fold, where a negative number mirrors the grid. The zero point must be symmetric for that, so there
+// is no affine scheme. The fold's gradient comes with the gradient of scale / fold.
 //
-// The first two are those of quantizer/qparams.py, floor of 2^-23 (float32's epsilon) included. The
-// power of two is the smallest with which nothing is clipped; its floor is 2^-126, the smallest
-// normal float32, whose reciprocal is finite: an all-zero range gives it.
+// The affine and symmetric parameters equal those of jit_passes/specification/qparams.py, with the floor of 2^-23
+// (float32's epsilon). The power of two is the smallest without clipping. Its floor is 2^-126, the smallest normal
+// float32, whose reciprocal is finite: a range of zeros gives it.
 //
-// (1 - c) * range + c * x rather than range + c * (x - range): with c = 1 it is x to the bit.
+// The formula is (1 - c) * range + c * x rather than range + c * (x - range), so that c = 1 gives x to the bit.
 //
-// On the CPU a NaN, an infinity and a range that has seen nothing are errors. Other devices would have
-// to be waited for to know: there, the result of all three is NaN.
+// On the CPU a NaN, an infinity and a range without any number are errors. On other devices the check would wait for
+// the device: there, all three give NaN.
 #include "batch_range.h"
 #include "fake_quantize.h"
 #include "training.h"
@@ -73,11 +72,11 @@ double powerAtLeast(double value) {
     return kSmallestPower;
   }
   int exponent = 0;
-  const double mantissa = std::frexp(value, &exponent); // in [0.5, 1): exact, as a logarithm is not
+  const double mantissa = std::frexp(value, &exponent); // in [0.5, 1), exact unlike a logarithm
   return std::ldexp(1.0, mantissa == 0.5 ? exponent - 1 : exponent);
 }
 
-// As jit_passes/specification/qparams.py says: products of two scales are normal numbers of float32.
+// As in jit_passes/specification/qparams.py: the product of two scales is a normal float32.
 constexpr double kLeastScale = 0x1p-60, kScaleOfZeros = 0x1p-23;
 
 double usableScale(double scale) { return scale > 0 ? std::max(scale, kLeastScale) : kScaleOfZeros; }
@@ -152,7 +151,7 @@ std::tuple<Tensor, Tensor> qparamsCpu(
   const auto observed = checkObserved(x, fold, fold_axis, target.scheme, axis, pair_sums, group, name);
   const int64_t channels = axis ? x.size(*axis) : 1;
   auto scale = at::ones({channels}, at::kFloat), zero_point = at::zeros({channels}, at::kLong);
-  const auto state = range.to(at::kFloat).contiguous(); // the buffer itself, unless its model was cast
+  const auto state = range.to(at::kFloat).contiguous(); // the buffer itself, unless the model was cast
   float *low = state.mutable_data_ptr<float>(), *high = low + channels;
   if (observe) {
     const auto keep = static_cast<float>(1 - averaging_constant),
@@ -160,7 +159,7 @@ std::tuple<Tensor, Tensor> qparamsCpu(
     const auto seen = rangeOfBatch(x, observed);
     const float *least = seen.const_data_ptr<float>(), *largest = least + channels;
     for (int64_t i = 0; i < channels; ++i) {
-      if (least[i] <= largest[i]) { // no rank had a number otherwise
+      if (least[i] <= largest[i]) { // otherwise no rank had a number
         const bool first = low[i] > high[i];
         low[i] = first ? least[i] : keep * low[i] + take * least[i];
         high[i] = first ? largest[i] : keep * high[i] + take * largest[i];
@@ -171,7 +170,7 @@ std::tuple<Tensor, Tensor> qparamsCpu(
     }
   }
   if (x.numel() == 0) {
-    return {scale, zero_point}; // for nothing
+    return {scale, zero_point}; // nothing was seen
   }
   for (int64_t i = 0; i < channels; ++i) {
     checkCaller(
@@ -201,7 +200,7 @@ std::tuple<Tensor, Tensor> qparamsByOperators(
   const auto observed = checkObserved(x, fold, fold_axis, scheme, axis, pair_sums, group, name);
   if (observe && (x.numel() > 0 || !group.empty())) {
     const auto seen = rangeOfBatchByOperators(x, observed).reshape(range.sizes());
-    const auto first = at::gt(range[0], range[1]), nothing = at::gt(seen[0], seen[1]); // not so with a NaN
+    const auto first = at::gt(range[0], range[1]), nothing = at::gt(seen[0], seen[1]); // false for a NaN
     const auto averaged = (1 - averaging_constant) * range + averaging_constant * seen;
     range.copy_(at::where(nothing, range, at::where(first, seen, averaged)));
   }
@@ -263,7 +262,7 @@ Tensor fakeQuantizeMovingAverage(
   }
   const bool symmetric = readScheme(qscheme, ch_axis) == Scheme::Symmetric;
   const int64_t zero = symmetric ? middleOf(quant_min, quant_max) : 0;
-  // Channels of zeros have the smallest power of two, whose quotient might have no inverse.
+  // A channel of zeros has the smallest power of two, whose quotient by fold may have no inverse.
   const auto folded = foldScale(at::clamp_min(scale, kSmallestFolded), *fold);
   return callFakeQuantizeLearnable(x, folded, quant_min - zero, quant_max - zero, fold_axis, rounding);
 }
@@ -283,7 +282,7 @@ const RegisterOp fake_quantize_moving_average_op{
 } // namespace
 
 Tensor scaleOfRange(const Tensor& range, int64_t quant_min, int64_t quant_max, string_view qscheme) {
-  // The range stands for a tensor with as many channels.
+  // The range itself serves as the tensor: it has the right number of channels.
   const auto axis = range.dim() == 2 ? Axis(1) : std::nullopt;
   const auto [scale, zero_point] = qparamsByOperators(
       range, range, std::nullopt, 0, /*observe=*/false, 1.0, /*pair_sums=*/false, quant_min, quant_max,

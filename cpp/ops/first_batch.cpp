@@ -38,9 +38,10 @@ double square(double value) { return value * value; }
 struct FirstBatch::Histogram {
   Tensor counts;
   HistogramLayout layout;
-  double low, high; // what was seen
+  double low, high; // the range seen
 
-  // The counts of |x| in as many bins or fewer, and the width of these, as `magnitudes` of observers/bins.py.
+  // The counts of |x| in at most as many bins, and the width of a bin, as `magnitudes` of
+  // jit_passes/observers/bins.py.
   std::pair<Tensor, double> magnitudes() const {
     const int64_t* from = counts.const_data_ptr<int64_t>();
     const auto index = [&](int64_t bin, int shift) {
@@ -72,7 +73,7 @@ FirstBatch::FirstBatch(
     c10::string_view name)
     : rows_(rowsOf(x, fold, fold_axis, axis)), device_(x.device()), group_(group) {
   const int64_t channels = rows_.size(0), count = rows_.size(1);
-  auto reached = at::empty({2, channels}, at::kDouble); // -min, max: the larger one wins, of both
+  auto reached = at::empty({2, channels}, at::kDouble); // -min and max: one maximum serves both
   double *below = reached.mutable_data_ptr<double>(), *above = below + channels;
   for (int64_t i = 0; i < channels; ++i) {
     Extremes seen;
@@ -97,7 +98,7 @@ Tensor FirstBatch::agreed(const Tensor& values, bool sum) const {
   return group_.empty() ? values : agree(values.to(device_), agreement, group_).to(at::kCPU);
 }
 
-// Of term(number, channel) over the numbers of each channel.
+// The sum of term(number, channel) over the numbers of each channel.
 template <typename Term>
 std::vector<double> FirstBatch::means(const Term& term) const {
   const int64_t channels = rows_.size(0), count = rows_.size(1);

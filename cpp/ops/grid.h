@@ -1,5 +1,5 @@
-// Grids of numbers that are a whole number of steps apart, and how fake quantization goes over a
-// tensor with one grid, or with one for each channel.
+// Grids, whose numbers are a whole number of steps apart, and loops of fake quantization over a tensor with one
+// grid, or with one for each channel.
 #pragma once
 
 #include "channels.h"
@@ -9,7 +9,7 @@ namespace jit_passes {
 constexpr int64_t kGrain = 1 << 14;
 constexpr int64_t kLargestCode = 1 << 24; // float32 holds all integers up to here
 
-// For numbers of both precisions.
+// Rounding for both precisions.
 inline float nearestEven(float v) { return __builtin_rintf(v); }
 inline double nearestEven(double v) { return __builtin_rint(v); }
 inline float floorOf(float v) { return __builtin_floorf(v); }
@@ -18,19 +18,19 @@ inline float ceilOf(float v) { return __builtin_ceilf(v); }
 inline double ceilOf(double v) { return __builtin_ceil(v); }
 inline float truncOf(float v) { return __builtin_truncf(v); }
 inline double truncOf(double v) { return __builtin_trunc(v); }
-// The largest number below a half, with the sign of v: adding a half itself would round up what is
-// just below.
+// The largest number below a half, with the sign of v: the sum with a half itself could round a number just below a
+// half up to 1.
 inline float almostHalf(float v) { return __builtin_copysignf(0x1.fffffep-2f, v); }
 inline double almostHalf(double v) { return __builtin_copysign(0x1.fffffffffffffp-2, v); }
 
-// A NaN stays one.
+// A NaN stays NaN.
 template <typename Number>
 inline Number clampTo(Number v, Number low, Number high) {
   const Number above = v < low ? low : v;
   return above > high ? high : above;
 }
 
-// Finite: that of a denormal scale may not be, and 0 would be no number of steps.
+// The inverse, limited to finite numbers: a denormal scale may have an infinite inverse, and 0 times that is NaN.
 template <typename Number>
 inline Number inverseOf(Number scale) {
   constexpr Number largest = std::numeric_limits<Number>::max();
@@ -41,8 +41,8 @@ inline at::Tensor inverseOf(const at::Tensor& scale) {
   return at::clamp(at::reciprocal(scale), -largest, largest);
 }
 
-// Rounding looks at the number of steps twice, which keeps compilers from fusing the product with a sum:
-// a fused one is not rounded, and ties would go one way or the other by the vector unit.
+// Rounding uses the product twice, which keeps compilers from fusing it with a sum. A fused product is not rounded,
+// and ties would depend on the vector unit.
 template <typename Number>
 inline Number inSteps(Number x, Number scale, Number inverse_scale) {
   if constexpr (std::is_same_v<Number, float>) {
@@ -52,7 +52,7 @@ inline Number inSteps(Number x, Number scale, Number inverse_scale) {
   }
 }
 
-// For a product that nothing else looks at: looks at it.
+// Adds the second use of a product that would have only one.
 template <typename Number>
 inline Number rounded(Number product) {
   return product == product ? product : std::numeric_limits<Number>::quiet_NaN();
@@ -66,7 +66,7 @@ inline at::ScalarType computedIn(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Calls body with a number of that precision.
+// Calls body with a number of this dtype.
 template <typename Body>
 auto dispatchPrecision(const at::Tensor& values, const Body& body) {
   return values.scalar_type() == at::kDouble ? body(double{}) : body(float{});
@@ -81,7 +81,7 @@ inline void checkGrid(const at::Tensor& x, int64_t quant_min, int64_t quant_max)
       quant_min, ", ", quant_max, "] is empty, or beyond the integers that float32 holds");
 }
 
-// Calls body with a number of the type that codes have.
+// Calls body with a number of the codes' dtype.
 template <typename Body>
 void dispatchCodes(at::ScalarType dtype, Body body) {
   switch (dtype) {
@@ -95,7 +95,7 @@ void dispatchCodes(at::ScalarType dtype, Body body) {
   }
 }
 
-// Throws where codes of that type do not hold the range.
+// Raises an error if codes of this dtype cannot hold the range.
 inline void checkRange(at::ScalarType dtype, int64_t quant_min, int64_t quant_max) {
   dispatchCodes(dtype, [&](auto zero) {
     using Limits = std::numeric_limits<decltype(zero)>;
@@ -105,7 +105,7 @@ inline void checkRange(at::ScalarType dtype, int64_t quant_min, int64_t quant_ma
   });
 }
 
-// One number for each channel, in a shape that goes with x.
+// One number for each channel, in a shape that broadcasts with x.
 inline at::Tensor alongAxis(const at::Tensor& numbers, const at::Tensor& x, Axis axis) {
   std::vector<int64_t> shape(axis ? x.dim() : 0, 1);
   if (axis) {
@@ -114,9 +114,9 @@ inline at::Tensor alongAxis(const at::Tensor& numbers, const at::Tensor& x, Axis
   return numbers.reshape(shape);
 }
 
-// On the CPU. The offset of a channel is where its grid begins: a zero point, in steps, or a number in
-// units of x, or 0 without a tensor. A negative scale mirrors the grid, as the weights of a convolution
-// need it where a batch norm behind them changes their sign.
+// The grids of channels, on the CPU. The offset of a channel is the start of its grid: a zero point in steps, a
+// number in units of x, or 0 if the tensor is undefined. A negative scale mirrors the grid, for the weights of a
+// convolution whose batch norm changes their sign.
 template <typename Number>
 struct Grid {
   Grid(const at::Tensor& scale, const at::Tensor& offset, int64_t quant_min, int64_t quant_max)
@@ -142,8 +142,8 @@ struct Grid {
   Number low, high;
 };
 
-// In parallel: row(begin, count, channel) for elements of one channel that lie together, or
-// across(begin) for one element of each channel, where these lie side by side.
+// Calls in parallel row(begin, count, channel) for contiguous elements of one channel, or across(begin) for one
+// element of each channel, if channels are innermost in memory.
 template <typename Row, typename Across>
 void overChannels(const ChannelLayout& layout, const Row& row, const Across& across) {
   const auto rows = [](int64_t count, int64_t length, const auto& body) {
@@ -167,7 +167,7 @@ void overChannels(const ChannelLayout& layout, const Row& row, const Across& acr
   }
 }
 
-// The operator of that name and signature, for calls that go through the dispatcher.
+// The operator of this name and signature, for calls through the dispatcher.
 template <typename Signature>
 auto findOperator(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();

@@ -10,10 +10,10 @@ namespace jit_passes {
 namespace {
 
 constexpr int64_t kBlock = 512; // values, their bins and the counts share the first-level cache
-constexpr int kCopies = 4;      // neighbouring equal values would wait for each other's store
+constexpr int kCopies = 4;      // copies of counts: equal neighbours would wait for each other's store
 constexpr int kSmallestExponent = -140;
-// Within these the product with 2^-exponent is exact: no overflow of the factor, and no negative
-// value that underflows to -0, whose floor is not the -1 that it belongs to.
+// In this range the product with 2^-exponent is exact: the factor does not overflow, and no negative value underflows
+// to -0, whose floor is 0 rather than -1.
 constexpr int kLowestExponent = -126, kHighestExponent = 0;
 
 template <typename Number>

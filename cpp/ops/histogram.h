@@ -1,9 +1,9 @@
 // Histograms that merge exactly.
 //
-// Bin i counts the values x with floor(x / 2^exponent) == offset + i. The exponent is the smallest
-// at which the range seen so far fits into the bins, so it is a function of the data alone; a
-// larger one adds neighbouring bins, floor(floor(x / 2^e) / 2) == floor(x / 2^(e + 1)). The result
-// therefore depends neither on the order of the batches nor on how they were split.
+// Bin i counts the values x with floor(x / 2^exponent) == offset + i. The exponent is the smallest for which the
+// range seen so far fits into the bins, so it is a function of the data alone. A larger exponent adds neighbouring
+// bins: floor(floor(x / 2^e) / 2) == floor(x / 2^(e + 1)). So the result depends neither on the order of the batches
+// nor on the way the data were split into batches.
 #pragma once
 
 #include <cstdint>
@@ -23,21 +23,21 @@ struct HistogramLayout {
   double edge(int64_t bin) const;
 };
 
-// Adds counts of one layout to those of another, which must reach as far and not be finer.
+// Adds counts of one layout to counts of another, which must cover its range and not be finer.
 void addCounts(
     const int64_t* from_counts, HistogramLayout from, int64_t* to_counts, HistogramLayout to, int64_t bins);
 
-// Counts values in one pass over memory: a block at a time is measured, and when it reaches beyond
-// the layout, the layout grows before the block is counted.
+// Counts values in one pass over memory. Each block is measured first; if it reaches beyond the layout, the layout
+// grows before the block is counted.
 class HistogramCounter {
  public:
-  // `expected` is a range that the layout should hold from the start; empty when min > max.
+  // `expected` is a range that the layout must cover from the start; none if min > max.
   HistogramCounter(int64_t bins, MinMax expected);
 
-  // Stops at a value that is not finite.
+  // Returns early at a value that is not finite.
   void add(const float* x, int64_t size);
 
-  // Adds everything counted so far to counts of a layout that holds it.
+  // Adds all counts so far to counts of a layout that covers them.
   void moveTo(int64_t* counts, HistogramLayout layout);
 
   const Extremes& seen() const { return seen_; }

@@ -33,7 +33,7 @@ class ByBackward : public torch::autograd::Function<ByBackward> {
     const auto missing = static_cast<ptrdiff_t>(op.schema().arguments().size() - stack.size());
     stack.insert(stack.end(), others.begin(), others.begin() + missing);
     op.callBoxed(stack);
-    variable_list result(saved.size() + 2); // a place for each argument of `forward`
+    variable_list result(saved.size() + 2); // one for each argument of `forward`
     std::transform(
         stack.begin(), stack.end(), result.begin() + 1, [](const auto& found) { return found.toTensor(); });
     return result;

@@ -2,9 +2,8 @@
 //
 //   out[i] = table[codes[i] - first]          table: one entry for each code from `first` on
 //
-// The result has the dtype of the table, whose bits are copied, and the memory format of the codes.
-// A code without an entry is an error; where the table has one for all that the dtype holds, it need
-// not be looked for.
+// The result has the dtype of the table, whose entries are copied, and the memory format of the codes. A code
+// without an entry is an error. If the table has an entry for each code of the dtype, no check is needed.
 #include "graph/registry.h"
 #include "grid.h"
 #include "vectorize.h"
@@ -19,7 +18,7 @@ namespace {
 
 constexpr int64_t kLookupGrain = 1 << 14;
 
-// The codes that a table has entries for.
+// The range of codes with entries in the table.
 struct Codes {
   int64_t first, last;
 
@@ -47,9 +46,9 @@ JIT_PASSES_VECTORIZED void lookUpRow(
   }
 }
 
-// Bytes to bytes, 64 at a time, the whole table in four registers: no compiler makes this of the loop, and
-// it is 18 times as fast. Returns how many it did, a multiple of 64, or 0 on processors without it.
-// `table` has 256 entries, from the code `first` on, counted round a byte.
+// Looks 64 bytes up at a time, with the whole table in four registers. No compiler vectorizes the loop so, and it is
+// 18 times as fast. Returns the number of bytes done, a multiple of 64, or 0 on processors without the instruction.
+// `table` has 256 entries, from the code `first` on, which wrap around at 256.
 #ifdef JIT_PASSES_HAS_BYTE_PERMUTE
 __attribute__((target("avx512f,avx512bw,avx512vbmi"))) int64_t
 permuteBytes(const uint8_t* codes, uint8_t* out, int64_t count, const uint8_t* table, uint8_t first) {
@@ -88,7 +87,7 @@ void lookUp(const at::Tensor& codes, const at::Tensor& table, const Codes& known
   auto* to = static_cast<Entry*>(out.mutable_data_ptr());
   constexpr bool bytes = sizeof(Code) == 1 && sizeof(Entry) == 1;
   constexpr int64_t lowest = std::numeric_limits<Code>::min();
-  std::array<uint8_t, 256> all{}; // an entry for each code that a byte holds
+  std::array<uint8_t, 256> all{}; // one entry for each code of a byte
   if constexpr (bytes) {
     const int64_t begin = std::max(known.first, lowest), end = std::min(known.last, lowest + 255) + 1;
     for (int64_t code = begin; code < end; ++code) {
@@ -113,7 +112,7 @@ void lookUp(const at::Tensor& codes, const at::Tensor& table, const Codes& known
   });
 }
 
-// Entries are copied, so their size is all that counts.
+// Entries are copied, so only their size matters.
 template <typename Body>
 void dispatchEntries(const at::Tensor& table, Body body) {
   switch (table.element_size()) {
@@ -160,8 +159,8 @@ at::Tensor lookupTable(const at::Tensor& codes, const at::Tensor& table, int64_t
   return out;
 }
 
-// On other devices, through PyTorch's own indexing. To look for a code without an entry waits for the
-// device, where the dtype alone does not rule it out.
+// For other devices, by PyTorch's indexing. The check for a code without an entry waits for the device, unless the
+// dtype rules it out.
 at::Tensor lookupTableByIndex(const at::Tensor& codes, const at::Tensor& table, int64_t first) {
   checkOperands(codes, table);
   const Codes known = codesOf(table, first);

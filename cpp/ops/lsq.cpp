@@ -1,4 +1,4 @@
-// jit_passes::fake_quantize_lsq: fake quantization with a step size that is trained (LSQ).
+// jit_passes::fake_quantize_lsq: fake quantization with a trained step size (LSQ).
 //
 //   v  = x / scale
 //   x^ = round(clip(v, quant_min, quant_max)) * scale                  by `rounding`
@@ -7,31 +7,30 @@
 //                                         { quant_min      where v <= quant_min
 //                                         { quant_max      where v >= quant_max
 //
-// The paper's gradient_scale is 1 / sqrt(numbers * quant_max). The mask is that of v before it is
-// rounded, ends excluded: v = 127.4 is beyond 127. PyTorch's _fake_quantize_learnable_per_tensor_affine
-// and TQT look at the rounded one.
+// The paper's gradient_scale is 1 / sqrt(numbers * quant_max). The mask depends on v before rounding, without the
+// ends: v = 127.4 is beyond 127. PyTorch's _fake_quantize_learnable_per_tensor_affine and TQT use the rounded v.
 //
-// The forward is fake_quantize: rounding keeps the order, and whole numbers. Codes count from `zero_point`, which
-// changes last bits only: next to a tie, rounding gives the code that quantize will give with that zero point.
-// There is no second derivative.
+// The forward is fake_quantize, which is equal since rounding keeps order and whole numbers. Codes count from
+// `zero_point`, which changes last bits only: next to a tie, the code is the one that quantize will give with that
+// zero point. There is no second derivative.
 //
-// jit_passes::train_lsq: fake_quantize_lsq with a scale that starts from the first batch.
+// jit_passes::train_lsq: fake_quantize_lsq with a scale that is initialized from the first batch.
 //
 //   scale  = by rule from the first batch, if it is infinite and observe
 //   result = fake_quantize_lsq(x, scale, gradient_scale = 1 / sqrt(N * quant_max))
 //
-// N is how many numbers share a scale, and of these the ones in a single sample with per_sample: the
-// paper's features. The rules, t being a threshold and s = t / max(-quant_min, quant_max):
+// N is the number of elements that share a scale; with per_sample only those of a single sample, the paper's
+// features. The rules, with a threshold t and s = t / max(-quant_min, quant_max):
 //
 //   lsq                 s = 2 mean |x| / sqrt(quant_max)                             (LSQ, section 2.1)
 //   three_sigma         t = max(|mean - 3 std|, |mean + 3 std|)                      (LSQ+, equation 7)
 //   max                 t = max |x|
-//   klj                 t as observers/entropy.py finds it
+//   klj                 t of jit_passes/observers/entropy.py
 //   mean_squared_error  s of the symmetric range with the least squared error; from 0 where quant_min is 0
 //
-// With a fold the numbers are x * fold and the result is divided by it, as in fake_quantize_moving_average.
-// LSQ's gradient scale is for the scale alone, not for the fold: the scale enters as itself + g * (0 with
-// its gradient).
+// With a fold the numbers are x * fold and the result is divided by it, as in fake_quantize_moving_average. LSQ's
+// gradient scale applies to the scale alone, not to the fold: the scale enters as itself + g * (0 with its
+// gradient).
 //
 // Sources: Esser et al., "Learned Step Size Quantization", arXiv:1902.08153, equations 1 to 3; Bhalgat et al.,
 // arXiv:2004.09576.

@@ -1,5 +1,4 @@
-// jit_passes::fake_quantize_lsq_plus: fake quantization with a step size and an offset that are trained
-// (LSQ+).
+// jit_passes::fake_quantize_lsq_plus: fake quantization with a trained step size and a trained offset (LSQ+).
 //
 //   z  = (x - offset) / scale
 //   x^ = round(clip(z, quant_min, quant_max)) * scale + offset          by `rounding`
@@ -9,11 +8,11 @@
 //                                          { quant_max      where z >= quant_max
 //   d offset = gradient_scale * sum of g where z <= quant_min or z >= quant_max
 //
-// The offset is a number in units of x, not rounded to whole steps: 0 is on the grid only by chance.
-// The mask is that of z before it is rounded, as in LSQ. There is no second derivative.
+// The offset is a number in units of x, not rounded to whole steps, so 0 is on the grid only by chance. The mask
+// depends on z before rounding, as in LSQ. There is no second derivative.
 //
-// jit_passes::train_lsq_plus: fake_quantize_lsq_plus with a scale and an offset that start from the first
-// batch, and a zero point that integers have.
+// jit_passes::train_lsq_plus: fake_quantize_lsq_plus with a scale and an offset that are initialized from the first
+// batch, and an integer zero point.
 //
 //   [low, high] = the range of the first batch with the least squared error, if scale is infinite and observe
 //   scale       = (high - low) / (quant_max - quant_min)
@@ -21,9 +20,9 @@
 //   result      = fake_quantize_lsq_plus(x, scale, o, gradient_scale = 1 / sqrt(N * quant_max))
 //   o           = clip(round(offset / scale), -quant_max, -quant_min) * scale
 //
-// o is a whole number of steps: the zero point is -o / scale. Its gradient goes straight through to the
-// offset, and none of it to the scale, so both gradients are the paper's, at o. An offset that a step of the
-// optimizer took beyond the ends is put back there, so that the next can take it back.
+// o is a whole number of steps: the zero point is -o / scale. Its gradient goes straight through to the offset, and
+// not to the scale, so both gradients are the paper's, at o. An offset that a step of the optimizer has moved beyond
+// the ends is set to the end, so that the next step can move it back.
 //
 // Source: Bhalgat et al., "LSQ+: Improving low-bit quantization through learnable offsets and better
 // initialization", arXiv:2004.09576.
@@ -152,13 +151,13 @@ const RegisterOp fake_quantize_lsq_plus_backward_op{
     onMeta(likeOperands()),
     withGradient(torch::autograd::autogradNotImplementedFallback())};
 
-// Other devices would have to be waited for to know whether there is something to put back.
+// On other devices the check whether an offset is beyond the ends would wait for the device.
 template <bool kCpu>
 void guardOffset(const Tensor& offset, const Tensor& scale, int64_t quant_min, int64_t quant_max) {
   const auto step = scale.reshape(offset.sizes());
   const auto nearest = at::minimum(at::maximum(offset, -quant_max * step), -quant_min * step);
   if (!kCpu || !at::equal(nearest, offset)) {
-    at::AutoDispatchBelowADInplaceOrView guard; // nor a word to the counter that backward compares
+    at::AutoDispatchBelowADInplaceOrView guard; // also keeps the version counter, which backward compares
     offset.copy_(nearest);
   }
 }
@@ -175,7 +174,8 @@ void prepareLsqPlus(
     if (!batch.empty()) {
       const auto [low, high] = batch.leastSquaredError(quant_min, quant_max, /*with_offset=*/true);
       const double step = std::max((high - low) / static_cast<double>(quant_max - quant_min), kSmallestScale);
-      // Numbers that are all equal, as behind a gamma of 0, begin in the middle: the gradient stops at the ends.
+      // If all numbers are equal, as after a gamma of 0, the range begins in the middle: at the ends there is no
+      // gradient.
       const int64_t first = low < high ? quant_min : (quant_min + quant_max + 1) / 2;
       assign(scale, {step});
       assign(offset, {low - static_cast<double>(first) * step});

@@ -1,16 +1,16 @@
-// Shared by all observers: the layout of their buffer, and reading a tensor as it lies in memory.
+// Functions of all observers: the layout of their buffer, and the values of a tensor in memory order.
 #pragma once
 
 #include "graph/registry.h"
 
 namespace jit_passes {
 
-// The `range` buffer of an observer: float64, at least these four entries, +inf, -inf, +inf, -inf
-// before anything was seen.
+// The `range` buffer of an observer: float64, with at least these four entries. They are +inf, -inf, +inf, -inf
+// until a value is seen.
 enum RangeEntry : int64_t { kMin = 0, kMax = 1, kLowestRank = 2, kHighestRank = 3 };
 
-// The values in memory order, without a copy when the tensor is dense float32 (contiguous,
-// channels-last or any other permutation): statistics do not depend on the order.
+// The values in memory order, since statistics do not depend on the order. A dense float32 tensor (contiguous,
+// channels-last or any other permutation) is not copied.
 at::Tensor valuesOf(const at::Tensor& x);
 
 struct MinMax {
@@ -31,22 +31,22 @@ struct Extremes {
 void checkFinite(const Extremes& seen, c10::string_view name);
 std::vector<MinMax> checkedRanges(const std::vector<Extremes>& seen, c10::string_view name);
 
-// Where numbers are measured: in the memory of the CPU, or on any device, by PyTorch's operators. Both find the same.
+// Whether numbers are measured in the CPU's memory, or by PyTorch's operators on any device. Both give equal
+// results.
 enum class Measured { InMemory, ByOperators };
 
-// Both raise an error that names the value when it holds a NaN or an infinity; the second measures
-// each row of a contiguous matrix.
+// A NaN or an infinity is an error that names the value. minMaxOfRows measures each row of a contiguous matrix.
 MinMax minMaxOf(const at::Tensor& values, c10::string_view name, Measured how = Measured::InMemory);
 std::vector<MinMax> minMaxOfRows(
     const at::Tensor& rows, c10::string_view name, Measured how = Measured::InMemory);
-// By operators, of each row, also of numbers that are not finite.
+// The extremes of each row by PyTorch's operators, without an error for numbers that are not finite.
 std::vector<Extremes> extremesOfRows(const at::Tensor& rows);
 
-// The range of each row, widened to the sums of its values 2k and 2k + 1, and to what either of them adds.
+// The range of each row, widened to the sums of its values 2k and 2k + 1, and to either of them alone.
 std::vector<MinMax> minMaxOfPairSums(
     const at::Tensor& rows, c10::string_view name, Measured how = Measured::InMemory);
 
-// Changes buffers on the CPU: themselves there, elsewhere copies that are written back.
+// Calls `change` with buffers on the CPU. Buffers of other devices are copied there and written back.
 template <typename Change, typename... Buffers>
 void changeOnCpu(const Change& change, const Buffers&... buffers) {
   std::array<at::Tensor, sizeof...(buffers)> changed{buffers.to(at::kCPU)...};
@@ -61,7 +61,7 @@ void changeOnCpu(const Change& change, const Buffers&... buffers) {
   (write_back(buffers), ...);
 }
 
-// Notes the rank of x; false when there is nothing to measure: x is empty or not floating-point.
+// Notes the rank of x. Returns whether there are values to measure: x is not empty and is floating-point.
 bool observeShape(const at::Tensor& x, double* range);
 
 } // namespace jit_passes

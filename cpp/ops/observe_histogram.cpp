@@ -1,14 +1,14 @@
 // jit_passes::observe_histogram and its relatives: range and histogram of a value; see histogram.h for
 // the bins.
 //
-//   histogram        counts the values; one that is not finite is an error
-//   profile          the same for values that nobody may ever quantize: an infinity, as masks have it,
-//                    makes the range NaN for good, and only a NaN is an error
-//   merge_histogram  adds what one observer has seen to what another has seen, exactly
+//   histogram        counts the values; a value that is not finite is an error
+//   profile          a histogram for values that may never be quantized: an infinity, as in masks, makes the range
+//                    NaN for good, and only a NaN is an error
+//   merge_histogram  adds the range and counts of one observer to another observer's, exactly
 //
-// The `range` buffer has the four entries of every observer, then exponent and offset of the
-// histogram's layout; `histogram` is int64 [bins]. Before anything was counted, exponent and offset
-// mean nothing, but for a profile's offset: 1 once the value was a floating-point tensor, if empty.
+// The `range` buffer has the four entries of every observer, then exponent and offset of the histogram's layout;
+// `histogram` is int64 [bins]. Exponent and offset have no meaning until a value is counted, except that a profile's
+// offset becomes 1 once the value was a floating-point tensor, even an empty one.
 #include "histogram.h"
 #include "observation.h"
 
@@ -27,7 +27,7 @@ HistogramLayout layoutOf(const double* state) {
 
 bool isEmpty(const double* state) { return state[kMin] > state[kMax]; }
 
-// Writes the range and what both layouts count.
+// Writes the range, and the counts of both layouts.
 void write(
     double* state, at::Tensor& histogram, float min, float max, HistogramLayout layout,
     const std::vector<int64_t>& counts) {
@@ -38,7 +38,7 @@ void write(
   state[kOffset] = static_cast<double>(layout.offset);
 }
 
-// The range of all values, and how many of them fall into each bin of the layout that holds these and earlier ones.
+// The range of all values, and their counts in the layout that covers these and earlier values.
 struct Counted {
   Extremes seen;
   HistogramLayout layout;
@@ -87,7 +87,7 @@ Counted countByOperators(const at::Tensor& values, MinMax before, int64_t bins) 
   return all;
 }
 
-// Adds the values, all of them or, if one is not finite, none. Returns what they reach.
+// Adds all values, or none if one is not finite. Returns their extremes.
 template <auto count_values>
 Extremes count(const at::Tensor& values, double* state, at::Tensor& histogram) {
   const int64_t bins = histogram.numel();
@@ -171,7 +171,7 @@ void mergeOnCpu(
         own.exponent <= layout.exponent, "bins of width 2^", own.exponent, " cannot be split into ", bins,
         " bins of width 2^", layout.exponent, ": merge histograms of as many bins, or into one of fewer");
     const int64_t* own_counts = added.const_data_ptr<int64_t>();
-    for (int64_t bin = 0; bin < added.numel(); ++bin) { // the buffers may come from a file
+    for (int64_t bin = 0; bin < added.numel(); ++bin) { // buffers from a file may be wrong
       const double edge = own.edge(bin);
       TORCH_CHECK(
           own_counts[bin] == 0 || (edge >= layout.edge(0) && edge < layout.edge(bins)),
@@ -207,7 +207,7 @@ const RegisterOp observe_profile_op{
 const RegisterOp merge_histogram_op{
     "merge_histogram(Tensor range, Tensor histogram, Tensor(a!) into_range, Tensor(b!) into_histogram) -> "
     "()",
-    "Add what one observer has counted to another.", onAnyDevice(mergeHistogram)};
+    "Add one observer's counts to another observer's.", onAnyDevice(mergeHistogram)};
 
 } // namespace
 } // namespace jit_passes

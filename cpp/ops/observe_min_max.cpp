@@ -2,16 +2,16 @@
 //
 //   min_max             range = [min(range[0], min x), max(range[1], max x)]
 //   moving_average      range = range + c * ([min x, max x] - range), starting at the first batch's
-//   per_channel_min_max the same as min_max along an axis: range has shape [2, channels]
+//   per_channel_min_max min_max along an axis: range has shape [2, channels]
 //   pair_sums           per_channel_min_max, widened to the sums of neighbouring values 2k and 2k + 1
 //   reach               notes only that the value was computed
-//   constant            notes only that it was there: constants are measured when observers are inserted
-//   inputs              the same, of a weight; and squares += sum of inputs^2 for each channel of what it
-//                       multiplies, which says how much each weight matters to the result
-//   nothing             notes nothing: the value's parameters are derived from those of others
+//   constant            notes only that the value is there: constants are measured when observers are inserted
+//   inputs              constant, for a weight; and squares += sum of inputs^2 for each channel of the input that the
+//                       weight multiplies, which tells the importance of each weight
+//   nothing             notes nothing: the value's parameters are derived from those of other values
 //
-// None of them returns anything: the float data flow is what it would be without them. `name` and `spec`
-// are the value's name and its place, carried along so that a saved graph can be converted later.
+// They have no results, so the float data flow does not change. `name` and `spec` are the value's name and place,
+// which conversion needs, also from a saved file.
 #include "observation.h"
 
 namespace jit_passes {
@@ -47,7 +47,7 @@ void observeMovingAverage(
   changeOnCpu(change, range);
 }
 
-// The values with one row for each channel.
+// The values as one row for each channel.
 at::Tensor channelRows(const at::Tensor& x, const at::Tensor& range, int64_t axis, string_view name) {
   TORCH_CHECK(
       axis < x.dim() && range.size(1) == x.size(axis), "the value '", name, "' has shape ", x.sizes(),
@@ -81,7 +81,7 @@ void observePairSums(const at::Tensor& x, at::Tensor range, int64_t axis, string
 void observeReach(const at::Tensor& x, at::Tensor range, string_view, string_view) {
   const auto change = [&](at::Tensor& own) {
     double* state = own.mutable_data_ptr<double>();
-    // The buffer may belong to another value, whose range and rank are in it by now.
+    // Only into an empty buffer: places of one group share it, and another value may have filled it.
     if (state[kMin] > state[kMax] && observeShape(x, state)) {
       state[kMin] = state[kMax] = 0;
     }
@@ -134,7 +134,7 @@ const RegisterOp observe_pair_sums_op{
 const RegisterOp observe_reach_op{
     "observe_reach(Tensor x, Tensor(a!) range, str name, str spec) -> ()",
     "Note that the value was computed, and its rank.", onAnyDevice(observeReach)};
-// `codes` are those that convert takes for a weight, in place of the nearest ones.
+// `codes` are the codes that convert takes for a weight instead of the nearest ones.
 const RegisterOp observe_constant_op{
     "observe_constant(Tensor x, Tensor(a!) reached, Tensor range, Tensor? histogram, Tensor? codes, "
     "str name, str spec) -> ()",
@@ -142,9 +142,9 @@ const RegisterOp observe_constant_op{
 const RegisterOp observe_inputs_op{
     "observe_inputs(Tensor x, Tensor inputs, Tensor(a!) reached, Tensor range, Tensor(b!) squares, "
     "int channel_axis, Tensor? codes, str name, str spec) -> ()",
-    "Note that a weight was reached, and sum the squares of what it multiplies by channel.",
+    "Note that a weight was reached, and sum the squares of its inputs by channel.",
     onAnyDevice(observeInputs)};
-// Without a buffer that it could write to, it would be dead code.
+// An operator without a buffer to write to would be dead code.
 const RegisterOp observe_nothing_op{
     "observe_nothing(Tensor x, Tensor(a!) range, str name, str spec) -> ()",
     "Carry the specification of a value; look at nothing.", onAnyDevice(observeNothing)};

@@ -5,7 +5,7 @@
 namespace jit_passes {
 namespace {
 
-// The registry has no question for whether a name is known; it throws.
+// Null for an unknown name: the registry has no other check than its exception.
 c10::intrusive_ptr<c10d::ProcessGroup> findGroup(const std::string& name) {
   if (name.empty()) {
     return nullptr;

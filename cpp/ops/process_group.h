@@ -7,9 +7,9 @@ namespace jit_passes {
 
 enum class Agreement { Largest, Sum };
 
-// The largest number, or the sum, over all ranks of a process group of torch.distributed, on every rank
-// and on the device of `values`. A name that this process knows no group by, as the empty one, is none:
-// a model that was trained in a group runs alone too.
+// The largest number, or the sum, over all ranks of a process group of torch.distributed, on every rank and on the
+// device of `values`. A name without a group in this process, such as "", means this process alone, so a model that
+// was trained in a group also runs alone.
 at::Tensor agree(const at::Tensor& values, Agreement agreement, c10::string_view group);
 
 } // namespace jit_passes

@@ -3,11 +3,11 @@
 //   q = clamp(round(x / scale) + zero_point, quant_min, quant_max)     round: half to even
 //   x = (q - zero_point) * scale
 //
-// Per tensor the parameters are numbers; per channel they are tensors of shape [x.size(axis)];
-// an axis below 0 counts from the end. In groups they have shape [x.size(axis), groups]: as many neighbours
-// share a scale along the input axis, which is the other of the first two.
-// The integers are those of PyTorch's quantize_per_tensor and quantize_per_channel, ties included, where torch 2.13
-// rounds the sum: see CodeOf. For int32 both round the product of x and 1 / scale.
+// Per tensor the parameters are numbers; per channel they are tensors of shape [x.size(axis)]. A negative axis
+// counts from the end. In groups they have shape [x.size(axis), groups]: neighbours along the input axis, which is
+// the other one of the first two axes, share a scale. The integers are those of PyTorch's quantize_per_tensor and
+// quantize_per_channel, ties included; torch 2.13 rounds the sum: see CodeOf. For int32 both round the product of x
+// and 1 / scale.
 #include <algorithm>
 #include <limits>
 
@@ -21,7 +21,7 @@ template <typename Int>
 JIT_PASSES_VECTORIZED void quantizeRow(
     const float* x, Int* q, int64_t count, CodeOf<HalfEven, float> code_of, int64_t quant_min,
     int64_t quant_max) {
-  // float32 does not have the ends of int32.
+  // float32 cannot represent the ends of int32.
   using Number = std::conditional_t<std::is_same_v<Int, int32_t>, double, float>;
   const Number low = quant_min, high = quant_max;
   for (int64_t i = 0; i < count; ++i) {
@@ -64,7 +64,7 @@ at::Tensor quantize(
   return codes;
 }
 
-// Not clamped yet, in float32, or in double for int32, whose ends float32 does not have.
+// Clamps codes in float32, or in double for int32, whose ends float32 cannot represent.
 at::Tensor clampedCodes(const at::Tensor& codes, int64_t quant_min, int64_t quant_max, at::ScalarType dtype) {
   const auto wide = dtype == at::kInt ? codes.to(at::kDouble) : codes;
   return at::clamp(wide, quant_min, quant_max).to(dtype);
@@ -114,7 +114,7 @@ void checkChannels(
       " into groups of equal size along the axis beside ", axis);
 }
 
-// The numbers of channels, or of groups, in a shape that goes with x.
+// The numbers of channels or groups, in a shape that broadcasts with x.
 at::Tensor spread(const at::Tensor& numbers, const at::Tensor& x, int64_t axis) {
   if (numbers.dim() < 2) {
     return alongAxis(numbers, x, axis);
@@ -184,7 +184,7 @@ at::Tensor dequantizePerChannelByOperators(
   axis += axis < 0 ? q.dim() : 0;
   checkChannels(q, scales, zero_points, axis);
   const auto zeros = zero_points.to(q.device(), at::kInt).reshape(scales.sizes());
-  const auto steps = q - spread(zeros, q, axis); // int32, as the zeros are
+  const auto steps = q - spread(zeros, q, axis); // int32, the dtype of the zero points
   return steps.to(at::kFloat).mul_(spread(scales.to(q.device(), at::kFloat), q, axis));
 }
 

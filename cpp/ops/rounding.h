@@ -1,4 +1,4 @@
-// How numbers become codes, and fake quantization rounds, by name: numbers of both precisions, and tensors.
+// The roundings of codes and of fake quantization, by name, for numbers of both precisions and for tensors.
 #pragma once
 
 #include <torch/headeronly/version.h>
@@ -7,13 +7,13 @@
 
 namespace jit_passes {
 
-// Whether PyTorch's quantize_per_tensor and quantize_per_channel round x / scale and add the zero point to that,
-// or round the sum. Halves of a step, and what is next to them, have another code if the zero point is odd.
+// Whether PyTorch's quantize_per_tensor and quantize_per_channel round x / scale and then add the zero point, or
+// round the sum. With an odd zero point, the code of a half step, and of numbers next to it, depends on this.
 constexpr bool kPyTorchRoundsSteps = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
 
-// kOfSteps: x / scale is rounded, and the zero point added to it, as integer arithmetic does with a sum that it
-// rescales. Otherwise the code is rounded, zero point included. Both are equal for roundings that go one way
-// everywhere. Other roundings depend on the sign: that of x, and not that of a code.
+// kOfSteps: x / scale is rounded, and then the zero point is added, as in integer arithmetic with a rescaled sum.
+// Otherwise the code is rounded, zero point included. Both are equal for roundings in one direction. Other roundings
+// depend on the sign, which is the sign of x with kOfSteps, and the sign of the code otherwise.
 struct HalfEven {
   static constexpr bool kOfSteps = kPyTorchRoundsSteps;
   template <typename Number>
@@ -76,14 +76,14 @@ struct TowardZero {
   static at::Tensor round(const at::Tensor& v) { return at::trunc(v); }
 };
 
-// The code of a number, not clamped: in float32 with halves to even that of PyTorch's quantize_per_tensor and
-// quantize_per_channel, to the bit. Both multiply by 1 / scale.
+// The code of a number, not clamped. In float32 with halves to even it is the code of PyTorch's quantize_per_tensor
+// and quantize_per_channel, to the bit. Both multiply by 1 / scale.
 //
-// Where the sum is rounded: with a scale for the tensor, product and sum are rounded to float32 once, by a fused
-// multiply-add; GCC makes one of an expression, for processors that have it. For others PyTorch rounds the product
-// too, and so does what an older GCC compiles for AVX2: codes next to a tie may then be the other one. With a
-// scale for each channel the product is always rounded. One loop does both: `first` and `second` are 1 and
-// 1 / scale, or 1 / scale and 1.
+// If the sum is rounded: with one scale for the tensor, a fused multiply-add rounds product and sum to float32 once.
+// GCC makes one of the expression, for processors that have the instruction. For other processors PyTorch rounds the
+// product too, and so does AVX2 code of an older GCC: codes next to a tie may then differ. With a scale for each
+// channel the product is always rounded. One loop serves both: `first` and `second` are 1 and 1 / scale, or 1 /
+// scale and 1.
 template <typename Rounding, typename Number>
 struct CodeOf {
   CodeOf(Number scale, Number zero_point, bool per_channel)
@@ -105,7 +105,7 @@ struct CodeOf {
   Number scale, zero_point, first, second;
 };
 
-// With a scale for each channel, where channels lie side by side.
+// With a scale for each channel, if channels are innermost in memory.
 template <typename Rounding, typename Number>
 Number codeOfChannel(Number x, Number scale, Number inverse_scale, Number zero_point) {
   const Number steps = rounded(inSteps(x, scale, inverse_scale));

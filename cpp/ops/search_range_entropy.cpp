@@ -1,19 +1,19 @@
-// jit_passes::search_range_entropy: how many bins of a histogram of |x| to keep, by the least
-// relative entropy, as in NVIDIA's pytorch_quantization (calib/histogram.py).
+// jit_passes::search_range_entropy: the number of bins of a histogram of |x| to keep, by the least relative entropy,
+// as in NVIDIA's pytorch_quantization (calib/histogram.py).
 //
 //   c[0] = c[1], since zero is exact anyway
 //   for i = 128 .. bins:
-//     P = c[0 .. i), the counts behind added to its last bin
+//     P = c[0 .. i), with all later counts added to its last bin
 //     Q = c[0 .. i) in `groups` groups, bin k in group floor(k * groups / i); each bin that is not
 //         empty has the mean of its group's bins that are not empty
 //     D(i) = sum over k of  P ln(P / Q), both normalized
 //
 // The last i of the least D wins. With prefix sums, and since Q is constant on a group,
 //
-//   sum P ln Q = sum over groups of  count of the group * ln(mean) + counts behind * ln(Q of bin i - 1)
+//   sum P ln Q = sum over groups of  count of the group * ln(mean) + later counts * ln(Q of bin i - 1)
 //
-// so a window costs a logarithm for each group instead of each bin. A window without counts is no
-// candidate, nor is one whose last bin is empty in Q alone; there the original has NaN and infinity.
+// so a window costs one logarithm for each group instead of each bin. A window without counts is no candidate, nor
+// is a window whose last bin is empty in Q alone: there the original has NaN and infinity.
 #include <cmath>
 
 #include "divergence.h"
@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t kFirstWindow = 128;
 
 struct Prefix {
-  std::vector<double> count, filled, information; // over the bins before: c, c != 0, c ln c
+  std::vector<double> count, filled, information; // sums over earlier bins of c, c != 0 and c ln c
 };
 
 double information(double count) { return count > 0 ? count * std::log(count) : 0; }

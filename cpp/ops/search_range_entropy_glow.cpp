@@ -1,5 +1,5 @@
-// jit_passes::search_range_entropy_glow: the first bin to keep and the end of those to keep, by the
-// least relative entropy, as in Glow (lib/Quantization/Base/Calibration.cpp).
+// jit_passes::search_range_entropy_glow: the window of bins to keep, from the first to the end, by the least
+// relative entropy, as in Glow (lib/Quantization/Base/Calibration.cpp).
 //
 // The window begins with all bins. While it has at least `groups`:
 //
@@ -12,9 +12,9 @@
 //   otherwise: that, or the first two bins, or the last two, whichever loses the fewest counts; the
 //              former ones win ties
 //
-// The first window of the least D wins. Which windows there are depends on the counts alone, so they
-// are compared in parallel. A window without counts is no candidate: the original calls its
-// divergence 0 and takes it. The original computes in float32, this in double.
+// The first window with the least D wins. The windows depend on the counts alone, so they are compared in parallel.
+// A window without counts is no candidate: the original gives it divergence 0 and takes it. The original computes in
+// float32, this operator in double.
 #include <cmath>
 #include <numeric>
 

@@ -1,6 +1,6 @@
-// jit_passes::search_range_klj: how many bins of a histogram of |x| to keep, by the least symmetric
-// divergence (Kullback-Leibler-J) between cumulative distributions; Migacz' method as changed by
-// D'Alberto and Dasdan, algorithm 1 of arXiv:1805.07941, with which TQT calibrates activations.
+// jit_passes::search_range_klj: the number of bins of a histogram of |x| to keep, by the least symmetric divergence
+// (Kullback-Leibler-J) between cumulative distributions. It is Migacz' method as changed by D'Alberto and Dasdan,
+// algorithm 1 of arXiv:1805.07941, by which TQT calibrates activations.
 //
 //   cdf = cumulative sum of the normalized counts
 //   for i = levels + 1 .. bins:
@@ -9,8 +9,8 @@
 //     q = p, and f interpolated back at i points in [0 .. i)
 //     D(i) = sum where cdf != 0 of  (cdf - q) log2(cdf / q)
 //
-// The first i of the least D wins; all bins where levels + 1 > bins. q is positive where cdf is, as
-// cdf never falls. Behind i, q is 1, and the sum there is the same for all windows but its length.
+// The first i with the least D wins; all bins if levels + 1 > bins. q is positive where cdf is, since cdf never
+// decreases. From bin i on q is 1, so the sum there is one suffix sum for all windows.
 #include <cmath>
 #include <numeric>
 
@@ -22,7 +22,7 @@ namespace {
 
 struct Distribution {
   std::vector<double> cdf;
-  std::vector<double> logarithm; // of cdf
+  std::vector<double> logarithm; // log2(cdf)
   std::vector<double> behind;    // sum of (cdf - 1) log2(cdf) from a bin on
 };
 
@@ -30,7 +30,7 @@ Distribution distributionOf(const std::vector<double>& counts) {
   const double total = std::accumulate(counts.begin(), counts.end(), 0.0);
   const auto bins = counts.size();
   Distribution found{std::vector<double>(bins), std::vector<double>(bins), std::vector<double>(bins + 1, 0)};
-  double sum = 0; // of whole numbers, so that the last bin is 1
+  double sum = 0; // sums whole numbers exactly, so that the last bin is 1
   for (size_t bin = 0; bin < bins; ++bin) {
     sum += counts[bin];
     found.cdf[bin] = total > 0 ? sum / total : 0;
@@ -42,7 +42,7 @@ Distribution distributionOf(const std::vector<double>& counts) {
   return found;
 }
 
-// values at the fraction index / steps of the way from the first to the last of `size`.
+// Interpolates at the fraction index / steps of the way from the first to the last of `size` values.
 template <typename Values>
 double interpolate(Values values, int64_t size, int64_t index, int64_t steps) {
   const int64_t place = index * (size - 1), below = place / steps, rest = place % steps;

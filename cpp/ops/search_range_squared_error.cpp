@@ -2,24 +2,22 @@
 //
 //   error(range) = sum over bins of  count * (x - dequantize(quantize(x)))^2    at the bin's centre
 //
-// with scale and zero point derived from the range as the quantizer will derive them. Unlike an
-// error model that assumes uniform rounding noise, this knows that 0 is represented exactly, which
-// matters after a ReLU.
+// with scale and zero point derived from the range as the quantizer will derive them. Unlike an error model that
+// assumes uniform rounding noise, this error includes that 0 has an exact code, which matters after a ReLU.
 //
-// jit_passes::search_range_l2: the range with the least error. Both ends are searched together, coarse to
-// fine, and then each by itself around the range found. A symmetric range may be wider than the numbers: see
-// widestOf.
+// jit_passes::search_range_l2: the range with the least error. Both ends are searched together, coarse to fine, and
+// then each by itself around the range found. A symmetric range may be wider than the numbers: see widestOf.
 //
 // jit_passes::search_range_exhaustive: the range of a grid with the least error.
 //
 //   low = a / factors * min(min, 0), high = b / factors * max(max, 0)      a, b in 1 .. factors
 //
-// with a = b where the range is symmetric or one-sided: search_range_l2 without its assumption that both
-// ends can be found one after the other. Symmetric ranges go on up to the widest: see widestOf. Of ranges with
-// equal errors the widest upper end wins, then the widest lower end.
+// with a = b if the range is symmetric or one-sided. Unlike search_range_l2 it does not assume that the ends can be
+// found one after the other. Symmetric ranges go up to the widest: see widestOf. Among ranges with equal errors the
+// widest upper end wins, then the widest lower end.
 //
-// jit_passes::search_range_of_rows: one of the two for each row of a matrix. All numbers are known, and each is
-// a bin of its own, with its importance as count.
+// jit_passes::search_range_of_rows: one of the two searches for each row of a matrix. Each number is a bin of its
+// own, with its importance as count.
 #include <ATen/Parallel.h>
 
 #include "graph/registry.h"
@@ -28,7 +26,7 @@
 namespace jit_passes {
 namespace {
 
-// In units of a bin, a power of two: sums of squares neither overflow nor vanish, whatever is quantized.
+// In units of a bin, a power of two, so that sums of squares neither overflow nor underflow.
 struct Bins {
   double unit;
   std::vector<float> centres;
@@ -70,8 +68,7 @@ JIT_PASSES_VECTORIZED float squaredError(
   return total;
 }
 
-// The bins that are not empty. min and max are the exact range that was seen: the outermost bins
-// reach beyond it.
+// The bins that are not empty. min and max are the exact range of the numbers: the outermost bins reach beyond it.
 Bins binsOf(const at::Tensor& histogram, int64_t exponent, int64_t offset, double min, double max) {
   Bins bins;
   const int64_t* counts = histogram.const_data_ptr<int64_t>();
@@ -80,7 +77,7 @@ Bins binsOf(const at::Tensor& histogram, int64_t exponent, int64_t offset, doubl
   max /= bins.unit;
   bins.centres.resize(histogram.numel());
   bins.counts.resize(histogram.numel());
-  size_t filled = 0; // without a branch: which bins are empty cannot be predicted
+  size_t filled = 0; // without a branch, which could not be predicted
   for (int64_t bin = 0; bin < histogram.numel(); ++bin) {
     const double centre = static_cast<double>(offset + bin) + 0.5; // exact
     bins.centres[filled] = static_cast<float>(std::min(std::max(centre, min), max));
@@ -92,7 +89,7 @@ Bins binsOf(const at::Tensor& histogram, int64_t exponent, int64_t offset, doubl
   return bins;
 }
 
-// In squared units; infinite for an empty range.
+// The error in squared units. Infinite for an empty range.
 float errorOf(const Bins& bins, const IntegerGrid& grid, float min, float max) {
   const float steps = static_cast<float>(grid.quant_max - grid.quant_min);
   const auto low = static_cast<float>(std::min(min, 0.0f) / bins.unit);
@@ -107,9 +104,10 @@ float errorOf(const Bins& bins, const IntegerGrid& grid, float min, float max) {
                    : std::numeric_limits<float>::infinity();
 }
 
-// The factor of the widest symmetric range. Where a grid has a code more below 0 than above it, as [-8, 7] has, a
-// number as large as the range is half a step beyond the last code above 0. The range that is wider by that half step,
-// times 15 / 14 there, has a code for it, if float32 has such a number. Other ranges are as wide as the numbers at most.
+// The factor of the widest symmetric range. If a grid has one more code below 0 than above it, such as [-8, 7], a
+// number at the end of the range is half a step beyond the last code above 0. The range that is wider by this half
+// step, a factor of 15 / 14 for [-8, 7], has a code for the number, if float32 can represent the range. Other ranges
+// are never wider than the numbers.
 float widestOf(const IntegerGrid& grid, float high) {
   const int64_t middle = (grid.quant_min + grid.quant_max + 1) / 2;
   const int64_t codes = std::min(grid.quant_max - middle, middle - grid.quant_min); // on the shorter side
@@ -118,8 +116,8 @@ float widestOf(const IntegerGrid& grid, float high) {
   return grid.symmetric && std::isfinite(high * widest) ? widest : 1.0f;
 }
 
-// Of evenly spaced numbers within (low, high], and `widest`, the one with the least error; then around it, more and
-// more finely. The error has no gradient and many small dents, so neighbours are tried on both sides.
+// The number with the least error among evenly spaced numbers in (low, high] and `widest`; then around it, in finer
+// and finer steps. The error has no gradient and many small local minima, so neighbours on both sides are tried.
 template <typename Error>
 float searchFactor(Error error, float low, float high, int steps, int rounds, float widest = 1) {
   constexpr int kFine = 4;
@@ -150,13 +148,13 @@ float searchFactor(Error error, float low, float high, int steps, int rounds, fl
   return best;
 }
 
-// The whole of (0, 1], and beyond up to the widest range.
+// Searches all of (0, 1], and beyond up to the widest range.
 template <typename Error>
 float searchFactor(Error error, float widest) {
   return searchFactor(error, 0, 1, /*steps=*/16, /*rounds=*/3, widest);
 }
 
-// Around what is nearly best already.
+// Searches around a number that is nearly the best.
 template <typename Error>
 float searchFactorAround(Error error, float centre) {
   constexpr float kReach = 0.25;
@@ -180,7 +178,7 @@ Range searchCoarseToFine(const Bins& bins, const IntegerGrid& grid, double min, 
   if (low == 0 || high == 0) {
     return {low * both, high * both};
   }
-  // Another turn gains less than half a percent.
+  // Another round would gain less than half a percent.
   const float above =
       searchFactorAround([&](float factor) { return errorOf(bins, grid, low * both, high * factor); }, both);
   const float below =
@@ -239,7 +237,7 @@ const RegisterOp search_range_exhaustive_op{
     "int quant_min, int quant_max, bool symmetric, int factors) -> (float, float)",
     "The range of a grid whose quantization has the least squared error.", onCpu(searchRangeExhaustive)};
 
-// Without an importance all numbers count alike, as they do where all have none.
+// All numbers count alike if `importance` is null or all zeros.
 Bins binsOfRow(const float* row, const float* importance, int64_t size, double largest) {
   Bins bins{std::ldexp(1.0, std::ilogb(largest)), std::vector<float>(size), std::vector<float>(size, 1)};
   std::transform(

@@ -1,31 +1,30 @@
-// jit_passes::fake_quantize_tqt: fake quantization with a threshold that is trained, its scale a power
-// of two (TQT).
+// jit_passes::fake_quantize_tqt: fake quantization with a trained threshold, whose scale is a power of two (TQT).
 //
 //   scale = 2^ceil(log2_threshold) / 2^(b - 1) with signs, / 2^b without
 //   x^    = fake_quantize_learnable(x, scale, quant_min, quant_max)
 //   d log2_threshold = scale * ln 2 * d scale
 //
-// The ceiling is passed straight through. The denominator is the smallest power of two that reaches
-// -quant_min and is above quant_max, which holds for narrow ranges as [-127, 127] too. The mask is that of
-// the rounded number: x / scale = 127.4 is 127, and within. A function that takes rounding for the
-// identity before it differentiates, as TensorFlow's FakeQuant, has no term within the range, so its
-// threshold sees what clipping costs and never what wide steps cost.
+// The gradient passes straight through the ceiling. The denominator is the smallest power of two that is at least
+// -quant_min and above quant_max, also for narrow ranges such as [-127, 127]. The mask depends on the rounded number:
+// x / scale = 127.4 becomes 127, which is inside. A method that replaces rounding by the identity before it
+// differentiates, such as TensorFlow's FakeQuant, has no term inside the range, so its threshold learns the cost of
+// clipping and not the cost of wide steps.
 //
-// power_of_two_scale has no gradient: that of the scale is a factor of 1 which has one, made of a handful
-// of numbers. The scale is a float32 with a float32 for its inverse: other thresholds are errors on the
-// CPU, and not a number elsewhere. There is no second derivative.
+// power_of_two_scale has no gradient. A factor of 1 with a gradient gives the scale its gradient. The scale and its
+// inverse must be finite float32 numbers: other thresholds are errors on the CPU, and NaN on other devices. There is
+// no second derivative.
 //
-// jit_passes::train_tqt: fake_quantize_tqt with a threshold that starts from the first batch.
+// jit_passes::train_tqt: fake_quantize_tqt with a threshold that is initialized from the first batch.
 //
 //   log2_threshold = log2 t, if it is infinite and observe; by rule:
 //     three_sigma         t = |mean(x + 1e-6)| + 3 std(x)       the paper's 3SD
 //     max                 t = max |x|
-//     klj                 t as observers/entropy.py finds it
+//     klj                 t of jit_passes/observers/entropy.py
 //     mean_squared_error  t with the least squared error
 //   result         = fake_quantize_tqt(x, log2_threshold)
 //
-// With a fold the numbers are x * fold and the result is divided by it, as in fake_quantize_moving_average:
-// the scale, a power of two, is divided by the fold. A t is at least that of the smallest scale.
+// With a fold the numbers are x * fold and the result is divided by it, as in fake_quantize_moving_average: the
+// scale, a power of two, is divided by the fold. t is at least the threshold of the smallest scale.
 //
 // Source: Jain et al., "Trained Quantization Thresholds", arXiv:1903.08066, equations 4, 7 and 8, and table 2.
 #include <numbers>

@@ -1,17 +1,17 @@
-// jit_passes::train_bias: a bias that trains as integers will have it.
+// jit_passes::train_bias: the fake quantization of a bias.
 //
 //   step    = max(scale of the input * scale of the weight, |x| / (quant_max / 2))
 //   result  = round(x / step) * step
 //
-// a whole number of steps, which are added to the sum of products as they are. The second term is for channels whose
-// weights are zero or tiny: there `convert` raises the scale of the weight until the bias fits its integers. With one
+// The result is a whole number of steps, as integers add it to the sum of products. The second term is for channels
+// with zero or tiny weights: there `convert` raises the weight's scale until the bias fits its integers. With one
 // scale for the whole weight, |x| is the largest of all channels.
 //
-// The gradient of x is that of the result: rounding is passed straight through, and nothing comes to the scales. With
-// few bits the steps are coarse, and a model that has not trained with them loses by them.
+// The gradient passes straight through rounding to x, and none goes to the scales. With few bits the steps are
+// coarse, and a model that has not trained with them loses accuracy.
 //
-// A scale comes from the state of its place, by a rule: "scale", it is that; "log2_threshold", TQT's; else a
-// range, with the scheme by which the scale follows from it. While one of the two is not known, or not
+// A scale comes from the state of its place, by a rule: "scale" is the scale itself; "log2_threshold" is TQT's; any
+// other rule is the scheme by which the scale follows from a range. While one of the two scales is not known, or not
 // `enabled`, the result is x.
 //
 // Source: Jacob et al., "Quantization and training of neural networks for efficient
@@ -32,7 +32,7 @@ Tensor scaleOf(const Tensor& state, string_view rule, int64_t quant_min, int64_t
   if (rule != "log2_threshold") {
     return scaleOfRange(state, quant_min, quant_max, rule);
   }
-  const auto known = at::isfinite(state); // the operator refuses others
+  const auto known = at::isfinite(state); // the operator raises an error for other states
   const auto scale = scaleOfThreshold(at::where(known, state, 0), quant_min, quant_max);
   return at::where(known, scale, std::numeric_limits<float>::quiet_NaN());
 }

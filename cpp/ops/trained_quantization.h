@@ -1,22 +1,22 @@
-// Shared by fake quantizations with trained parameters: all gradients from one pass over memory.
+// Loops of fake quantization with trained parameters: all gradients in one pass over memory.
 //
 //   steps     = (x - offset) / scale
 //   dx        = g where inside, else 0
 //   d scale   = sum of g * slope over each channel, up to a factor for each channel
 //   d offset  = sum of g over each channel, where not inside
 //
-// inside and slope are functions of the number of steps, which differ by operator.
+// inside and slope are functions of steps that each operator defines.
 //
-// x and the parameters are saved, and steps made again. A slope is a number for each element, so saving
-// it, or a mask beside it, would move more memory than x does; and x is often alive anyway, as a
-// parameter or as what a convolution saves. Forward and backward move 20 bytes for each float32. The
-// price is that an operator that later writes into x is an error of autograd.
+// x and the parameters are saved, and steps are computed again. A slope is one number for each element, so saving
+// it, or a mask too, would move more memory than x; and x often stays alive anyway, as a parameter or because a
+// convolution saves it. Forward and backward move 20 bytes for each float32. The price: a later write to x is an
+// error of autograd.
 //
-// As in fake_quantize, float32 is multiplied by 1 / scale and doubles are divided, so that the gradient
-// sees the very codes of the forward. Products of float32 are exact in double, where they are added up,
-// over pieces whose borders do not depend on the number of threads.
+// As in fake_quantize, float32 is multiplied by 1 / scale and doubles are divided, so that the gradient sees exactly
+// the codes of the forward. Products of float32 are exact in double, and are added in double, over pieces whose
+// borders do not depend on the number of threads.
 //
-// A NaN has gradient 0, and makes that of its scale a NaN.
+// A NaN has gradient 0, and makes the gradient of its scale NaN.
 #pragma once
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -32,7 +32,7 @@ struct Slope {
   Number value;
 };
 
-// Of round(clip(steps, low, high)), with the round a straight line: LSQ and LSQ+. Codes at the very end
+// The rule of LSQ and LSQ+, for round(clip(steps, low, high)) with a straight-through round. Steps exactly at an end
 // of the range are outside.
 template <typename Rounding>
 struct SlopeOfClip {
@@ -47,15 +47,15 @@ struct SlopeOfClip {
   }
 };
 
-// Sums of each channel, in double on the CPU; `outside` only with an offset.
+// The sums of each channel, in double on the CPU. `outside` exists only with an offset.
 struct TrainedGradients {
   at::Tensor x, slopes, outside;
 };
 
-constexpr int64_t kLanes = 64;   // sums side by side, which vectorize where a single one would not
-constexpr int64_t kPieces = 256; // bounds the memory for sums of channels that lie side by side
+constexpr int64_t kLanes = 64;   // independent sums, since a single sum does not vectorize
+constexpr int64_t kPieces = 256; // limits the memory for sums if channels are innermost
 
-// One channel, into slopes[0] and outside[0].
+// Adds one channel to slopes[0] and outside[0].
 template <typename Rule, bool kOffset, typename Number>
 JIT_PASSES_VECTORIZED void gradientsOfRow(
     const Number* gradient, const Number* x, Number* result, int64_t count, Number scale, Number offset,
@@ -71,7 +71,7 @@ JIT_PASSES_VECTORIZED void gradientsOfRow(
       result[begin + i] = passed;
       slope_lanes[i] += static_cast<double>(g) * static_cast<double>(slope.value);
       if constexpr (kOffset) {
-        outside_lanes[i] += static_cast<double>(g - passed); // a second choice would not vectorize
+        outside_lanes[i] += static_cast<double>(g - passed); // a second conditional would not vectorize
       }
     }
   }
@@ -85,7 +85,7 @@ JIT_PASSES_VECTORIZED void gradientsOfRow(
   outside[0] = outside_lanes[0];
 }
 
-// Channels side by side: each element adds to the sum of its own channel.
+// Channels innermost in memory: each element adds to the sum of its own channel.
 template <typename Rule, bool kOffset, typename Number>
 JIT_PASSES_VECTORIZED void gradientsAcross(
     const Number* gradient, const Number* x, Number* result, int64_t count, const Number* scales,
@@ -104,8 +104,8 @@ JIT_PASSES_VECTORIZED void gradientsAcross(
   }
 }
 
-// Calls body(piece, slopes, outside) for all pieces in parallel, each with zeros to add to, and adds up
-// what they leave there, in their order.
+// Calls body(piece, slopes, outside) for all pieces in parallel, each with sums that begin at zero, and adds these
+// sums in the order of pieces.
 template <typename Body>
 std::pair<at::Tensor, at::Tensor> sumOverPieces(
     int64_t pieces, int64_t channels, int64_t elements_of_piece, const Body& body) {
@@ -128,7 +128,7 @@ std::pair<at::Tensor, at::Tensor> sumOverPieces(
   return {totals[0], totals[1]};
 }
 
-// Dense tensors of the same layout.
+// For dense tensors of equal layout.
 template <typename Rule, bool kOffset, typename Number>
 std::pair<at::Tensor, at::Tensor> sumGradients(
     const at::Tensor& gradient, const at::Tensor& x, at::Tensor& result, const Grid<Number>& grid,
@@ -200,7 +200,7 @@ TrainedGradients gradientsOnCpu(
     int64_t quant_min, int64_t quant_max, Axis axis) {
   const auto values = denseOf(x).to(computedIn(x));
   auto incoming = gradient.to(values.scalar_type());
-  if (incoming.strides() != values.strides()) { // that of sum() is one number, expanded
+  if (incoming.strides() != values.strides()) { // the gradient of sum() is one expanded number
     incoming = at::empty_strided(values.sizes(), values.strides(), values.options()).copy_(incoming);
   }
   auto result = at::empty_strided(values.sizes(), values.strides(), values.options());
@@ -227,7 +227,7 @@ TrainedGradients gradientsByOperators(
       others.push_back(i);
     }
   }
-  const auto sum = [&, axis](const at::Tensor& terms) { // without dimensions to reduce, sum takes all
+  const auto sum = [&, axis](const at::Tensor& terms) { // without axes to reduce, sum would reduce all
     return (axis && others.empty() ? terms : at::sum(terms, others)).reshape({-1});
   };
   const auto result = at::where(inside, incoming, 0).to(x.scalar_type());
@@ -235,7 +235,7 @@ TrainedGradients gradientsByOperators(
   return {result, sum(incoming * slope), outside};
 }
 
-// Sums as the gradient of a parameter.
+// The sums in the shape and dtype of the parameter.
 inline at::Tensor gradientOf(const at::Tensor& parameter, const at::Tensor& sums) {
   return sums.to(parameter.scalar_type()).reshape(parameter.sizes());
 }

@@ -7,7 +7,7 @@ using c10::string_view;
 
 bool isUnset(const Tensor& parameter) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  if (parameter.is_cpu()) { // without three operators
+  if (parameter.is_cpu()) { // saves three operators
     const auto numbers = Grid<double>::read(parameter);
     return std::ranges::all_of(numbers, [](double number) { return number == infinity; });
   }
@@ -15,7 +15,7 @@ bool isUnset(const Tensor& parameter) {
 }
 
 void assign(const Tensor& parameter, const std::vector<double>& values) {
-  at::AutoDispatchBelowADInplaceOrView guard; // nor to the counter that backward compares
+  at::AutoDispatchBelowADInplaceOrView guard; // also keeps the version counter, which backward compares
   parameter.copy_(at::tensor(values, at::kDouble).reshape(parameter.sizes()));
 }
 

@@ -1,5 +1,5 @@
-// Parts of the operators that train a grid. These are compositions, of one that has no gradient and writes
-// to the state, and of others that have one and write to nothing.
+// Parts of the operators that train a grid. These are composed of an operator that writes to the state and has no
+// gradient, and of operators with a gradient that write nothing.
 #pragma once
 
 #include "graph/callers_error.h"
@@ -7,21 +7,21 @@
 
 namespace jit_passes {
 
-// Calls the one that writes. Ahead-of-time tracing hides from autograd what is written without a gradient, as
-// the operators do themselves; what is written to a detached tensor it makes an operation on the parameter.
+// Calls the operator that writes, without recording gradients. Ahead-of-time tracing hides this write from autograd,
+// but would turn a write to a detached tensor into an operation on the parameter.
 template <typename Operator, typename... Operands>
 auto callWithoutGradient(const Operator& op, const Operands&... operands) {
   const at::NoGradGuard guard;
   return op.call(operands...);
 }
 
-// fq(x * fold) / fold with one scale, or with one for each channel, is x fake-quantized with this.
+// The scale with which fake quantization of x gives fq(x * fold) / fold, for one scale or one for each channel.
 inline at::Tensor foldScale(const at::Tensor& scale, const at::Tensor& fold) {
   return scale.reshape({-1}) / fold.reshape({-1});
 }
 
-// The axis of the fold, from the front, after a look at both. Other devices than the CPU would have to be
-// waited for to know whether it is finite.
+// The axis of the fold, counted from the front, after checks of both. Whether the fold is finite is checked on the
+// CPU only: elsewhere the check would wait for the device.
 inline int64_t checkedFoldAxis(
     const at::Tensor& x, const at::Tensor& fold, int64_t fold_axis, Axis axis, c10::string_view name) {
   const auto found = *wrapAxis(fold_axis, x);
@@ -40,7 +40,7 @@ inline int64_t checkedFoldAxis(
   return found;
 }
 
-// LSQ's 1 / sqrt(N * quant_max) for a grid, with N numbers to a scale; of one sample, if so.
+// LSQ's 1 / sqrt(N * quant_max), with N elements that share a scale, or only those of one sample if `per_sample`.
 inline double gradientScale(const at::Tensor& x, int64_t quant_max, Axis ch_axis, bool per_sample) {
   TORCH_CHECK(quant_max > 0, "quant_max must be above 0, got ", quant_max);
   auto count = x.sym_numel();
@@ -53,27 +53,27 @@ inline double gradientScale(const at::Tensor& x, int64_t quant_max, Axis ch_axis
   return 1 / std::sqrt(static_cast<double>(count.guard_int(__FILE__, __LINE__) * quant_max));
 }
 
-// For an empty x: nothing, with gradients of 0 for what would have made it.
+// The result for an empty x, with gradients of 0 for the parameters.
 inline at::Tensor ofNothing(
     const at::Tensor& x, const at::Tensor& parameter, const std::optional<at::Tensor>& fold) {
   const auto result = x + parameter.sum();
   return fold ? result + fold->sum() : result;
 }
 
-// Not initialised: all infinite. Waits for a device.
+// Whether the parameter is not initialized, that is, all infinite. Waits for the device.
 bool isUnset(const at::Tensor& parameter);
 
-// Writes without a word to autograd.
+// Writes without a record in autograd.
 void assign(const at::Tensor& parameter, const std::vector<double>& values);
 
 void checkSet(const at::Tensor& parameter, c10::string_view name);
 
-// A scale at the end of an optimizer's step: one that is not above 0 is corrected and counted. On the CPU
-// there is a warning, and one that is not finite is an error; other devices would have to be waited for.
+// Corrects and counts scales that an optimizer's step has made 0 or negative. On the CPU this warns, and a scale
+// that is not finite is an error; on other devices both would wait for the device.
 template <bool kCpu>
 void guardScale(const at::Tensor& scale, const at::Tensor& corrections, c10::string_view name);
 
-// Where scales that are trained begin at least: float32's epsilon.
+// The least first value of a trained scale: float32's epsilon.
 constexpr double kSmallestScale = 0x1p-23;
 
 } // namespace jit_passes

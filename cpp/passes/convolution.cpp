@@ -8,7 +8,7 @@ std::optional<int64_t> Convolution::knownDims(const KnownValues& known) const {
   if (const auto rank = known.rank(weight)) {
     return *rank - 2;
   }
-  std::optional<int64_t> longest; // nothing is less than any number
+  std::optional<int64_t> longest; // an empty optional is less than any number
   for (const Value* list : {stride, padding, dilation, output_padding}) {
     longest = list == nullptr ? longest : std::max(longest, known.length(list));
   }
@@ -72,7 +72,7 @@ bool hasVolumes(Graph& graph) {
 
 namespace {
 
-// Of a volume in the channels-last layout that stays as large as it is, PyTorch 2.13 gives whatever memory holds.
+// PyTorch 2.13 returns uninitialized memory for a volume in the channels-last layout whose size does not change.
 bool mayStayAsLarge(const Node* node) {
   static const auto resizes = symbol("aten::upsample_nearest3d");
   if (node->kind() != resizes) {

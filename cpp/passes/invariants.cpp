@@ -37,7 +37,7 @@ bool hasPaddingMode(const Node* node) {
   return constantOf(node, "padding")->isString();
 }
 
-// Other spellings are left only where the graph does not know enough: of weights that are computed, say.
+// Other spellings may be left where the graph does not know enough, such as for computed weights.
 Problem otherSpelling(const Node* node) {
   static const auto convolution = symbol("aten::_convolution");
   static const auto mm = symbol("aten::mm");
@@ -85,7 +85,7 @@ bool isPositive(const c10::IValue& scale) {
   if (values.numel() == 0) {
     return true;
   }
-  const auto [low, high] = at::aminmax(values); // NaN if one is
+  const auto [low, high] = at::aminmax(values); // NaN if one value is
   return low.item<double>() > 0 && std::isfinite(high.item<double>());
 }
 
@@ -108,7 +108,7 @@ bool areEqual(const c10::IValue& one, const c10::IValue& other) {
   return one.toTensor().is_same(other.toTensor()) || at::equal(one.toTensor(), other.toTensor());
 }
 
-// Of quantize: (x, scale, zero_point, [axis,] quant_min, quant_max, dtype).
+// The operands of quantize: (x, scale, zero_point, [axis,] quant_min, quant_max, dtype).
 Problem badCodes(const Node* node, const Grid& grid) {
   const size_t last = node->inputs().size() - 1;
   const auto low = constantNumber(node->input(last - 2)), high = constantNumber(node->input(last - 1)),

@@ -18,7 +18,7 @@ namespace jit_passes {
 
 namespace {
 
-// Makes values of what Python holds. Dicts of many places have the same keys, which become one string each.
+// Converts values of Python. Equal keys of dicts become one string, since the dicts of many places have equal keys.
 class PythonValues {
  public:
   c10::IValue read(const py::handle& object) {
@@ -65,7 +65,7 @@ class PythonValues {
     return elements;
   }
 
-  // Elements of one type make a list of that type.
+  // Elements of equal type make a list of that type.
   c10::IValue readList(const py::list& list) {
     auto elements = readAll(list);
     const bool same = !elements.empty() && std::ranges::all_of(elements, [&](const auto& e) {
@@ -82,7 +82,7 @@ class PythonValues {
     return result;
   }
 
-  // Keys are texts, or all whole numbers.
+  // Keys are all strings or all whole numbers.
   c10::IValue readDict(const py::dict& dict) {
     const bool numbered = !dict.empty() && py::isinstance<py::int_>(dict.begin()->first);
     const auto keys = numbered ? c10::TypePtr(c10::IntType::get()) : c10::TypePtr(c10::StringType::get());
@@ -94,7 +94,7 @@ class PythonValues {
     return result;
   }
 
-  // Equal names in Python code are one object, which the dicts keep alive meanwhile.
+  // By address: equal names in Python code are one object, which the dicts keep alive during the conversion.
   c10::IValue readKey(const py::handle& key) {
     auto& known = keys_[key.ptr()];
     if (known.isNone()) {
@@ -149,10 +149,10 @@ py::tuple toTuple(const ValueRecord& v) {
 
 namespace {
 
-// (index of the node, operator, operands by name) of each place, in program order. Operands are constants
-// and attributes, behind an edge too; others are None.
+// (index of the node, operator, operands by name) for each place, in program order. Operands that are constants or
+// attributes, also through an edge, are given; others are None.
 py::list places(const Module& module, const std::string& method) {
-  // A module looks for an attribute by comparing all names.
+  // A table, since a module searches an attribute among all its names.
   std::unordered_map<std::string, c10::IValue> own;
   for (size_t slot = 0; slot < module.type()->numAttributes(); ++slot) {
     own.emplace(module.type()->getAttributeName(slot), module._ivalue()->getSlot(slot));
@@ -186,7 +186,7 @@ py::list places(const Module& module, const std::string& method) {
   return result;
 }
 
-// The path of a parameter or buffer without numbers, if there is one.
+// The path of the first parameter or buffer on the meta device, which has no data; nothing if there is none.
 std::optional<std::string> metaTensor(const Module& module) {
   const auto first = [](const auto& tensors) -> std::optional<std::string> {
     for (const auto& [name, tensor] : tensors) {
@@ -200,7 +200,7 @@ std::optional<std::string> metaTensor(const Module& module) {
   return parameter ? parameter : first(module.named_buffers());
 }
 
-// The paths of the attributes that places read, besides the value, in program order.
+// The paths of the attributes that places read, apart from their first operand, in program order.
 std::vector<std::string> statePaths(const Module& module, const std::string& method) {
   std::vector<std::string> paths;
   for (const Node* node : placesOf(*module.get_method(method).graph())) {
@@ -213,8 +213,8 @@ std::vector<std::string> statePaths(const Module& module, const std::string& met
   return paths;
 }
 
-// The ids of places, None for nodes without one, of the operators of each kind that has some, in program
-// order, with those of modules that it calls. Files keep this order.
+// For each kind of operator with places: the id of the place of each node in program order, or None. Called modules
+// are included. Files keep this order.
 py::dict placeIds(const Module& module, const std::string& method) {
   std::map<std::string, std::vector<std::optional<int64_t>>> ids;
   std::unordered_set<std::string> kinds;
@@ -236,8 +236,8 @@ py::dict placeIds(const Module& module, const std::string& method) {
   return result;
 }
 
-// Gives operators the places that a file has lost, by the ids that `placeIds` had. A graph that has been changed since
-// keeps what it has.
+// Gives operators the places that a file does not keep, by the result of placeIds. Kinds whose number of nodes has
+// changed since are left alone.
 void restorePlaces(Module& module, const std::string& method, const py::dict& ids) {
   std::map<std::string, std::vector<Node*>> nodes;
   forEachNode(*module.get_method(method).graph(), [&](Node* node) {
@@ -254,7 +254,7 @@ void restorePlaces(Module& module, const std::string& method, const py::dict& id
   }
 }
 
-// The submodules that a method calls and that have been through a stage: their paths, each with its report.
+// The path and the report of each called submodule that has been through a stage.
 std::vector<std::pair<std::string, std::string>> parts(const Module& module, const std::string& method) {
   std::vector<std::pair<std::string, std::string>> found;
   const auto graph = inlinedGraph(module, method);
@@ -271,7 +271,7 @@ std::vector<std::pair<std::string, std::string>> parts(const Module& module, con
   return found;
 }
 
-// Puts back everything but what is kept, by path, as it was in the copy.
+// Sets all attributes to those of the copy, except for paths in `kept`.
 void restoreState(
     const c10::intrusive_ptr<c10::ivalue::Object>& object, const c10::ivalue::Object& copy,
     const std::unordered_set<std::string>& kept, const std::string& path) {
@@ -287,7 +287,7 @@ void restoreState(
   }
 }
 
-// By qualified name, the fields of `OperatorTraits` in their order.
+// The fields of OperatorTraits in their order, by the qualified name of the operator.
 py::dict operatorRows() {
   py::dict rows;
   for (const auto& [name, t] : operatorTable()) {
@@ -326,7 +326,8 @@ void setStringAttribute(Module module, const std::string& name, const std::strin
   }
 }
 
-// Makes an error of the caller, which a running model has thrown through PyTorch, one of the class that it names.
+// Raises an error of the caller, which PyTorch has passed on from a running model, as the Python class that it
+// names.
 void translateCallersErrors() {
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
@@ -346,7 +347,7 @@ void translateCallersErrors() {
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "Passes over TorchScript graphs.";
   translateCallersErrors();
-  m.attr("torch_version") = TORCH_VERSION; // compiled against
+  m.attr("torch_version") = TORCH_VERSION; // the version that this was compiled with
   bindPasses(m);
   bindRewriting(m);
   bindPlans(m);

@@ -1,4 +1,4 @@
-// Passes: what is registered, running them, and passes written in Python.
+// The registry of passes for Python, runs of passes, and passes written in Python.
 #include "conversions.h"
 
 #include "facts/float_values.h"
@@ -57,7 +57,7 @@ py::tuple runPass(
   return run(contextOf(subject, method, options), info.run);
 }
 
-struct OpenEditor { // a handle that Python keeps must not reach into a graph that is gone
+struct OpenEditor { // Python may keep the editor longer than the graph lives
   explicit OpenEditor(PassContext& context) : editor(std::make_shared<Editor>(context)) {}
   ~OpenEditor() { editor->close(); }
   std::shared_ptr<Editor> editor;
@@ -90,7 +90,7 @@ py::tuple runRules(const Rules& rules, const py::object& subject, const std::str
   return run(contextOf(subject, method, none), passOf(rules));
 }
 
-// Options are (name, type, whether there is a value without it, that value).
+// Options are (name, type, whether it has a default, the default).
 using PackedOption = std::tuple<std::string, std::string, bool, py::object>;
 
 void registerPass(
@@ -104,7 +104,7 @@ void registerPass(
   RegisterPass(name, summary, toPass(function), std::move(needs), std::move(ensures), std::move(options));
 }
 
-// The check gets an editor, to look with. It returns what is wrong, or None.
+// The check gets an editor to read the graph with. It returns the problem, or None.
 void registerInvariant(const std::string& name, const std::string& summary, const py::function& function) {
   const auto check = [call = Function(function)](const PassContext& context) {
     const py::gil_scoped_acquire lock;
@@ -134,7 +134,7 @@ void hookExecutor(Moment moment, const py::function& function) {
   });
 }
 
-// A function of another graph, with the name and the schema of this one, default arguments included.
+// A function with another graph, and with the name, schema and default arguments of this function.
 torch::jit::StrongFunctionPtr rebuildFunction(
     const torch::jit::StrongFunctionPtr& original, const GraphPointer& graph) {
   const auto unit = std::make_shared<torch::jit::CompilationUnit>();
@@ -186,7 +186,7 @@ py::dict describeAll(const std::map<std::string, Info>& table) {
   return result;
 }
 
-// Units are lists of nodes by their number in program order.
+// A unit is a list of numbers of nodes in program order.
 std::vector<int64_t> regionsOf(
     const Module& module, const std::string& method, const std::vector<std::vector<size_t>>& units,
     const Links& links) {

@@ -16,7 +16,7 @@ py::object buildPlan(const Module& region) {
   return toPython(c10::IValue(c10::make_intrusive<x86::Plan>(x86::build(region))));
 }
 
-// (whether it only moves codes, whether it computes in float32), by kind.
+// By kind of operator: (whether it only moves codes, whether it computes in float32).
 std::map<std::string, std::pair<bool, bool>> plannedKinds() {
   std::map<std::string, std::pair<bool, bool>> kinds;
   for (const auto& [kind, has] : x86::plannedKinds()) {
@@ -25,7 +25,7 @@ std::map<std::string, std::pair<bool, bool>> plannedKinds() {
   return kinds;
 }
 
-// The levels that the processor has.
+// The instruction levels that the processor supports.
 std::vector<std::string> x86Levels() {
   std::vector<std::string> levels;
   for (int i = 0; i < static_cast<int>(x86::Form::Count); ++i) {

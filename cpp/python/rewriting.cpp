@@ -57,7 +57,7 @@ py::tuple toTuple(const MatchView& view) {
 
 using Text = std::optional<std::string>;
 
-// Of a scripted function: a parameter that is assigned to is %x.1 there.
+// Renames %x.1 to %x: scripting renames a parameter to which the function assigns.
 GraphPointer graphOfFunction(const py::object& source) {
   auto graph = source.cast<GraphPointer>();
   for (Value* input : graph->inputs()) {

@@ -5,8 +5,8 @@
 namespace jit_passes {
 namespace {
 
-// Whether the value is a matrix for every input. A batch norm after linear normalizes axis 1,
-// which is the feature axis only then.
+// Whether the value is a matrix for every input. A batch norm after linear normalizes axis 1, which is the axis of
+// features only for a matrix.
 bool isMatrix(const Value* value) {
   for (const Node* node = value->node(); node->kind() != prim::Param; node = mainOperand(node)->node()) {
     if (node->kind() == aten::flatten) {
@@ -35,7 +35,7 @@ std::optional<int64_t> groupsOf(const Node* node, const WeightedOperator& op) {
   return groups ? std::optional<int64_t>(*groups) : std::nullopt;
 }
 
-// Whether it makes rows of the features of a tensor, whatever other axes that has.
+// Whether the node joins all axes of a tensor but the last one.
 bool joinsRows(const Node* node, const Shapes& shapes) {
   if (node->kind() != aten::flatten || constantNumber(node, "start_dim") != 0.0) {
     return false;
@@ -44,16 +44,16 @@ bool joinsRows(const Node* node, const Shapes& shapes) {
   return rank && last && *rank == *last + (*last < 0 ? *rank : 0) + 2;
 }
 
-// The shape stays what it was, so asking for it is no use of the values: scripted modules check the
-// rank of what they get, and others give another tensor that shape.
+// Whether only this reader uses the values of the result. The shape does not change, so other nodes may ask for it:
+// scripted modules check the rank of their input, and some operators give another tensor that shape.
 bool alone(const Node* reader, const Value* result) {
   return std::ranges::all_of(result->uses(), [&](const Use& use) {
     return use.user == reader || asksForShape(use.user) || (takesShape(use.user) && use.offset == 1);
   });
 }
 
-// Whether the result of a convolution has another rank than one with a batch axis, or a scripted module behind it takes it
-// to have: without that, axis 1 is one of space.
+// Whether the result of a convolution has no batch axis, by its rank or by the check of a scripted module behind it.
+// Axis 1 is then an axis of space rather than of channels.
 bool hasNoBatchAxis(const Value* result, const WeightedOperator& op, std::optional<int64_t> known) {
   if (known) {
     return *known != op.spatial_dims + 2;
@@ -137,7 +137,7 @@ std::optional<NormalizedOperator> normalizedOperator(
   const bool apart = op->spatial_dims == 0
                          ? !joined && !isMatrix(producer->output()) && ranks.at(norm) != 2
                          : joined || hasNoBatchAxis(producer->output(), *op, ranks.at(norm));
-  if (apart) { // axis 1 may be another one than that of its channels
+  if (apart) { // axis 1 may not be the axis of channels
     return std::nullopt;
   }
   const auto groups = groupsOf(producer, *op);

@@ -27,7 +27,7 @@ std::vector<Argument> withoutSelf(const FunctionSchema& schema) {
 
 void checkModule(const FunctionSchema& region, const Module& compiled) {
   const auto method = compiled.find_method("forward");
-  TORCH_CHECK(method, "what the target compiled has no method 'forward'");
+  TORCH_CHECK(method, "the module that the target compiled has no method 'forward'");
   const auto& schema = method->function().getSchema();
   const auto wanted = withoutSelf(region), found = withoutSelf(schema);
   bool fits = wanted.size() <= found.size() &&
@@ -37,8 +37,9 @@ void checkModule(const FunctionSchema& region, const Module& compiled) {
                              : found[i].default_value().has_value();
   }
   TORCH_CHECK(
-      fits, "what the target compiled has forward", signatureOf(found, schema.returns().at(0).type()),
-      ", and the region forward", signatureOf(wanted, region.returns().at(0).type()));
+      fits, "the module that the target compiled has forward",
+      signatureOf(found, schema.returns().at(0).type()), ", and the region forward",
+      signatureOf(wanted, region.returns().at(0).type()));
 }
 
 void checkObject(const FunctionSchema& region, const c10::ClassType& type) {
@@ -50,7 +51,7 @@ void checkObject(const FunctionSchema& region, const c10::ClassType& type) {
   TORCH_CHECK(
       run != nullptr && run->getSchema().arguments().size() == 2 &&
           tensors(run->getSchema().arguments()[1].type()) && tensors(run->getSchema().returns().at(0).type()),
-      "what the target compiled, an object of ", type.annotation_str(),
+      "the object that the target compiled, of the class ", type.annotation_str(),
       ", has no method run(Tensor[] inputs) -> Tensor[]");
   const auto taken = withoutSelf(region);
   const auto given = region.returns().at(0).type();
@@ -59,11 +60,11 @@ void checkObject(const FunctionSchema& region, const c10::ClassType& type) {
   TORCH_CHECK(
       std::all_of(taken.begin(), taken.end(), [&](const auto& a) { return tensor(a.type()); }) &&
           std::all_of(parts.begin(), parts.end(), tensor),
-      "an object can take the place of a region that takes and gives tensors only, and this one is forward",
+      "an object can only replace a region that takes and gives tensors, and this region is forward",
       signatureOf(taken, given));
 }
 
-// The source of a method that hands everything on.
+// The source of a method that passes its arguments on, and returns the results.
 std::string sourceOf(const FunctionSchema& region, bool is_module) {
   const auto taken = withoutSelf(region);
   const auto given = region.returns().at(0).type();
@@ -97,8 +98,8 @@ void replaceRegion(Module& root, Graph& graph, const std::string& name, const c1
   } else {
     checkObject(region, *type);
   }
-  // A unit of its own: that of the root has the type of the region, whose graph holds all its weights, for as long as
-  // anything of that unit is there.
+  // The module gets a compilation unit of its own. The root's unit has the type of the region, whose graph would
+  // keep all weights in memory as long as anything of that unit lives.
   Module made(
       c10::QualifiedName("__torch__.jit_passes.CompiledRegion"),
       std::make_shared<torch::jit::CompilationUnit>());

@@ -39,7 +39,7 @@ void checkNames(const Insertion& insertion) {
   }
 }
 
-// Its result, the factor of the batch norm, comes with the value that is to be quantized.
+// Inserts deferred_weight, whose results are the weight to quantize and the factor of the batch norm.
 Node* deferWeight(Value* weight, Node* norm, const c10::IValue& axis, Node* before) {
   static const auto fold_factor = symbol("jit_passes::fold_factor");
   static const auto deferred_weight = symbol("jit_passes::deferred_weight");
@@ -52,7 +52,7 @@ Node* deferWeight(Value* weight, Node* norm, const c10::IValue& axis, Node* befo
   return node;
 }
 
-// Scripts type the bias of a convolution as Tensor?, whatever it holds.
+// Scripts give the bias of a convolution the type Tensor?, even if it is a tensor.
 Value* asTensor(Value* value, Node* before) {
   if (value->type()->kind() != c10::TypeKind::OptionalType) {
     return value;
@@ -72,12 +72,12 @@ Insertions::Insertions(PassContext& context)
   for (const c10::IValue& packed : elements(context.option("places"))) {
     all_.push_back(read(packed));
   }
-  // At the end, and then to the front one by one: PyTorch numbers all nodes anew after some insertions between two.
+  // Inserts at the end and moves to the front: PyTorch renumbers all nodes after a few insertions between two nodes.
   Node *end = graph_->return_node(), *last = end->prev();
   for (const c10::IValue& packed : elements(context.option("states"))) {
     states_.push_back(readState(packed));
   }
-  const bool alone = last == graph_->param_node(); // without other nodes they are in front already
+  const bool alone = last == graph_->param_node(); // in an empty graph they are in front already
   while (!alone && end->prev() != last) {
     end->prev()->moveBefore(graph_->block()->nodes().front());
   }
@@ -173,7 +173,7 @@ Value* Insertions::operand(const c10::IValue& what, Node* before) {
   return role == "state" ? states_.at(fields[1].toInt()) : shared(role);
 }
 
-// Read once for all places.
+// Reads each attribute once for all places.
 Value* Insertions::shared(const std::string& role) {
   auto& module = context_.module();
   if (const auto found = shared_.find(role); found != shared_.end()) {
@@ -197,7 +197,7 @@ Value* Insertions::shared(const std::string& role) {
   return shared_[role] = value;
 }
 
-// An attribute of the module itself.
+// Reads an attribute of the root module, which is added if it is missing.
 Value* Insertions::attribute(const std::string& name, const c10::IValue& initially) {
   auto& module = context_.module();
   if (!attributeSlot(*module.type(), name)) {

@@ -1,4 +1,4 @@
-// Operators that are inserted at places, as Python asks for them: by name, checked against their schemas.
+// Inserts operators at places, on behalf of Python: by name, checked against their schemas.
 #pragma once
 
 #include "graph/graph.h"
@@ -6,20 +6,20 @@
 
 namespace jit_passes {
 
-// A value, and the uses of it that an annotation is about; none for all of them.
+// A value, and the uses of it that an annotation concerns. An empty list means all uses.
 struct AnnotatedValue {
   Value* value;
   std::vector<Use> uses;
 };
 
-// One operator to insert; from a dict with these keys.
+// One operator to insert, from a dict of Python. The comments name its keys.
 struct Insertion {
-  AnnotatedValue annotated;          // "value", and "uses" of it
+  AnnotatedValue annotated;          // "value" and "uses"
   const Node* home;                  // "home": the node that the place belongs to, or null
   c10::Symbol kind;                  // "op"
-  const c10::FunctionSchema* schema; // of it
-  std::unordered_map<std::string, c10::IValue> operands; // "operands": by argument, but for the first
-  std::string name;                                      // of the place: the operand "name"
+  const c10::FunctionSchema* schema; // the operator's
+  std::unordered_map<std::string, c10::IValue> operands; // "operands": by argument, without the first
+  std::string name;                                      // the operand "name": the place's name
 };
 
 // The options `places` and `states` of a pass that inserts. An operand is a constant, or a tuple:
@@ -34,24 +34,25 @@ struct Insertion {
 //                          deferred_weight gives it, which gives the value too
 //
 // An argument that is not given has the schema's default. A state is (name, node, tensor, whether it is a
-// parameter). It belongs to the module that the node was written in, so each submodule needs a type of its
-// own, as _C.clone gives it; for None, to the root. A further one of that name (a module that is called
-// twice) gets a number; one whose module is gone, as in frozen models, goes to the root, its path in front.
+// parameter). It belongs to the module that the node was written in, so each submodule needs a type of its own, as
+// _C.clone gives it. If the node is None, it belongs to the root. A second state of equal name (for a module that is
+// called twice) gets a number. If its module is gone, as in frozen models, the state goes to the root, with the path
+// in its name.
 class Insertions {
  public:
-  // Finds what the options refer to, and registers the states.
+  // Finds the values and nodes that the options name, and registers the states.
   explicit Insertions(PassContext& context);
 
   const std::vector<Insertion>& all() const { return all_; }
-  // The node in front of which to insert: the first of the uses, or if they are all meant, what follows the
-  // node that makes the value. Behind all constants, whose order other passes may rely on.
+  // The node in front of which to insert: the first of the uses; or, for all uses, the node after the one that makes
+  // the value. It comes after all constants, since other passes may rely on their order.
   Node* nodeFor(const Insertion& insertion) const;
   // Inserts the operator, with the value as its first operand.
   Node* insert(const Insertion& insertion, Value* value, Node* before, const Node* like);
 
  private:
   Insertion read(const c10::IValue& packed) const;
-  // By its unique() in the snapshot, and uses packed as a list of (node index, operand).
+  // A value by its unique() in the snapshot, with uses given as a list of (node index, operand).
   AnnotatedValue find(int64_t value, const c10::IValue& uses) const;
   Value* readState(const c10::IValue& packed);
   Value* operand(const c10::IValue& what, Node* before);
@@ -62,7 +63,7 @@ class Insertions {
   std::shared_ptr<Graph> graph_;
   std::vector<Node*> nodes_; // by their numbers in the snapshot
   std::unordered_map<int64_t, Value*> values_;
-  Node* start_; // what is read from modules is read in front of it
+  Node* start_; // reads of attributes are inserted in front of it
   std::vector<Insertion> all_;
   std::vector<Value*> states_;
   std::unordered_map<std::string, Value*> shared_;

@@ -10,7 +10,7 @@ namespace {
 
 using c10::Symbol;
 
-// Operands, and what the blocks of a node read or return.
+// Visits the operands of a node, and the values that its blocks read or return.
 void forEachOperand(const Node* node, const std::function<void(Value*)>& visit) {
   std::for_each(node->inputs().begin(), node->inputs().end(), [&](const Value* value) {
     visit(const_cast<Value*>(value));
@@ -29,10 +29,10 @@ struct Region {
   size_t first, last; // positions in the block
   std::vector<size_t> units;
   std::vector<const Node*> nodes;
-  std::vector<const Node*> sources; // that are read and were none of its own when their reader came in
+  std::vector<const Node*> sources; // nodes that are read, outside when their reader joined
 };
 
-// Regions of one block. Each counts as one node, or two could come to read each other.
+// Finds the regions of one block. A region counts as one node, or two regions could come to read each other.
 class Search {
  public:
   Search(const Order& order, const Units& units, const std::vector<size_t>& own) {
@@ -101,15 +101,15 @@ class Search {
 
   size_t positionOf(const Node* node) const { return places_.at(node).position; }
 
-  // Says that a region which begins at `first` holds the positions behind `from`, up to `to`.
+  // Notes that a region which begins at `first` covers the positions after `from`, up to and including `to`.
   void span(size_t first, size_t from, size_t to) {
     for (size_t i = from + 1; i <= to; ++i) {
       lowest_[i] = std::min(lowest_[i], first);
     }
   }
 
-  // Whether a path leaves the two and comes back. It cannot come back from a position in front of both, unless regions
-  // lead from there to a later one.
+  // Whether a path leaves the two regions and comes back. A path through a position in front of both cannot come
+  // back, unless a region covers that position and a later one.
   bool closesPath(const Region& one, const Region& other) const {
     size_t lowest = std::min(one.first, other.first);
     while (lowest_[lowest] < lowest) {
@@ -153,7 +153,7 @@ class Search {
   };
 
   std::unordered_map<const Node*, Place> places_;
-  std::vector<size_t> lowest_; // of each position: the first one of the regions that hold it
+  std::vector<size_t> lowest_; // for each position, the first position of the regions that cover it
   std::unordered_map<const Node*, Region*> by_node_;
   std::unordered_map<size_t, Region*> by_unit_;
   std::vector<std::unique_ptr<Region>> regions_;
@@ -182,7 +182,7 @@ Order::Order(const std::shared_ptr<Graph>& graph) {
     return std::any_of(values.begin(), values.end(), test);
   };
   const auto is_written = [&](const Value* value) { return written.count(value) > 0; };
-  forEachNode(*graph, [&](const Node* node) { // those in blocks first
+  forEachNode(*graph, [&](const Node* node) { // inner nodes first
     const bool contains = any(node->blocks(), [&](const Block* block) {
       return any(block->nodes(), [&](const Node* inner) { return isFixed(inner); });
     });
@@ -220,7 +220,7 @@ std::vector<Node*> Order::sourcesOf(Node* node) const {
     for (const Value* value : reader->inputs()) {
       Node* source = const_cast<Node*>(value->node());
       const bool here = source->owningBlock() == node->owningBlock() && source->kind() != prim::Param;
-      if (here && seen.insert(source).second) { // numbers that follow from one another have many paths
+      if (here && seen.insert(source).second) { // `seen`: copied nodes that read each other have many paths
         (isCopied(source) ? pending : sources).push_back(source);
       }
     }
@@ -230,7 +230,7 @@ std::vector<Node*> Order::sourcesOf(Node* node) const {
 
 void Order::visit(Node* first, const Node* last, const Visit& visit) const {
   const Block* block = first->owningBlock();
-  Node* fixed = nullptr; // the one before
+  Node* fixed = nullptr; // the previous fixed node
   for (Node* node = first; node->kind() != prim::Return; node = node->next()) {
     std::vector<Node*> before;
     forEachOperand(node, [&](const Value* value) {
@@ -276,14 +276,16 @@ std::vector<int64_t> findRegions(
   }
   Links sorted;
   for (const auto& [one, other] : links) {
-    TORCH_CHECK(one < units.size() && other < units.size(), "a link names an operator that is none");
+    TORCH_CHECK(
+        one < units.size() && other < units.size(), "a link names operators ", one, " and ", other,
+        ", and there are ", units.size());
     sorted.emplace_back(ends[one] < ends[other] ? one : other, ends[one] < ends[other] ? other : one);
   }
   std::stable_sort(sorted.begin(), sorted.end(), [&](const auto& a, const auto& b) {
     return ends[a.second] < ends[b.second];
   });
   std::vector<const Region*> regions(units.size());
-  std::vector<std::unique_ptr<Search>> searches; // which hold the regions
+  std::vector<std::unique_ptr<Search>> searches; // they own the regions
   for (const auto& [block, own] : blocks) {
     const auto& search = searches.emplace_back(std::make_unique<Search>(order, units, own));
     for (const auto& [one, other] : sorted) {

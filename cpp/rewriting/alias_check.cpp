@@ -12,7 +12,7 @@ bool isBetween(const Node* node, const Node* from, const Node* to) {
   return node->isAfter(from) && node->isBefore(to);
 }
 
-// Says how memory that is written to makes a match wrong.
+// Finds why a write to memory makes a rewrite of the match wrong.
 class AliasCheck {
  public:
   AliasCheck(AliasClasses& aliases, const Rule& rule, const Match& match, const Node* point)
@@ -40,7 +40,7 @@ class AliasCheck {
     for (const Node* wanted : rule_.pattern.nodes()) {
       const Node* node = match_.nodes.at(wanted);
       if (node->kind() == prim::ListConstruct) {
-        continue; // a list holds its elements, and only its readers see what they hold
+        continue; // a list only refers to its elements: the list's readers are checked
       }
       for (const Value* operand : node->inputs()) {
         const Node* list = operand->node();
@@ -61,7 +61,7 @@ class AliasCheck {
   }
 
  private:
-  // Whether the replacement stands in front of the node, and the writer in between.
+  // Whether the replacement would come before the node, and the writer stands in between.
   bool overtaken(const Node* writer, const Node* node) const {
     if (!point_->isBefore(node)) {
       return false;
@@ -74,7 +74,7 @@ class AliasCheck {
     return isBetween(writer, point_, node);
   }
 
-  // Between the node and where its replacement will stand, nobody may write to what it reads.
+  // No other node may write to the operand between the matched node and the place of the replacement.
   std::string checkReads(const Node* node, const Value* operand) {
     for (const Node* writer : aliases_.writersOf(operand)) {
       if (!inside_.count(writer) && (isBetween(writer, node, point_) || overtaken(writer, node))) {
@@ -85,7 +85,7 @@ class AliasCheck {
     return "";
   }
 
-  // Memory that the pattern writes to must not be seen by others, which would miss the write.
+  // No other node may see memory that the pattern writes to: it would miss the write.
   std::string checkWrites(const Value* input) {
     for (const Node* writer : aliases_.writersOf(input)) {
       if (inside_.count(writer) &&
@@ -96,7 +96,7 @@ class AliasCheck {
     return "";
   }
 
-  // Nor must what the replacement writes to.
+  // No other node may see memory that the replacement writes to.
   std::string checkReplacement() {
     for (const Value* input : rule_.replacement->inputs()) {
       const auto found = named_.find(inputName(input));
@@ -114,7 +114,8 @@ class AliasCheck {
     return "";
   }
 
-  // A normalization writes to its statistics if it trains, which the match may know.
+  // Whether a writer of the replacement does write: a normalization does so only in training, and the match may
+  // tell.
   bool trains(const Node* writer) const {
     if (!isNormalization(writer->kind())) {
       return true;
@@ -133,7 +134,7 @@ class AliasCheck {
     return operands.size() <= kTraining || constantNumber(operands[kTraining]) != 0.0;
   }
 
-  // A result that the pattern writes to must not have been read before that.
+  // No other node may read a result before the pattern writes to it.
   std::string checkUses() {
     for (const Value* output : rule_.pattern.graph->outputs()) {
       const Value* result = match_.values.at(output);
@@ -148,9 +149,9 @@ class AliasCheck {
     return "";
   }
 
-  // A result that shares memory with an operand or another result, before or after, must not be written
-  // to; where nobody else sees the operand, it does not matter. Values that share memory because the model
-  // leads one into the other elsewhere, such as a state into the next step, do so before and after.
+  // No other node may write to a result that shares memory with an operand or another result, in the pattern or in
+  // the replacement, unless the operand is visible to the match alone. Values that share memory because of other
+  // nodes, such as a state and the state of the next step, do so with and without the rewrite.
   std::string checkResults() {
     const auto outputs = rule_.pattern.graph->outputs();
     const auto replacements = rule_.replacement->outputs();
@@ -190,7 +191,8 @@ class AliasCheck {
     return "";
   }
 
-  // Whether an input of the replacement is among these values; computed ones are attributes, seen by all.
+  // Whether an input of the replacement is among these values. A computed input is an attribute, which all nodes
+  // see.
   bool sees(const Value* input, const std::vector<const Value*>& values) const {
     const auto found = named_.find(inputName(input));
     if (found == named_.end()) {

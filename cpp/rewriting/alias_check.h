@@ -1,4 +1,4 @@
-// Whether memory that is written to makes a rewrite wrong.
+// Whether a write to memory makes a rewrite wrong.
 #pragma once
 
 #include "graph/alias_classes.h"
@@ -6,10 +6,10 @@
 
 namespace jit_passes {
 
-// Only where something writes, in the model or in what rules put there.
+// The alias classes of the graph; nothing where neither the model nor a replacement writes to memory.
 std::optional<AliasClasses> aliasesOf(PassContext& context, const std::vector<const Rule*>& rules);
 
-// How such memory makes a match wrong, if its replacement stands in front of `point`; or nothing.
+// Why a write makes the rewrite wrong, if the replacement stands in front of `point`; or nothing.
 std::optional<std::string> aliasRefusal(
     AliasClasses& aliases, const Rule& rule, const Match& match, const Node* point);
 

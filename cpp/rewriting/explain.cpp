@@ -5,7 +5,7 @@
 namespace jit_passes {
 namespace {
 
-// Says of one node whether the pattern ends there. A match goes by the name that its rewrite would have.
+// Tells of one node whether the pattern matches with it as the last node. A match has the name of its rewrite.
 Explanation explainAt(
     PassContext& context, const Rule& rule, Node* node, const ReadAttribute& attribute,
     std::optional<AliasClasses>& aliases, const NodeNames& names) {

@@ -29,7 +29,7 @@ Node* Match::principal(const Pattern& pattern) const {
   Node* principal = nodes.at(pattern.anchor());
   for (const Node* wanted : pattern.nodes() | std::views::reverse) {
     Node* node = nodes.at(wanted);
-    const bool language = node->kind().is_prim(); // puts lists together, takes them apart
+    const bool language = node->kind().is_prim(); // makes lists or takes them apart
     if (!isQuantization(node) && (!language || principal->kind().is_prim() || isQuantization(principal))) {
       principal = node;
     }

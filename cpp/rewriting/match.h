@@ -1,4 +1,4 @@
-// A match: for each value and node of a pattern, the one of the graph that stands for it.
+// A match: for each value and node of a pattern, the value and node of the graph that it has matched.
 #pragma once
 
 #include "value_match.h"
@@ -9,17 +9,18 @@ struct Match {
   std::unordered_map<const Value*, Value*> values;             // pattern value -> graph value
   std::unordered_map<const Node*, Node*> nodes;                // pattern node -> graph node
   std::unordered_map<const Value*, std::vector<Value*>> rests; // pattern %rest -> operands
-  std::shared_ptr<Graph> elements; // holds those of constant lists, as constants that the graph does not have
+  std::shared_ptr<Graph> elements; // elements of constant lists, as constants outside of the graph
 
-  // The values that an input of the pattern stands for: one, several for %rest, none where it is not used.
+  // The values that an input of the pattern has matched: one; any number for %rest; none if the pattern does not use
+  // it.
   std::vector<Value*> operandsOf(const Value* input) const;
-  // Whether the operands of a node have another order than in the pattern.
+  // Whether some node's operands were matched in exchanged order.
   bool isExchanged(const Pattern& pattern) const;
   // The matched node that does the arithmetic, whose name and source line the result inherits.
   Node* principal(const Pattern& pattern) const;
 };
 
-// How a pattern is looked for.
+// Options of the search for a pattern.
 struct MatchOptions {
   const ReadAttribute& attribute;
   bool commutative = true; // whether operands of nodes that commute may be exchanged,

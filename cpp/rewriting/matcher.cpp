@@ -7,7 +7,7 @@
 namespace jit_passes {
 namespace {
 
-// For one match. In a large pattern, operands that repeat may have too many orders to try.
+// Limit for one match. In a large pattern, equal operands may have too many orders to try all.
 constexpr size_t kMostExchanges = 1000;
 
 // A goal left to match: a value with a value, or a node with a node, then the next one.
@@ -37,7 +37,7 @@ class Matcher {
   }
 
  private:
-  // Of all failures the one that came furthest is kept; the text is made only when asked for.
+  // Keeps the failure with the most matched nodes. Its text is made only if a near miss is asked for.
   template <typename Reason>
   bool fail(Reason reason) {
     if (miss_ != nullptr && (miss_->reason.empty() || match_.nodes.size() > miss_->matched)) {
@@ -47,8 +47,8 @@ class Matcher {
     return false;
   }
 
-  // Reaches the goals one after another, then the operands of nodes that were put off since either order
-  // looked right: what is bound by then leaves one, mostly. Where it fails, nothing stays bound.
+  // Reaches the goals one after another, then the operands of nodes that were put off because both orders may match:
+  // by then the bindings mostly leave one order. After a failure nothing stays bound.
   bool solve(const Goal* goal, const Goal* put_off = nullptr) {
     const size_t values = bound_values_.size(), nodes = bound_nodes_.size(), goals = goals_.size();
     if (reach(goal, put_off)) {
@@ -77,7 +77,7 @@ class Matcher {
     }
   }
 
-  // Reaches one goal, and moves on to the next one, which may be among those that this one leads to.
+  // Reaches one goal, and moves on to the next one, often an operand of this one.
   bool step(const Goal*& goal, const Goal*& put_off) {
     const Node* wanted = goal->wanted_node;
     Node* node = goal->node;
@@ -110,7 +110,7 @@ class Matcher {
     return true;
   }
 
-  // Takes a node out of those that were put off: one that has a single order by now, if there is one.
+  // Takes one of the nodes that were put off, by preference a node for which the bindings leave a single order.
   std::tuple<const Node*, Node*, OperandOrder> takeFrom(const Goal*& put_off) {
     const Goal* chosen = put_off;
     auto orders = kEither;
@@ -141,7 +141,7 @@ class Matcher {
     return wanted->node()->kind() != prim::Param && !isConstant(wanted);
   }
 
-  // Whether the value fits, as far as it is no node that is matched next.
+  // Whether the value fits, without the node that computes it, which is matched next.
   bool matchValue(const Goal& goal) {
     const Value* wanted = goal.wanted;
     Value* value = goal.value;
@@ -181,7 +181,7 @@ class Matcher {
            fail([&] { return place() + " is another result of " + describe(value->node()); });
   }
 
-  // Whether the node fits, its operands apart.
+  // Whether the node fits, without its operands.
   bool matchNode(const Node* wanted, Node* node) {
     const bool list = isConstantList(wanted, node);
     if (!list && !pattern_.mayBe(wanted, node->kind())) {
@@ -204,7 +204,7 @@ class Matcher {
     return list || matchCount(wanted, node);
   }
 
-  // Whether there are as many operands; binds the remaining ones.
+  // Whether the number of operands fits. Binds %rest to the remaining operands.
   bool matchCount(const Node* wanted, Node* node) {
     const auto operands = node->inputs();
     const bool rest = hasRest(wanted);
@@ -227,7 +227,7 @@ class Matcher {
            fail([&] { return describe(node) + " has other remaining operands"; });
   }
 
-  // The goals that the node's operands are, in front of others.
+  // Puts goals for the node's operands in front of `next`.
   const Goal* operandsOf(const Node* wanted, Node* node, OperandOrder order, const Goal* next) {
     const bool list = node->kind() == prim::Constant;
     const size_t count = wanted->inputs().size() - (hasRest(wanted) ? 1 : 0);
@@ -239,7 +239,7 @@ class Matcher {
     return next;
   }
 
-  // A constant for an element of a constant list: the graph has none.
+  // An element of a constant list has no value of its own in the graph, so it gets one in a graph beside it.
   Value* elementOf(const Node* list, size_t index) {
     if (!match_.elements) {
       match_.elements = std::make_shared<Graph>();
@@ -247,7 +247,7 @@ class Matcher {
     return match_.elements->insertConstant(constantOf(list->output())->toListRef()[index]);
   }
 
-  // Nodes that no operand leads to: users of what has been matched, tried in program order.
+  // Matches nodes that no operand leads to, among the users of matched values in program order.
   bool matchOthers() {
     for (const Node* wanted : pattern_.nodes()) {
       if (match_.nodes.count(wanted)) {
@@ -290,7 +290,7 @@ class Matcher {
       if (solve(&goal)) {
         return true;
       }
-      if (complete_ > complete) { // the first one that matches was not taken
+      if (complete_ > complete) { // the first match was not accepted
         return false;
       }
     }
@@ -367,8 +367,8 @@ class Matcher {
   const MatchOptions& options_;
   Accept accept_;
   NearMiss* miss_;
-  size_t exchanged_ = 0; // how often they were
-  size_t complete_ = 0;  // matches that were asked about
+  size_t exchanged_ = 0; // how often operands were exchanged
+  size_t complete_ = 0;  // matches that `accept_` was asked about
   Match match_;
   std::vector<const Value*> bound_values_; // in the order in which they were bound
   std::vector<const Node*> bound_nodes_;
@@ -376,7 +376,7 @@ class Matcher {
   OperandOrders orders_;
 };
 
-// Most rules fail at the anchor's operands: looked at before anything is allocated.
+// Whether the pattern fails at the last node or its operands, as most rules do. Allocates nothing.
 bool cannotMatch(const Pattern& pattern, const Node* node, const MatchOptions& options) {
   if (!pattern.mayAnchorAt(node->kind())) {
     return true;

@@ -29,7 +29,8 @@ OperandOrder OperandOrders::of(const Node* wanted, const Node* node) {
   if (!mayExchange(wanted) || !commutes(node) || operands[0] == operands[1]) {
     return kAsWritten;
   }
-  // PyTorch has the tensor first: what stands first in a pattern without types is meant to be one.
+  // PyTorch's operators have the tensor first, so the first operand in a pattern without types is meant to be a
+  // tensor.
   const bool mixed = isTensor(operands[0]) != isTensor(operands[1]);
   const Value* first = wanted->input(0);
   const bool untyped = first->node()->kind() == prim::Param && !pattern_.isTyped(first);
@@ -64,7 +65,7 @@ bool OperandOrders::mayCompute(const Value* wanted, const Value* value) {
     return false;
   }
   const auto [entry, is_new] = computes_.try_emplace({maker, node}, false);
-  bool& known = entry->second; // stays where it is while others are added
+  bool& known = entry->second; // the reference stays valid while other entries are added
   if (is_new) {
     known = operandsMayCompute(maker, node);
   }

@@ -1,25 +1,25 @@
-// In which order the operands of a node that commutes may match.
+// The orders in which the first two operands of a commutative node may match.
 #pragma once
 
 #include "match.h"
 
 namespace jit_passes {
 
-// The operands of a node, as the pattern has them or with the first two exchanged.
+// The operands of a node in the order of the pattern, or with the first two exchanged, or both.
 enum OperandOrder { kAsWritten, kExchanged, kEither };
 
 bool hasRest(const Node* wanted);
 
-// A list that the pattern puts together, where the graph has a constant.
+// Whether the pattern has a prim::ListConstruct and the graph a constant list.
 bool isConstantList(const Node* wanted, const Node* node);
 
-// The orders of operands to try in one match. Bindings so far decide which are left.
+// The orders of operands to try in one match. They depend on the bindings so far.
 class OperandOrders {
  public:
   OperandOrders(const Pattern& pattern, const MatchOptions& options, const Match& match);
 
   bool mayExchange(const Node* wanted) const;
-  // Where neither order may match, the one that is written: what fails then says why.
+  // If neither order may match, the order of the pattern, whose failure then gives the reason.
   OperandOrder of(const Node* wanted, const Node* node);
 
  private:
@@ -30,8 +30,8 @@ class OperandOrders {
   };
 
   bool mayStandFor(const Value* wanted, const Value* value);
-  // By operators, constants and types alone, which is decided once for each pair: orders that lead nowhere
-  // cost no search.
+  // Whether operators, constants and types let the value match, whatever is bound. The answer is kept for each pair,
+  // so an impossible order costs no search.
   bool mayCompute(const Value* wanted, const Value* value);
   bool operandsMayCompute(const Node* wanted, const Node* node);
 

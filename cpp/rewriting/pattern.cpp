@@ -23,11 +23,10 @@ void Pattern::check() {
   for (const Node* node : graph->nodes()) {
     TORCH_CHECK(
         node->blocks().empty(), describe(node),
-        " cannot be part of a pattern: branches and loops are not "
-        "matched, what stands inside of them is");
+        " cannot be part of a pattern: branches and loops are not matched, only operators inside of them");
     TORCH_CHECK(
         node->kind() != prim::CallFunction && node->kind() != prim::CallMethod, describe(node),
-        " cannot be part of a pattern: it calls what cannot be inlined");
+        " cannot be part of a pattern: it is a call that cannot be inlined");
     if (node->kind() != prim::Constant) {
       nodes_.push_back(node);
     }
@@ -41,7 +40,7 @@ void Pattern::check() {
         output->debugName(), ", which none of its operators computes:\n", graph->toString());
   }
   anchor_ = nodes_.back();
-  // The nodes that the results need, going up, and the users of these, going down.
+  // The nodes that are connected with the results, through operands or uses.
   std::unordered_set<const Node*> reached{anchor_};
   for (bool grew = true; grew;) {
     grew = false;
@@ -86,7 +85,7 @@ void Pattern::findExchanges() {
   }
 }
 
-// Whether two values of the pattern are computed in different ways; inputs that nothing else reads are alike.
+// Whether two values of the pattern are computed differently. Two inputs with no other use do not differ.
 bool Pattern::differ(const Value* a, const Value* b) const {
   const Node *left = a->node(), *right = b->node();
   if (a == b) {

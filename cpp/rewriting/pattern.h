@@ -14,19 +14,19 @@ namespace jit_passes JIT_PASSES_API {
 using Alternatives = std::unordered_map<c10::Symbol, std::unordered_set<c10::Symbol>>;
 
 struct Pattern {
-  // Raises an error that says what is wrong, and in which line.
+  // Raises an error with the line of the text and the reason.
   Pattern(const std::string& text, Alternatives alternatives);
   Pattern(std::shared_ptr<Graph> graph, Alternatives alternatives);
 
-  // Matching starts at the last node and goes up through operands; nodes that it does not reach this
-  // way are looked for among the users of values that it does.
+  // Matching starts at the last node and goes up through operands. Nodes that are not reached this way are searched
+  // among the users of values that have been matched.
   const Node* anchor() const { return anchor_; }
   bool mayAnchorAt(c10::Symbol kind) const { return mayBe(anchor_, kind); }
   bool mayBe(const Node* wanted, c10::Symbol kind) const;
-  // Inputs with a type of their own match values of that type only.
+  // Whether the input has a type in the text or function. It then matches values of that type only.
   bool isTyped(const Value* input) const { return typed_.count(input) > 0; }
-  // Whether it makes a difference to exchange the first two operands of a node, if what it is matched with
-  // commutes. With `named` it does where only the names of inputs differ.
+  // Whether exchanged operands of a commutative node give another match: the first two operands are computed
+  // differently. With `named`, different names of inputs are enough.
   bool mayExchange(const Node* wanted, bool named) const;
   bool exchanges(bool named) const;
   // Nodes that compute, constants left out.
@@ -43,15 +43,15 @@ struct Pattern {
   const Node* anchor_ = nullptr;
   std::vector<const Node*> nodes_;
   std::unordered_set<const Value*> typed_;
-  std::unordered_map<const Node*, bool> exchanged_; // whether more than names differs
+  std::unordered_map<const Node*, bool> exchanged_; // whether the operands differ in more than names
 };
 
-// Whether the pattern's value stands for all remaining operands of the node it is passed to.
+// Whether the pattern's value is a %rest, which stands for all remaining operands of a node.
 bool isRest(const Value* value);
-// The name of an input, as the text or the function has it: patterns and replacements go by these.
+// The name of an input in the text or the function. It connects a pattern with its replacement.
 std::string inputName(const Value* input);
 
-// Refuses %rest anywhere but as last operand.
+// Raises an error where %rest is not the last operand.
 void checkRests(Graph& graph);
 
 } // namespace jit_passes JIT_PASSES_API

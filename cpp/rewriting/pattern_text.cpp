@@ -39,7 +39,7 @@ class GraphText {
   }
 
  private:
-  // Whether there is more, behind spaces and comments.
+  // Skips spaces and comments. Returns whether text is left.
   bool more() {
     while (at_ < text_.size() && (isSpace(text_[at_]) || text_[at_] == '#')) {
       at_ = text_[at_] == '#' ? std::min(text_.find('\n', at_), text_.size()) : at_ + 1;
@@ -76,7 +76,7 @@ class GraphText {
     return text_.substr(start, at_ - start);
   }
 
-  // " : Tensor", if it stands there.
+  // The type of " : Tensor", if the text goes on with one.
   c10::TypePtr type() {
     if (!take(':')) {
       return nullptr;
@@ -115,7 +115,7 @@ class GraphText {
     return names;
   }
 
-  // The names on the left of a line, if one begins here.
+  // The names in front of "=", if a line begins here.
   std::optional<std::vector<Name>> assigned() {
     const size_t start = at_;
     std::vector<Name> names;
@@ -135,7 +135,7 @@ class GraphText {
 
   void define(const std::string& name, Value* value) {
     TORCH_CHECK(values_.emplace(name, value).second, "%", name, " is defined twice in\n", text_);
-    // PyTorch keeps no names that are numbers.
+    // PyTorch drops names that are numbers.
     value->setDebugName(std::ranges::all_of(name, isDigit) ? "#" + name : name);
   }
 
@@ -148,7 +148,7 @@ class GraphText {
     return input;
   }
 
-  // Lines, then the results of the graph or of a block.
+  // Reads lines, then the results of the graph or of a block.
   void body(bool is_block) {
     Block* block = graph_->insertPoint()->owningBlock();
     const auto ends = [&] { return takeWord(is_block ? "->" : "return"); };
@@ -196,7 +196,7 @@ class GraphText {
     return take('[') ? list(operandsUntil(']')) : call({{""}});
   }
 
-  // A constant, if one stands here.
+  // Reads a constant, if the text goes on with one.
   std::optional<c10::IValue> literal() {
     const char c = text_[at_];
     if (c == '"') {
@@ -234,7 +234,8 @@ class GraphText {
     return digits.find_first_of(".e") == std::string::npos ? parsed(int64_t{0}) : parsed(0.0);
   }
 
-  // Constants of a replacement are one where they are equal, and those of a pattern may be several of a graph.
+  // Equal constants are one constant in a replacement. In a pattern they stay apart, since each may match another
+  // constant of the graph.
   Value* constant(const c10::IValue& value, const std::string& text) {
     const bool shared = of_ == TextOf::Replacement && graph_->insertPoint()->owningBlock() == graph_->block();
     const auto known = shared ? constants_.find(text) : constants_.end();
@@ -248,7 +249,7 @@ class GraphText {
     return made;
   }
 
-  // The constant list of constant numbers.
+  // A constant list, from elements that are all constant numbers.
   static std::optional<c10::IValue> numbersOf(const std::vector<Value*>& elements) {
     std::vector<int64_t> whole;
     std::vector<double> all;
@@ -274,7 +275,7 @@ class GraphText {
                    : graph_->insertNode(graph_->createList(type, elements))->output();
   }
 
-  // An operator, perhaps with attributes and blocks, whose results have these names. Returns the first one.
+  // Reads an operator with its attributes and blocks. Its results get these names. Returns the first result.
   Value* call(const std::vector<Name>& names) {
     more();
     const auto kind = word();
@@ -325,8 +326,8 @@ class GraphText {
     return names.empty() ? nullptr : node->output(0);
   }
 
-  // An input without a type counts as a tensor, by which PyTorch picks the overload: for aten::max(%x, %dim, %keepdim) one
-  // with fewer results. Without such a type it picks none.
+  // PyTorch picks the overload by the types of operands. An input without a type counts as a tensor, and
+  // aten::max(%x, %dim, %keepdim) then gets an overload with fewer results. Without the type it gets none.
   Node* insert(const std::string& kind, const std::vector<Value*>& operands, size_t results) {
     const auto make = [&] { return graph_->insertNode(graph_->create(symbol(kind), operands, results)); };
     Node* node = make();
@@ -367,7 +368,7 @@ class GraphText {
   const std::string& text_;
   TextOf of_;
   size_t at_ = 0;
-  bool declared_ = false; // whether the text says what the inputs are
+  bool declared_ = false; // whether the text declares its inputs, graph(%x)
   std::shared_ptr<Graph> graph_ = std::make_shared<Graph>();
   std::unordered_set<const Value*> typed_;
   std::unordered_map<std::string, Value*> values_, constants_;

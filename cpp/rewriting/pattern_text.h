@@ -7,8 +7,9 @@
 //     %y = aten::mul(%x, %a)
 //     return (%y)
 //
-// Operands are values, %x or, where it is an input and named first, %x : Tensor; calls; numbers, True, False, None, texts
-// and lists. A value that is read twice, or a call with several results, has a line of its own in front; (%a, %b) are two results:
+// Operands are values, %x, or %x : Tensor where an input is named first; calls; numbers, True, False, None, strings
+// and lists. A value that is read twice, or a call with several results, has a line of its own. (%a, %b) are two
+// results:
 //
 //   %s, %z = jit_passes::choose_qparams(%x, 0, 255, "per_tensor_affine", "fbgemm")
 //   jit_passes::quantize_dynamic(%x, %s, %z, 0, 255, 0)
@@ -25,7 +26,7 @@ struct TextGraph {
   std::unordered_set<const Value*> typed; // inputs that have a type in the text
 };
 
-// A list of numbers is a constant in a replacement, and is put together in a pattern, which matches constants too.
+// A list of numbers becomes a constant in a replacement, and prim::ListConstruct in a pattern, which matches both.
 TextGraph readGraph(const std::string& text, const Alternatives& alternatives, TextOf of);
 
 } // namespace jit_passes JIT_PASSES_API

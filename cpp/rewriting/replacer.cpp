@@ -6,7 +6,7 @@
 namespace jit_passes {
 namespace {
 
-// Whether a value can be had earlier: constants, and attributes where none is assigned to.
+// Whether a value could be computed earlier: a constant, or an attribute where the graph assigns to none.
 bool canHoist(const Value* value, bool attributes) {
   const Node* node = value->node();
   return isConstant(value) || (attributes && node->kind() == prim::GetAttr);
@@ -88,7 +88,7 @@ class Replacer {
     }
   }
 
-  // Computed values are inserted where the first operator needs them.
+  // A computed value is inserted before the first operator that reads it.
   Value* valueOf(const Value* wanted) {
     Value*& value = values_[wanted];
     if (value == nullptr) {
@@ -98,8 +98,8 @@ class Replacer {
     return value;
   }
 
-  // Converts a value that was matched as a narrower type: a whole number as a float, an attribute that may be None
-  // as its content. The element of a constant list becomes a constant of its own.
+  // Converts a value whose type is wider than the input's: a whole number becomes a float, and an attribute that may
+  // be None gets the type of its content. The element of a constant list becomes a constant.
   Value* asTyped(const Value* input, Value* value) {
     if (isWholeForFloat(input, value)) {
       return note(insertConstant(point_, *constantNumber(value)));
@@ -177,7 +177,7 @@ class Replacer {
     for (Block* block : made->blocks()) {
       forEachNode(block, [&](Node* inner) { inner->copyMetadata(principal_); });
     }
-    const auto* schema = made->maybeSchema(); // knows types that IR text cannot spell
+    const auto* schema = made->maybeSchema(); // has types that IR text cannot express
     for (size_t i = 0; i < node->outputs().size(); ++i) {
       const bool known =
           schema && i < schema->returns().size() && !schema->returns()[i].type()->hasFreeVariables();
@@ -189,7 +189,7 @@ class Replacer {
   }
 
   void destroyMatched(AliasClasses* aliases, const std::function<void(Node*)>& on_destroy) {
-    for (bool any = true; any;) { // from the last up: each one's uses are gone by then
+    for (bool any = true; any;) { // users first: a node can go once its users are gone
       any = false;
       for (auto it = alive_.begin(); it != alive_.end();) {
         Node* node = *it;
@@ -222,7 +222,7 @@ class Replacer {
   std::unordered_map<std::string, Computed> computed_;
   std::unordered_map<const Value*, std::vector<Value*>> rests_;
   Kinds kinds_;
-  std::unordered_set<Node*> alive_; // the matched nodes that are not destroyed yet
+  std::unordered_set<Node*> alive_; // matched nodes, until they are destroyed
   std::vector<Node*> made_;
   std::unordered_set<const Node*> made_set_;
 };

@@ -1,4 +1,4 @@
-// Where a replacement may stand, and putting it there, in the place of a match.
+// Puts a replacement into a graph, where its operands and results allow it.
 #pragma once
 
 #include "graph/alias_classes.h"
@@ -11,11 +11,11 @@ struct Placement {
   std::vector<Node*> hoisted; // after these have been moved there
 };
 
-// In front of the first use of a result, and at the latest where the last matched node stands. Nothing
-// when an operand is computed only after that.
+// The place in front of the last matched node, or of the first use of a result if that comes earlier. Nothing if an
+// operand is computed only after that.
 std::optional<Placement> placementOf(const Match& match, const Pattern& pattern);
 
-// Returns the new nodes; the matched ones are destroyed, each after `on_destroy` has seen it.
+// Returns the new nodes. Calls `on_destroy` for each matched node, and destroys it.
 std::vector<Node*> replaceMatch(
     const Rule& rule, const MatchView& view, const Placement& placement, AliasClasses* aliases,
     const std::function<void(Node*)>& on_destroy);

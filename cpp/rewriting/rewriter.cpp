@@ -9,7 +9,7 @@ namespace {
 
 using NodeSet = std::unordered_set<const Node*>;
 
-constexpr size_t kManyUses = 32; // the next walk looks at these users, once for all rewrites
+constexpr size_t kManyUses = 32; // so many users of a result are left to the next walk
 
 using RulesByAnchor = std::unordered_map<c10::Symbol, std::vector<const Rule*>>;
 
@@ -29,7 +29,7 @@ RulesByAnchor indexByAnchor(const Rules& rules) {
   return index;
 }
 
-// Which rules made a node, one out of the other's result: what a cycle is found by.
+// The chain of rules that has made a node, each from the result of the one before. A cycle shows in it.
 struct Origin {
   const Rule* rule;
   std::shared_ptr<const Origin> parent;
@@ -39,7 +39,7 @@ struct Origin {
       : rule(rule), parent(std::move(parent)), length(length) {}
   Origin(const Origin&) = delete;
   Origin& operator=(const Origin&) = delete;
-  ~Origin() { // step by step: a chain is as long as the graph, and the stack is not
+  ~Origin() { // in a loop: recursion over a chain as long as the graph would overflow the stack
     for (auto next = std::move(parent); next && next.use_count() == 1;) {
       next = std::move(std::const_pointer_cast<Origin>(next)->parent);
     }
@@ -65,8 +65,8 @@ class Rewriter {
   }
 
   std::vector<Rewrite> run() {
-    // New nodes of a rewrite are looked at again right away; the last walk, which finds nothing, shows
-    // that a further run would not either.
+    // New nodes of a rewrite are visited again at once. The last walk changes nothing, so a further run would not
+    // either.
     for (bool changed = true; changed;) {
       changed = false;
       refused_.clear();
@@ -94,7 +94,7 @@ class Rewriter {
       return false;
     }
     for (const Rule* rule : candidates->second) {
-      std::optional<Rewrite> record; // of the first match
+      std::optional<Rewrite> record; // the first match's
       std::optional<Placement> placement;
       const auto accept = [&](const Match& match) {
         if (passesOver(match, *rule)) {
@@ -159,7 +159,7 @@ class Rewriter {
       names_->emplace(node, name);
       lookAgain(node, seen, reach_);
     }
-    for (Value* operand : operands) { // one use less may let another rule match
+    for (Value* operand : operands) { // another rule may match once this use is gone
       if (!isConstant(operand) && operand->node()->kind() != prim::Param &&
           operand->node()->kind() != prim::GetAttr) {
         lookAgain(operand->node(), seen, reach_);
@@ -167,7 +167,7 @@ class Rewriter {
     }
   }
 
-  // The node and those that a pattern could reach it from.
+  // The node, and nodes from which a pattern could reach it.
   void lookAgain(Node* node, NodeSet& seen, size_t distance) {
     if (!seen.insert(node).second) {
       return;
@@ -190,9 +190,9 @@ class Rewriter {
     return found == names_->end() ? "" : found->second;
   }
 
-  // Says whether a match is passed over, because the rule itself made its nodes. Without `repeat` all such matches
-  // are; with it, those of its own nodes alone, with operands in the other order: else a rule that exchanges
-  // operands would never end.
+  // Whether to skip a match because the rule itself has made its nodes. Without `repeat`, one such node is enough.
+  // With `repeat`, the rule must have made all of them, and their operands match exchanged: a rule that exchanges
+  // operands would not end otherwise.
   bool passesOver(const Match& match, const Rule& rule) const {
     const auto is_own = [&](const auto& matched) {
       const auto found = origins_.find(matched.second);
@@ -235,14 +235,14 @@ class Rewriter {
   std::shared_ptr<Graph> graph_;
   ReadAttribute attribute_;
   RulesByAnchor index_;
-  std::optional<NodeNames> names_; // as they are when the first rule matches: most rules never do
+  std::optional<NodeNames> names_; // from when the first rule matches: most rules never do
   std::optional<AliasClasses> aliases_;
   WrittenValues written_;
-  size_t reach_ = 1;   // no pattern has more nodes
-  size_t bound_ = 100; // of a chain of rewrites: one that only shrinks the graph is shorter
+  size_t reach_ = 1;   // nodes of the largest pattern
+  size_t bound_ = 100; // limit of a chain of rewrites; a chain that only shrinks the graph is shorter
   std::unordered_set<const Node*> present_;
   std::unordered_map<const Node*, std::shared_ptr<const Origin>> origins_;
-  std::vector<Rewrite> refused_; // by the last walk, which meets every node once
+  std::vector<Rewrite> refused_; // of the last walk, which visits every node once
   std::vector<Node*> again_;
   std::vector<Rewrite> done_;
 };
@@ -276,7 +276,7 @@ PassFunction passOf(const Rules& rules) {
         rewritten.insert(record.name);
       }
     }
-    std::set<std::pair<std::string, std::string>> said; // by several rules alike
+    std::set<std::pair<std::string, std::string>> said; // several rules may give one reason
     for (const auto& record : rewrites) {
       if (!record.refused.empty() && !rewritten.count(record.name) &&
           said.emplace(record.name, record.refused).second) {
@@ -293,7 +293,7 @@ RegisterRules::RegisterRules(
   const auto once = std::make_shared<std::once_flag>();
   RegisterPass(
       name, std::move(summary),
-      [=](PassContext& context) { // operators are registered by now
+      [=](PassContext& context) { // the operators of the rules are registered by now
         std::call_once(*once, [&] { *rules = rulesOf(name, texts); });
         return passOf(**rules)(context);
       },

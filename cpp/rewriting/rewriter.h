@@ -14,9 +14,9 @@ struct Rewrite {
   std::string refused; // why nothing was rewritten; "" when it was
 };
 
-// Applies the rules, nested blocks included, until none matches: in program order, earlier rules
-// first. The result of a rewrite can be matched again; an error names the rules where that does not end.
-// Matches are refused where a check says so, or where a write to memory makes them wrong.
+// Applies the rules, nested blocks included, until none matches: in program order, and earlier rules first. The
+// result of a rewrite can be matched again; if that does not end, an error names the rules. A match is refused if
+// its check says so, or if a write to memory makes the rewrite wrong.
 std::vector<Rewrite> rewrite(PassContext& context, const Rules& rules);
 
 // A rule as text.
@@ -41,7 +41,7 @@ struct RegisterRules {
       std::vector<std::string> requires_ = {"inlined"});
 };
 
-// The rules as a pass. It remarks on matches that were refused, where no rule has rewritten the operator.
+// The rules as a pass. It remarks on refused matches, unless another rule has rewritten the operator.
 PassFunction passOf(const Rules& rules);
 
 struct Explanation {
@@ -51,8 +51,8 @@ struct Explanation {
   std::string reason;
 };
 
-// Where the pattern could have matched, and did not: for each operator of the kind that the pattern
-// ends in, why. The ones that came furthest first.
+// For each operator of the kind that the pattern ends in: why the pattern does not match there. The nearest misses
+// come first.
 std::vector<Explanation> explain(PassContext& context, const Rule& rule);
 
 } // namespace jit_passes JIT_PASSES_API

@@ -53,15 +53,15 @@ Rule::Rule(std::string name, Pattern pattern, std::shared_ptr<Graph> replacement
   checkReplacement();
   std::unordered_set<std::string> known;
   for (const Value* input : this->pattern.graph->inputs()) {
-    if (input->hasUses()) { // others stand for nothing
+    if (input->hasUses()) { // an input without a use matches nothing
       known.insert(inputName(input));
     }
   }
   for (const Value* input : this->replacement->inputs()) {
     if (input->hasUses() && !known.count(inputName(input))) {
       TORCH_CHECK(
-          !isRest(input), "the pattern passes on no operands %", inputName(input),
-          ", which the replacement passes on");
+          !isRest(input), "the replacement uses %", inputName(input),
+          ", which stands for further operands, and the pattern does not");
       computed.push_back(inputName(input));
     }
   }
@@ -80,8 +80,8 @@ void Rule::checkReplacement() {
   for (const Node* node : replacement->nodes()) {
     TORCH_CHECK(
         node->kind() != prim::CallFunction && node->kind() != prim::CallMethod, describe(node),
-        " cannot be part of a replacement: it calls what cannot be inlined");
-    // A name with alternatives stands for what the pattern's node of that name was: there must be one.
+        " cannot be part of a replacement: it is a call that cannot be inlined");
+    // A name with alternatives stands for the operator that the pattern's node of that name has matched.
     if (pattern.alternatives.count(node->kind())) {
       const auto times = std::ranges::count_if(
           pattern.nodes(), [&](const Node* wanted) { return wanted->kind() == node->kind(); });

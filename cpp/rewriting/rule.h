@@ -1,4 +1,4 @@
-// Rules: a pattern, and what takes its place.
+// Rules: a pattern and its replacement.
 #pragma once
 
 #include "graph/alias_classes.h"
@@ -8,7 +8,7 @@
 
 namespace jit_passes JIT_PASSES_API {
 
-// The values that some node may write to, found when a rule first asks, and kept up to date by edits.
+// The values that some node may write to. They are found when a rule first asks, and edits keep them up to date.
 class WrittenValues {
  public:
   explicit WrittenValues(const PassContext& context) : context_(context) {}
@@ -22,7 +22,7 @@ class WrittenValues {
   std::optional<std::unordered_set<const Value*>> values_;
 };
 
-// A match as a rule's functions see it.
+// The match that a rule's functions get.
 struct MatchView {
   const Match& match;
   const Pattern& pattern;
@@ -30,25 +30,26 @@ struct MatchView {
   const ReadAttribute& attribute;
   WrittenValues& written;
 
-  // The value of the graph for an input or a result of the pattern, by its name.
+  // The value of the graph that has matched the input or result of this name.
   Value* value(std::string_view name) const;
-  // Its content, if known ahead of time: a constant, or the attribute that it is read from.
+  // The content of the value, if it is known ahead of time: a constant, or an attribute.
   std::optional<c10::IValue> known(const Value* input) const;
   std::optional<c10::IValue> known(std::string_view name) const;
   std::optional<double> number(std::string_view name) const { return constantNumber(value(name)); }
   bool isWritten(std::string_view name) const { return written.has(value(name)); }
 };
 
-// Says why a match must not be rewritten; nothing when it may. An empty reason makes no remark: nobody expects a rewrite.
+// Returns why a match must not be rewritten, or nothing if it may. An empty reason makes no remark, for a match that
+// no user expects to be rewritten.
 using MatchCheck = std::function<std::optional<std::string>(const MatchView&)>;
 
-// The result of a check that refuses a match without a reason, unless the condition holds.
+// For a check: refuses the match without a remark unless the condition holds.
 inline std::optional<std::string> onlyIf(bool holds) {
   return holds ? std::nullopt : std::optional<std::string>("");
 }
 
-// An input of the replacement that the pattern does not have. Tensors become attributes of the
-// module that the match belongs to, all else constants.
+// The content of an input that only the replacement has. Tensors become attributes of the module that the match
+// belongs to, unless `kind` is Constant; other values become constants.
 struct Computed {
   enum Kind { Buffer, Parameter, Constant };
 
@@ -57,9 +58,8 @@ struct Computed {
 };
 using MatchCompute = std::function<std::unordered_map<std::string, Computed>(const MatchView&)>;
 
-// The replacement takes inputs of the pattern, by name, and what `compute` gives; it returns as many
-// values as the pattern. A name with alternatives that the pattern has too stands for the operator that
-// was matched there.
+// The replacement takes inputs of the pattern, by name, and values of `compute`. It returns as many values as the
+// pattern. A name with alternatives stands for the operator that the pattern's node of that name has matched.
 struct Rule {
   Rule(std::string name, Pattern pattern, std::shared_ptr<Graph> replacement);
 
@@ -68,9 +68,9 @@ struct Rule {
   std::shared_ptr<Graph> replacement;
   MatchCheck check;                  // may be empty
   MatchCompute compute;              // may be empty
-  bool repeat = true;                // whether it may match what it has made itself
+  bool repeat = true;                // whether it may match nodes that it has made itself
   bool commutative = true;           // whether operands of nodes that commute match in either order
-  bool same_memory = false;          // whether it reads, shares and writes the memory that the pattern does
+  bool same_memory = false;          // whether replacement and pattern use memory alike
   std::vector<std::string> computed; // names of the inputs that the pattern does not have
 
  private:

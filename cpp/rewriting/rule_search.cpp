@@ -9,7 +9,7 @@ ReadAttribute attributesOf(const PassContext& context) {
   if (!context.hasModule()) {
     return [](const Value*) { return std::nullopt; };
   }
-  auto assigned = std::make_shared<std::optional<std::unordered_set<std::string>>>(); // hardly ever asked for
+  auto assigned = std::make_shared<std::optional<std::unordered_set<std::string>>>(); // rarely needed
   return [&context, assigned](const Value* value) {
     if (value->node()->kind() != prim::GetAttr) {
       return std::optional<c10::IValue>();

@@ -1,16 +1,16 @@
-// How a rule looks for matches, and why one must not be rewritten.
+// The search for matches of a rule, and the reason why a match must not be rewritten.
 #pragma once
 
 #include "replacer.h"
 
 namespace jit_passes {
 
-// Returns the values of the module's attributes to which the graph does not assign.
+// A function that returns the content of an attribute, unless the graph assigns to it.
 ReadAttribute attributesOf(const PassContext& context);
 
 MatchOptions matchOptions(const Rule& rule, const ReadAttribute& attribute);
 
-// Why a match must not be rewritten, or nothing.
+// The reason why a match must not be rewritten, or nothing.
 std::optional<std::string> refusalOf(
     const MatchView& view, std::optional<AliasClasses>& aliases, const Rule& rule,
     const std::optional<Placement>& placement);

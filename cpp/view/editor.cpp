@@ -120,7 +120,7 @@ Editor::Inserted Editor::insert(
   while (made->outputs().size() < schema->returns().size()) {
     made->addOutput();
   }
-  c10::TypeEnv variables; // of aten::pop.t(t[](a!) self, int idx) -> t(*), say
+  c10::TypeEnv variables; // the t of aten::pop.t(t[](a!) self, int idx) -> t(*)
   for (size_t i = 0; i < operands.size() && i < schema->arguments().size(); ++i) {
     c10::matchTypeVariables(schema->arguments()[i].type(), operands[i]->type(), variables);
   }
@@ -171,7 +171,7 @@ void Editor::setOperand(int64_t user, int64_t operand, int64_t replacement) {
 }
 
 void Editor::replaceUses(int64_t old, int64_t replacement) {
-  if (old != replacement) { // of PyTorch's own, that would not end
+  if (old != replacement) { // PyTorch's loop would not end
     value(old)->replaceAllUsesWith(value(replacement));
   }
 }

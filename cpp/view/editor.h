@@ -1,5 +1,5 @@
-// Editing a graph step by step through numbers instead of pointers, for passes written in Python:
-// whatever number comes, nothing that is gone is touched.
+// Edits a graph for passes written in Python, through numbers instead of pointers: a number of a destroyed node or
+// value is an error, never an access to freed memory.
 #pragma once
 
 #include "graph/registry.h"
@@ -17,8 +17,8 @@ class Editor {
   const Snapshot& snapshot() const { return snapshot_; } // before the first edit
   Snapshot fresh() const { return takeSnapshot(context().graph()); }
 
-  // A node with the metadata of `like`, in front of `before`; its number and the record of it and of
-  // its results.
+  // A new node in front of `before`, with the metadata of `like`: its record, the records of its results, and its
+  // number.
   struct Inserted {
     NodeRecord node;
     std::vector<ValueRecord> values;
@@ -26,22 +26,22 @@ class Editor {
   };
   Inserted insert(const std::string& kind, const std::vector<int64_t>& inputs, int64_t before, int64_t like);
   Inserted insertConstant(const c10::IValue& value, int64_t before);
-  // Reads self's attribute at that path.
+  // Inserts nodes that read self's attribute at this path.
   Inserted insertAttribute(const std::string& path, int64_t before);
   // Adds a tensor to the module that the node `like` belongs to; returns the attribute's path.
   std::string addAttribute(const std::string& name, const at::Tensor& tensor, bool parameter, int64_t like);
 
   void setOperand(int64_t node, int64_t operand, int64_t value);
-  // All uses, those of blocks' and the method's results too.
+  // Replaces all uses, as results of blocks and of the method too.
   void replaceUses(int64_t value, int64_t replacement);
-  // Its results must not be used any more. Returns the numbers that are gone, those of nodes in its
-  // blocks too, and the values that are no results of blocks any more.
+  // Removes a node whose results have no uses. Returns the numbers of all nodes that are gone, in its blocks too,
+  // and the values that were results of these blocks.
   struct Removed {
     std::vector<int64_t> nodes;
     std::vector<int64_t> results;
   };
   Removed remove(int64_t node);
-  // After the last edit the editor must not be used: its graph may be gone.
+  // Ends the use of the editor, since its graph may be freed. Later calls raise an error.
   void close() { open_ = false; }
 
  private:

@@ -14,8 +14,7 @@ const auto kQuantize = symbol("jit_passes::quantize");
 const auto kQuantizePerChannel = symbol("jit_passes::quantize_per_channel");
 const auto kDequantize = symbol("jit_passes::dequantize");
 const auto kDequantizePerChannel = symbol("jit_passes::dequantize_per_channel");
-const auto kRound =
-    symbol("jit_passes::fake_quantize"); // in front of quantize, for other roundings than halves to even
+const auto kRound = symbol("jit_passes::fake_quantize"); // before quantize, unless halves go to even
 
 void setConstant(ValueRecord& record, const c10::IValue& constant) {
   record.constant = constant;
@@ -26,7 +25,7 @@ void setConstant(ValueRecord& record, const c10::IValue& constant) {
   }
 }
 
-// An argument of a block has a number as its name, which files change. It is called "Loop.block0.1" instead.
+// The name of a block's argument, "Loop.block0.1". Its name in the graph is a number, which files change.
 std::string nameOfArgument(const Value* value, const NodeNames& names) {
   const Block* block = value->node()->owningBlock();
   const Node* owner = block->owningNode();
@@ -110,7 +109,7 @@ class Recorder {
     snapshot_.values.push_back(std::move(record));
   }
 
-  // Operands are recorded before.
+  // Operands must have been recorded before.
   bool followsFromSizes(const Value* value) const {
     const Node* node = value->node();
     const auto known = [&](const Value* operand) {
@@ -130,15 +129,15 @@ class Recorder {
   Graph& graph_;
   NodeNames names_;
   std::unordered_set<const Value*> written_;
-  const KnownValues* parameters_; // null where they are no constants
+  const KnownValues* parameters_; // null where they do not count as constants
   std::unordered_set<const Value*> from_sizes_;
   SourceLines lines_;
   std::unordered_map<const Block*, int64_t> blocks_{{graph_.block(), 0}};
   Snapshot snapshot_;
 };
 
-// Nodes of a fresh graph look their operator up one by one, which takes longer than all the rest of a snapshot.
-// The types of the operands decide, so nodes that have the same ones share the answer.
+// The overload of a node's operator. The search takes longer than the rest of a snapshot, so nodes with equal types
+// of operands, which decide the overload, share one answer.
 std::string overloadOf(const Node* node) {
   thread_local std::unordered_map<std::string, std::string> known;
   if (node->kind().is_prim()) {
@@ -159,8 +158,8 @@ std::string overloadOf(const Node* node) {
   return found->second;
 }
 
-// %y = prim::If(%c): what each block returns is %y. %y = prim::Loop(%n, %c, %x): %x is what the first round reads,
-// what the block returns is what the next one reads, and %y.
+// For %y = prim::If(%c), the result of each block becomes %y. For %y = prim::Loop(%n, %c, %x), the block's argument
+// is %x in the first round and the block's result in the next ones, and the last result becomes %y.
 std::vector<std::pair<int64_t, int64_t>> carriedBy(const Node* node) {
   std::vector<std::pair<int64_t, int64_t>> carried;
   const bool loops = node->kind() == prim::Loop;
@@ -226,7 +225,7 @@ std::vector<QuantizedValue> quantizedValues(Graph& graph) {
   };
   const auto names = nodeNames(graph);
   std::vector<QuantizedValue> found;
-  std::unordered_map<const Value*, size_t> codes; // which of those found they are
+  std::unordered_map<const Value*, size_t> codes; // the number in `found` of each value in codes
   for (const Node* node : nodesInOrder(graph)) {
     const auto name = names.find(node);
     for (const Value* operand : node->inputs()) {

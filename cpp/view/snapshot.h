@@ -1,4 +1,4 @@
-// A graph as plain data, for code that only looks: quantizers, rules' checks and reports.
+// A graph as plain data, for code that only reads it: quantizers, checks of rules, and reports.
 #pragma once
 
 #include "graph/graph.h"
@@ -15,12 +15,12 @@ struct NodeRecord {
   bool moves_data = false;
   std::vector<int64_t> inputs; // values, by unique()
   std::vector<int64_t> outputs;
-  std::optional<std::string> overload; // of the operator's schemas, the node's; none where it has none
-  // Of a branch or loop: values that go into a block or out of it, and what they are called there.
+  std::optional<std::string> overload; // the overload of the node's operator, if it has a schema
+  // For a branch or loop: pairs (from, to), where the value `to` gets the content of `from` at the edge of a block.
   std::vector<std::pair<int64_t, int64_t>> carried;
 };
 
-// Without name, line, block and results.
+// The record without name, line, block and results.
 NodeRecord recordOf(Node* node);
 
 struct ValueRecord {
@@ -29,7 +29,7 @@ struct ValueRecord {
   bool is_tensor = false;
   bool written = false; // an in-place operator may write to it
   bool result = false;  // the method, or a block of it, returns it
-  // It is a whole number, or a list of these, that follows from sizes of tensors and from constants alone.
+  // Whether it is a whole number, or a list of whole numbers, computed from sizes of tensors and constants alone.
   bool from_sizes = false;
   std::optional<c10::IValue> constant;
   // A tensor's shape, the sizes one by one, and its dtype, as far as the graph knows them.
@@ -48,15 +48,15 @@ struct Snapshot {
 
 struct QuantizedValue {
   int64_t place;
-  std::string name;   // of the value; one that is quantized again has the name that it had before
-  std::string reader; // of the first operator that reads it dequantized; "" for none
+  std::string name;   // the value's name; a value that is quantized again keeps its first name
+  std::string reader; // the name of the first operator that reads the dequantized value; "" if there is none
 };
 // One for each quantize in the graph that stands for a place, in program order.
 std::vector<QuantizedValue> quantizedValues(Graph& graph);
 
 Snapshot takeSnapshot(const std::shared_ptr<Graph>& graph);
-// Parameters, and buffers that the graph does not write to, count as constants. A value read from a
-// module is called by its path.
+// Parameters, and buffers that the graph does not write to, count as constants. The name of a value that is read
+// from a module is its path.
 Snapshot takeSnapshot(const torch::jit::Module& module, const std::string& method);
 
 } // namespace jit_passes

@@ -1,5 +1,5 @@
-// Give convolutions a batch axis where their input has none: for kernels that take batches only. Inputs that have one
-// pass as they are, so the same graph is right for both.
+// Give convolutions a batch axis if their input has none, for kernels that take batches only. An input with a batch
+// axis passes as it is, so one graph is right for both.
 //
 //   %y = aten::conv2d(%x, ...)                         %w = aten::unsqueeze(%x, 0)
 //   %r = aten::relu(%y)                                %b = aten::flatten(%w, 0, -4)
@@ -9,7 +9,7 @@
 //                                                      %z = aten::reshape(%r, %s)
 //                                                      jit_passes::observe_histogram(%z, ...)
 //
-// The option `places` has the ids of the places of such results. A place stands behind the convolution, or behind the
+// The option `places` has the ids of the places of these results. A place stands after the convolution, or after the
 // clips that follow it.
 #include "graph/operators.h"
 #include "graph/places.h"
@@ -41,7 +41,7 @@ bool addTo(Node* place) {
   const std::vector<Value*> joined{one_more, number(0), number(-own - 1)};
   convolution->replaceInput(0, insertValue(convolution, aten::flatten, joined, convolution));
   Node* next = result->node()->next();
-  const auto uses = result->uses(); // without those of what restores the shape
+  const auto uses = result->uses(); // before the nodes that restore the shape add theirs
   Value* front = sizes(x, {}, -own, next);
   Value* behind = sizes(result, 1, {}, next);
   Value* shape = insertValue(next, aten::add, {front, behind}, next, c10::ListType::ofInts());

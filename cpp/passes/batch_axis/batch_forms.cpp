@@ -53,7 +53,7 @@ const Form* BatchForms::find(const Value* value) const {
   return found == forms_.end() ? nullptr : &found->second;
 }
 
-// Walks until all roots are known, and each of them is worth it.
+// Walks until the roots do not change: each of them gives some value its batch axis back, or has been refused.
 bool BatchForms::settle() {
   while (true) {
     walk();
@@ -115,7 +115,7 @@ const Form* BatchForms::lacking(const Value* value) const {
   return found != forms_.end() && found->second.lacks ? &found->second : nullptr;
 }
 
-// The tensor from which the value has its rank; nothing where that is known.
+// The tensor that determines the rank of the value; null if the rank is known.
 Value* BatchForms::rootOf(Value* value) const {
   while (true) {
     if (const Form* form = lacking(value)) {
@@ -146,8 +146,8 @@ AssumedRanks BatchForms::assuming(const Value* root, int64_t rank, int64_t other
   return AssumedRanks(shapes_, std::move(ranks));
 }
 
-// Whether the model raises an error where the tensor is neither with a batch nor without one, or one of two that meet
-// is without.
+// Whether the model raises an error if the tensor has another rank than with or without a batch, and if only one of
+// two tied tensors has a batch.
 bool BatchForms::takesNoOther(const Value* root) const {
   for (const int64_t rank : {0, 1, 4, 5}) {
     for (const int64_t others : {kBatched - 1, kBatched}) {
@@ -191,7 +191,7 @@ void BatchForms::readBranch(Node* branch) {
   }
 }
 
-// Whether the walk has to begin again with it; or it is none.
+// Whether nothing can be said with this root: the walk must begin again with it, or it has been refused.
 bool BatchForms::want(Value* root) {
   const auto known = roots_.find(root);
   if (known == roots_.end()) {
@@ -241,8 +241,8 @@ void BatchForms::readResult(Value* output, Value* root, size_t batched_side) {
   add(output, {own, axis, lacks});
 }
 
-// Applies the moves to the axes. `missing` is the one that a new axis stands for; `batch` the one of size 1 that
-// may go, once it is known which that is.
+// Applies the moves to the axes. An axis that a move adds stands for `missing`. An axis that a move removes must be
+// `batch`, the batch axis, or becomes it if that is not known yet.
 bool BatchForms::move(
     const std::vector<Node*>& moves, Axes& axes, const Value* base, const Value* root, int64_t missing,
     int64_t& batch) const {
@@ -274,7 +274,7 @@ bool BatchForms::move(
   return true;
 }
 
-// Whether that axis of the value has the size of the batch: 1 where there is none.
+// Whether this axis of the value is the batch axis, or has the size of the batch.
 bool BatchForms::isBatch(const Value* value, int64_t axis, const Value* root) const {
   if (const auto known = forms_.find(value); known != forms_.end()) {
     return known->second.root == root && known->second.axis == axis && !known->second.lacks;
@@ -286,7 +286,7 @@ bool BatchForms::isBatch(const Value* value, int64_t axis, const Value* root) co
   });
 }
 
-// The form that an operator gives which treats all places in front of the last axis alike.
+// The form of the result of an operator that treats all places in front of the last axis alike.
 std::optional<Form> BatchForms::formOf(const Node* node) const {
   static const auto plain = symbols(
       {"aten::to", "aten::contiguous", "aten::detach", "aten::alias", "aten::clone", "aten::layer_norm",
@@ -316,7 +316,7 @@ std::optional<Form> BatchForms::formOf(const Node* node) const {
   return !norm || constantInts(node->input(1))->size() == 1 ? std::optional(*form) : std::nullopt;
 }
 
-// A tensor of one axis, or a number, broadcasts either way.
+// A tensor of one axis, or a number, broadcasts with a batch axis and without.
 std::optional<Form> BatchForms::formOfBoth(const Value* a, const Value* b) const {
   const Form *left = lacking(a), *right = lacking(b);
   if (left != nullptr && right != nullptr) {

@@ -1,4 +1,4 @@
-// Which values lack a batch axis where the model's data do, and how they would be with one.
+// Values that lack a batch axis if the model's data do, and their form with one.
 #pragma once
 
 #include "facts/assumed_ranks.h"
@@ -8,29 +8,30 @@ namespace jit_passes {
 
 constexpr int64_t kBatched = 3; // axes of data with a batch
 
-// A value without a batch, compared with the same value with one.
+// The form of a value without a batch, compared with a batch.
 struct Form {
-  Value* root;  // the tensor whose rank says whether there is a batch
-  int64_t axis; // that of the batch, where there is one
-  bool lacks;   // without a batch, the value has no such axis; else it has one of size 1
+  Value* root;  // the tensor whose rank tells whether there is a batch
+  int64_t axis; // the batch axis, if there is a batch
+  bool lacks;   // whether the value lacks this axis without a batch, or has it with size 1
 };
 
-// A result of a branch on a rank: the value that both sides move, and how the side with a batch orders its axes.
+// A result of a branch on a rank: the value that both sides move, and the order of its axes on the side with a
+// batch.
 struct MovedResult {
   Value* base;
   std::vector<int64_t> order;
 };
 
-// The value that a side of a branch moves, and the operators that do so, in order.
+// The value that a side of a branch moves, and the operators that move it, in order.
 std::pair<Value*, std::vector<Node*>> movesOf(const Value* output, size_t side);
 
-// Found node by node: without a batch, each of these values is the same as with one of size 1, but for that axis. And
-// the model raises an error for roots of any other rank.
+// Finds, node by node, the values that are equal without a batch and with a batch of size 1, except for the batch
+// axis. The model raises an error for roots of any other rank.
 class BatchForms {
  public:
   explicit BatchForms(const PassContext& context);
 
-  // In the order of the graph; none if no branch of the model adds the axis that is missing.
+  // In the order of the graph. Empty if no branch of the model gives a value its batch axis back.
   const std::vector<Value*>& values() const { return order_; }
   const Form* find(const Value* value) const;
   const MovedResult& moved(const Value* value) const { return moved_.at(value); }
@@ -61,13 +62,13 @@ class BatchForms {
 
   std::shared_ptr<Graph> graph_;
   Shapes shapes_;
-  std::map<Value*, int64_t, ByNumber> roots_; // with the axis that each lacks
-  // Of the last walk:
+  std::map<Value*, int64_t, ByNumber> roots_; // with the axis that each root lacks
+  // The results of the last walk:
   std::unordered_map<const Value*, Form> forms_;
   std::vector<Value*> order_;
   std::unordered_map<const Value*, MovedResult> moved_;
   std::set<Value*> regained_, wanted_;       // roots
-  std::set<std::pair<Value*, Value*>> ties_; // roots that one branch is about
+  std::set<std::pair<Value*, Value*>> ties_; // pairs of roots that meet in one branch
 };
 
 } // namespace jit_passes

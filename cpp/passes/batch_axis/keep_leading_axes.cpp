@@ -1,16 +1,17 @@
-// Let a linear layer go over its operand as it is, where a model joins all other axes in front of it and splits them
-// behind.
+// Apply a linear layer to its operand without reshapes, where a model joins the leading axes before the layer and
+// splits them after it.
 //
 //   %n, %t = aten::size(%x)
 //   %r = aten::flatten(%x, 0, 1)
 //   %y = aten::linear(%r, %weight, %bias)              ->   %z = aten::linear(%x, %weight, %bias)
 //   %z = aten::reshape(%y, [%n, %t, features])
 //
-// GPT-2 has its layers so, and PyTorch's attention. Where keys come from elsewhere, the graph does not know that both have
-// one batch; but there are as many elements, so one axis of another name has the same size.
+// GPT-2 and PyTorch's attention have their layers in this form. Where keys come from another tensor, the graph does
+// not know that both have the same batch. But the number of elements does not change, so if all sizes but one are
+// equal, that one is equal too.
 //
-// Nobody else may read the rows that the layer gives, and its weight is a matrix: with a vector a layer gives one axis
-// less.
+// No other node may read the rows that the layer gives, and its weight must be a matrix: with a vector, the result
+// of the layer has one axis less.
 #include "facts/shapes.h"
 #include "graph/graph.h"
 #include "graph/registry.h"
@@ -32,14 +33,14 @@ const Value* flattenedRows(const Shapes& shapes, const Node* linear) {
              : nullptr;
 }
 
-// The readers whose results are used: sizes that became numbers still have readers.
+// Readers whose results have uses. Sizes that have become numbers still have readers without uses.
 int64_t countReaders(const Value* value) {
   return std::ranges::count_if(value->uses(), [](const Use& use) {
     return use.user->kind() != aten::size || use.user->output()->hasUses();
   });
 }
 
-// Whether the node gives the rows of a layer back with the axes that were joined.
+// Whether the node splits the rows of a layer into the axes that were joined.
 bool readsRows(const Shapes& shapes, const Node* node) {
   const Node* linear = node->kind() == aten::reshape ? inputOf(node, "self")->node() : nullptr;
   if (linear == nullptr || linear->kind() != aten::linear || countReaders(linear->output()) != 1 ||
@@ -52,7 +53,7 @@ bool readsRows(const Shapes& shapes, const Node* node) {
   if (!sizes || static_cast<int64_t>(sizes->size()) != shapes.rank(from)) {
     return false;
   }
-  size_t others = 0; // of another name
+  size_t others = 0; // sizes that are not known to be equal
   for (size_t axis = 0; axis + 1 < sizes->size(); ++axis) {
     others += (*sizes)[axis] != shapes.ofAxis(from, static_cast<int64_t>(axis));
   }
@@ -71,7 +72,7 @@ bool keepLeadingAxes(PassContext& context) {
   for (Node* node : found) {
     Node* linear = inputOf(node, "self")->node();
     Node* flatten = inputOf(linear, "input")->node();
-    linear->replaceInput(0, inputOf(flatten, "self")); // by now perhaps what another of them became
+    linear->replaceInput(0, inputOf(flatten, "self")); // read anew: an earlier edit may have replaced it
     linear->output()->setType(node->output()->type());
     replaceNode(node, linear->output());
     if (!flatten->output()->hasUses()) {

@@ -1,7 +1,7 @@
-// Replace a branch on the number of axes by one computation with a batch axis. Both sides of the branch compute that, and
-// one side adds the batch axis to its data first.
+// Replace a branch on the number of axes by one computation with a batch axis. Both sides of the branch have this
+// computation, and one side adds the batch axis to its data first.
 //
-// PyTorch's instance norms take images without a batch axis too, and ask which they got:
+// PyTorch's instance norms also take images without a batch axis, and ask for the rank:
 //
 //   %n : int = aten::dim(%x)                           %u = aten::unsqueeze(%x, 0)
 //   %b : bool = aten::eq(%n, 3)                        %f = aten::flatten(%u, 0, -4)
@@ -13,8 +13,8 @@
 //     block1():
 //       -> (aten::instance_norm(%x, ...))
 //
-// Where the tensor has one of both ranks for certain, as the result of a convolution has, and what is computed has its
-// shape.
+// The tensor must have one of the two ranks for certain, as the result of a convolution has, and the result must
+// have the tensor's shape.
 #include "lift_branches.h"
 
 #include "facts/shape_facts.h"
@@ -30,7 +30,7 @@ bool isFirstAxis(const Node* node, c10::Symbol kind) {
   return node->kind() == kind && node->inputs().size() == 2 && constantNumber(node, "dim") == 0.0;
 }
 
-// A branch, and which of its sides has the axis.
+// The sides of a branch, without and with the batch axis.
 struct Sides {
   Value* tensor;
   int64_t rank; // with the axis
@@ -57,7 +57,7 @@ std::optional<Sides> sidesOf(const Node* branch) {
   return lacks(named) ? Sides{tensor, whole + 1, named, other} : Sides{tensor, whole, other, named};
 }
 
-// Whether two blocks compute the same, where values of the first stand for values of the second.
+// Compares two blocks. Values of the first stand for values of the second.
 class Comparison {
  public:
   void add(const Value* value, const Value* other) { other_[value] = other; }
@@ -73,10 +73,10 @@ class Comparison {
     return constant->isTensor() ? constant->is(*other) : !other->isTensor() && *constant == *other;
   }
 
-  // No longer counts this value as equal to itself: it is equal only to a value that `add` has named.
+  // Makes this value equal only to a value that `add` names, and not to itself.
   void replace(const Value* value) { stands_.insert(value); }
 
-  // `left_out`: nodes of the first.
+  // Without the nodes `left_out` of the first block.
   bool equal(const Block* a, const Block* b, const std::vector<const Node*>& left_out) {
     const auto nodesOf = [](const Block* block) {
       std::vector<const Node*> nodes;

@@ -1,7 +1,7 @@
-// Compute with a batch axis what a model decides by whether its data have one.
+// Compute with a batch axis in place of branches on whether the data have one.
 //
-// PyTorch's attention and recurrent layers take data of rank 3, and of rank 2 without a batch. Scripted, each of them
-// asks, and has a branch in front of it and behind it:
+// PyTorch's attention and recurrent layers take data of rank 3, or of rank 2 without a batch. In scripted models
+// each of them asks for the rank, and has a branch before it and after it:
 //
 //   %n : int = aten::dim(%x)
 //   %b : bool = aten::eq(%n, 3)
@@ -13,14 +13,14 @@
 //     block0(): -> (aten::transpose(%a, 0, 1))
 //     block1(): -> (aten::squeeze(%a, 1))
 //
-// The value behind the branch would lack the axis where %x does; operators that treat all places in front of the last
-// axis alike take the one that has it, up to the next layer. Where another operator reads it, a branch takes the axis
-// away again.
+// The value after the branch lacks the axis if %x does. Operators that treat all places in front of the last axis
+// alike take the value with the axis instead, up to the next layer. If another operator reads the value, a branch
+// removes the axis again.
 //
-// Where both sides of a branch compute more than the axis, see lift_branches.cpp, which runs first.
+// If the sides of a branch do more than move axes, see lift_branches.cpp, which runs first.
 //
-// It is shown node by node that both sides compute the same but for that axis, and that the model raises an error for
-// tensors of any other rank.
+// The pass shows node by node that both sides compute equal values except for this axis, and that the model raises
+// an error for tensors of any other rank.
 #include "batch_forms.h"
 #include "graph/alias.h"
 #include "lift_branches.h"
@@ -28,14 +28,14 @@
 namespace jit_passes {
 namespace {
 
-// Has the same answer with any number of axes.
+// Whether the answer does not depend on the number of axes.
 bool asksForOther(const Node* node) {
   static const auto kinds =
       symbols({"prim::dtype", "prim::requires_grad", "prim::layout", "aten::is_floating_point"});
   return kinds.count(node->kind()) > 0;
 }
 
-// Has the same answer for all that is computed from a tensor.
+// Whether the answer is equal for a tensor and the values computed from it.
 bool asksForOrigin(const Node* node) {
   static const auto kinds = symbols({"aten::dim", "prim::device", "prim::is_nested"});
   return kinds.count(node->kind()) > 0;
@@ -116,7 +116,7 @@ class BatchAxis {
       } else if (use.user->kind() == aten::size && use.user->inputs().size() == 1) {
         replaceNode(use.user, restoreSizes(value, use.user));
       } else {
-        const bool inside = use.user->owningBlock() != block_; // perhaps never runs
+        const bool inside = use.user->owningBlock() != block_; // a block that may not run
         Value* own = inside ? restore(value, use.user) : nullptr;
         if (own == nullptr && restored == nullptr) {
           Node* last = lifted->node()->isBefore(node) ? node : lifted->node();
@@ -139,7 +139,7 @@ class BatchAxis {
     node->eraseOutput(value->offset());
   }
 
-  // Gives what stands for the value with a batch, or what the other function makes where there is none.
+  // Inserts a branch on the rank: `with_batch` if there is a batch, else the value that `without` makes.
   Value* choose(
       Value* value, Value* with_batch, Node* before, const std::function<Value*(Node* end)>& without) {
     const Node* like = value->node();
@@ -153,7 +153,7 @@ class BatchAxis {
     return branch->output();
   }
 
-  // The value as the model has it: without the axis where the root has none.
+  // The value in the form of the model: without the axis if the root lacks it.
   Value* restore(Value* value, Node* before) {
     Value *lifted = lifted_.at(value), *axis = insertConstant(before, forms_.find(value)->axis);
     return choose(
@@ -162,7 +162,7 @@ class BatchAxis {
         ->setType(value->type());
   }
 
-  // Sizes are no reason to have the value itself.
+  // The sizes of the value in the form of the model. They do not need the value itself.
   Value* restoreSizes(Value* value, Node* size) {
     Value* lifted = lifted_.at(value);
     const auto ints = c10::ListType::ofInts();
@@ -194,7 +194,7 @@ bool settleBatchAxis(PassContext& context) {
     return node->kind() == prim::If && std::ranges::any_of(node->outputs(), isTensor);
   };
   bool changed = liftBranches(context);
-  // One layer may say where the batch axis of another tensor is: once for each branch at most.
+  // One layer may tell the batch axis of another tensor, so this repeats, at most once for each branch.
   for (size_t left = nodesWhere(*context.graph(), decides).size(); left > 0; --left) {
     if (!BatchAxis(context).run()) {
       break;
@@ -205,7 +205,7 @@ bool settleBatchAxis(PassContext& context) {
 }
 
 const RegisterPass settle_batch_axis_pass{
-    "settle_batch_axis", "Compute with a batch axis what a model decides by whether its data have one.",
+    "settle_batch_axis", "Compute with a batch axis in place of branches on whether there is one.",
     settleBatchAxis, needs("inlined")};
 
 } // namespace

@@ -1,5 +1,5 @@
-// Compute PyTorch's transformer modules by single operators, which can be quantized. Its fused operators,
-// the fast path of inference without gradients, hold their linear layers.
+// Compute PyTorch's transformer modules by single operators, which can be quantized. PyTorch's fused operators, the
+// fast path of inference without gradients, contain the linear layers.
 //
 //   %done : bool, %r : Tensor = prim::If(%no_gradients)
 //     block0():
@@ -8,17 +8,18 @@
 //     block1():
 //       -> (False, %uninitialized)
 //
-// Scripted modules have both ways, and ask for gradients which to go. The other way follows behind.
+// Scripted modules have both paths, and choose by whether gradients are recorded. The slow path comes after the
+// branch.
 //
 //   %y = aten::_transformer_encoder_layer_fwd(%x, ...)    ->   %q = aten::linear(%x, ...) and so on
 //
-// Traced modules have only the fused operator. It is written out, with the formula that it computes.
+// Traced modules have only the fused operator. Its formula replaces it.
 //
 //   %n = aten::_nested_tensor_from_mask(%x, %keep, ...)   ->   %x
 //   %p = aten::to_padded_tensor(%y, 0, %size)             ->   aten::masked_fill(%y, %padding, 0)
 //
-// Only fused operators compute on nested tensors. Padding is masked instead, and zero in the end.
-// Attention of a query to other keys stays: PyTorch's modules never fuse it.
+// Only fused operators compute on nested tensors. Instead, padding is masked, and set to zero in the end. Attention
+// of a query to other keys does not occur here: PyTorch's modules never fuse it.
 #include "graph/calls.h"
 #include "graph/graph.h"
 #include "graph/registry.h"
@@ -34,7 +35,7 @@ const auto fused_attention = symbol("aten::_native_multi_head_attention");
 const auto nested_from_mask = symbol("aten::_nested_tensor_from_mask");
 const auto to_padded = symbol("aten::to_padded_tensor");
 
-// The computation of the fused operators. They, too, take a mask of floats for one of bool.
+// The computation of the fused operators. Like these, it treats a mask of floats as a mask of bools.
 const char* const formula = R"SCRIPT(
 def heads_of(x: Tensor, width: int, heads: int, w: Tensor, b: Tensor) -> Tensor:
     return torch.unflatten(torch.linear(x, w, b), 2, [3, heads, width // heads]).permute([2, 0, 3, 1, 4])
@@ -113,7 +114,7 @@ bool doesNothing(const Block* block) {
   });
 }
 
-// Whether a value is computed from an answer to whether gradients are recorded.
+// Whether a value depends on whether gradients are recorded.
 bool asksForGradients(Value* value, std::unordered_set<Node*>& seen) {
   Node* node = value->node();
   if (!seen.insert(node).second) {
@@ -127,8 +128,8 @@ bool asksForGradients(Value* value, std::unordered_set<Node*>& seen) {
   return found;
 }
 
-// The branch around a fused operator that gradients decide on, and that does nothing but go on where they are
-// recorded: an early return. Nothing where it is another one.
+// The branch around a fused operator that is an early return: gradients decide on it, and its other side does
+// nothing. Null if there is none.
 Node* earlyReturn(Node* fused) {
   Node* branch = fused->owningBlock()->owningNode();
   if (branch == nullptr || branch->kind() != prim::If) {
@@ -142,7 +143,7 @@ Node* earlyReturn(Node* fused) {
   return goes_on && asksForGradients(branch->input(), seen) ? branch : nullptr;
 }
 
-// Outputs that are the same constant both ways are that constant.
+// Replaces outputs with one constant on both sides by that constant.
 bool foldOutputs(Node* branch) {
   bool changed = false;
   const auto *then = branch->blocks()[0], *otherwise = branch->blocks()[1];
@@ -167,7 +168,7 @@ void takeOther(Node* branch, const Block* fast) {
     branch->outputs()[i]->replaceAllUsesWith(other->outputs()[i]);
   }
   branch->destroy();
-  // Returns stand in nested branches, and each says to the next whether it has returned.
+  // Each nested branch with a return passes on to the next one whether it has returned.
   while (outer != nullptr && outer->kind() == prim::If && foldOutputs(outer)) {
     outer = outer->owningBlock()->owningNode();
   }
@@ -185,7 +186,7 @@ std::shared_ptr<Graph> written(const Node* fused) {
   return graph;
 }
 
-// Why the formula is not what the operator computes, or nothing.
+// Why the formula does not compute the operator's results, or nothing.
 std::optional<std::string> unlikeFormula(const Node* fused) {
   if (fused->kind() == fused_layer) {
     return std::nullopt;
@@ -207,8 +208,8 @@ bool writeOut(PassContext& context, Node* fused) {
   }
   torch::jit::WithInsertPoint guard(fused);
   auto results = torch::jit::insertGraph(*fused->owningGraph(), *written(fused), fused->inputs());
-  if (results.size() < fused->outputs().size()) { // a tuple
-    Node* made = results.at(0)->node();           // an unpacked tuple would keep weights that nobody reads
+  if (results.size() < fused->outputs().size()) { // the results are a tuple
+    Node* made = results.at(0)->node();           // unpacking would keep unused results and their weights
     results = made->kind() == prim::TupleConstruct ? made->inputs().vec()
                                                    : torch::jit::createTupleUnpack(results[0]).vec();
   }
@@ -219,12 +220,12 @@ bool writeOut(PassContext& context, Node* fused) {
   return true;
 }
 
-// A nested tensor, from where a mask makes it to where it becomes a padded one.
+// A nested tensor, from the node that makes it of a mask to the node that makes it a padded tensor.
 class NestedRegion {
  public:
   explicit NestedRegion(Node* pad) : pad_(pad) { collect(inputOf(pad, "self")); }
 
-  // Computes on the padded tensor. Returns why it cannot.
+  // Computes on the padded tensor instead. Returns the reason if that is not possible.
   std::optional<std::string> computePadded() {
     if (made_.size() != 1 || constantNumber(pad_, "padding") != 0.0) {
       return "its values come from more than one place, or padding is not 0";
@@ -284,7 +285,7 @@ class NestedRegion {
     }
   }
 
-  // A module that makes a nested tensor of the mask hands its layers None, and else the mask.
+  // The mask for the layers. A module passes them None if it makes a nested tensor of the mask, and else the mask.
   Value* maskOtherwise(Node* nested) {
     Block* block = nested->owningBlock();
     Node* branch = block->owningNode();
@@ -294,7 +295,7 @@ class NestedRegion {
     Block* other = branch->blocks()[branch->blocks()[0] == block];
     for (size_t i = 0; i < block->outputs().size(); ++i) {
       Value* mask = other->outputs()[i];
-      const auto maybe = c10::OptionalType::ofTensor(); // or a tensor, where that is known
+      const auto maybe = c10::OptionalType::ofTensor(); // Tensor is a subtype of Optional[Tensor]
       if (isNone(block->outputs()[i]) && !isNone(mask) && mask->type()->isSubtypeOf(*maybe) &&
           encloses(mask->node(), branch) && encloses(mask->node(), pad_)) {
         block->replaceOutput(i, mask);
@@ -322,7 +323,7 @@ class NestedRegion {
 
   Node* pad_;
   std::unordered_set<Node*> seen_, made_;
-  std::vector<Node*> between_; // what computes in between
+  std::vector<Node*> between_; // nodes on tensors between both
 };
 
 bool avoidFastPath(PassContext& context) {

@@ -1,4 +1,4 @@
-// Bring convolutions to the form that scripting has, with padding in numbers. Traces have these:
+// Bring convolutions to the form of scripted models, with padding in numbers. Traces have these operators:
 //
 //   aten::_convolution(x, w, b, stride, padding, dilation, transposed, output_padding, groups, ...)
 //     ->  aten::conv{1,2,3}d(x, w, b, stride, padding, dilation, groups)
@@ -11,8 +11,8 @@
 //   aten::conv2d(%x, %w, %b, %stride, "same", %dilation, %groups)
 //     ->  aten::conv2d(%x, %w, %b, %stride, [p, ...], %dilation, %groups)
 //
-// 'same' pads dilation * (kernel - 1) zeros along each axis, the odd one behind; where some axis
-// has an odd one, a constant_pad_nd of its own adds it, as PyTorch does.
+// "same" pads dilation * (kernel - 1) zeros along each axis, half of them on each side. If the number is odd, a
+// constant_pad_nd adds the last zero at the end, as in PyTorch.
 #include "graph/operators.h"
 #include "graph/registry.h"
 #include "passes/convolution.h"

@@ -1,10 +1,10 @@
-// Write adaptive average pools that go over all of some axes, and leave the others as they are, as means.
+// Replace adaptive average pools that reduce some axes to one element, and leave the others as they are, by means.
 //
 //   %n : int = aten::size(%x, 3)
 //   %y = aten::adaptive_avg_pool2d(%x, [1, %n])      ->   %y = aten::mean(%x, [-2], True, None)
 //
-// Traces have nn.AdaptiveAvgPool2d((1, None)) so, as nets that read lines of text do. A size is of the operand's own axis
-// for certain where the rank is known: of a batch of images by its axis 3.
+// Traces of nn.AdaptiveAvgPool2d((1, None)) have this form; networks that read lines of text use it. With a known
+// rank it is certain that %n is the size of the pooled axis: axis 3 of a batch of images.
 #include "facts/shape_facts.h"
 #include "facts/shapes.h"
 #include "graph/registry.h"
@@ -36,7 +36,7 @@ Value* asMean(const Shapes& shapes, Node* pool) {
       return nullptr;
     }
   }
-  if (gone.empty() || int64_t(gone.size()) == spatial) { // a pool to one pixel is known as such
+  if (gone.empty() || int64_t(gone.size()) == spatial) { // other passes know a pool to one pixel
     return nullptr;
   }
   Value *axes = insertConstant(pool, gone), *keep = insertConstant(pool, true);
@@ -50,7 +50,7 @@ bool canonicalizePool(PassContext& context) {
 }
 
 const RegisterPass canonicalize_pool_pass{
-    "canonicalize_pool", "Write adaptive pools over all of some axes as means.", canonicalizePool,
+    "canonicalize_pool", "Write adaptive pools that reduce whole axes as means.", canonicalizePool,
     needs("inlined")};
 
 } // namespace

@@ -1,23 +1,24 @@
-// Bring products to few spellings: linear layers to one.
+// Write products in few forms, and linear layers in one.
 //
 //   aten::addmm(%b, %x, %wt, 1, 1)                       ->  aten::linear(%x, %w, %b)
 //   aten::add(aten::matmul(%x, %wt), %b, 1)              ->  aten::linear(%x, %w, %b)
 //   aten::matmul(%x, %wt) and aten::mm(%x, %wt)          ->  aten::linear(%x, %w, None)
 //
-// where %wt is a constant matrix or fixed (see KnownValues), a parameter say, %w its transpose and %b a vector of %w's
-// rows. Of a parameter, %w is aten::t(%wt), or what %wt is aten::t of.
+// where %wt is a constant or fixed matrix (see KnownValues), such as a parameter, %w its transpose, and %b a vector
+// with an element for each row of %w. For a parameter, %w is aten::t(%wt), or the operand if %wt is the result of
+// aten::t.
 //
-// And products of two batches of matrices to matmul:
+// Products of two batches of matrices become matmul:
 //
 //   aten::einsum("b h i d, b h j d -> b h i j", [%a, %b])   ->  aten::matmul(%a, aten::transpose(%b, -2, -1))
 //   aten::einsum("bij,bjd->bid", [%a, %b])                  ->  aten::matmul(%a, %b)
 //   aten::einsum("bct,bcs->bts", [%a, %b])                  ->  aten::matmul(aten::transpose(%a, -2, -1), %b)
 //   aten::einsum("bts,bcs->bct", [%a, %b])                  ->  aten::matmul(%b, aten::transpose(%a, -2, -1))
 //
-// where the labels of a batch come first, in the same order, in operands and result; one label is summed over, and the
-// others are those of rows and columns. Without a batch too. Other equations stay as they are, and so do those of which
-// it is not known that both operands have one size along the summed label: einsum repeats a size of 1 there, and a
-// product raises an error.
+// The labels of the batch come first, in one order, in operands and result. One label is summed over, and the other
+// two stand for rows and columns. There may be no batch. Other equations stay as they are. So do equations whose
+// operands may have different sizes along the summed label: einsum repeats a size of 1 there, and a product raises
+// an error.
 #include "facts/einsum.h"
 #include "facts/known_values.h"
 #include "facts/shapes.h"
@@ -32,7 +33,7 @@ class Canonicalizer {
 
   bool replaceAddmm(Node* node) {
     const auto weight = matrix(inputOf(node, "mat2"));
-    // beta and alpha by position: another overload has a dtype in front of them
+    // by position, since another overload has a dtype in front of beta and alpha
     if (!weight || known_.fixed(node->output()) || !isBiasOf(inputOf(node, "self"), *weight) ||
         constantNumber(node->input(3)) != 1.0 || constantNumber(node->input(4)) != 1.0) {
       return false;
@@ -43,7 +44,7 @@ class Canonicalizer {
 
   bool replaceMatmul(Node* node) {
     const auto weight = matrix(node->input(1));
-    if (!weight || known_.fixed(node->output())) { // of two parameters it is a weight, and no layer
+    if (!weight || known_.fixed(node->output())) { // a product of two parameters is no layer
       return false;
     }
     const auto& uses = node->output()->uses();
@@ -53,7 +54,7 @@ class Canonicalizer {
                            constantNumber(user, "alpha") == 1.0 &&
                            isBiasOf(user->input(1 - uses[0].offset), *weight);
     Value* bias = nullptr;
-    if (adds_bias) { // in the place of the product: its operand may be written to before the sum is taken
+    if (adds_bias) { // at the place of the product: its operand may be written to before the sum
       bias = user->input(1 - uses[0].offset);
       hoist(bias, node);
       user->output()->replaceAllUsesWith(node->output());
@@ -95,7 +96,7 @@ class Canonicalizer {
 bool canonicalizeLinear(PassContext& context) {
   static const auto kinds = symbols({"aten::addmm", "aten::mm", "aten::matmul"});
   static const auto addmm = symbol("aten::addmm");
-  // Replacing one may destroy its user, so they are collected first.
+  // Collected first, since replacing a product may destroy its user.
   const auto products =
       nodesWhere(*context.graph(), [&](const Node* node) { return kinds.count(node->kind()) > 0; });
   if (products.empty()) {
@@ -109,7 +110,7 @@ bool canonicalizeLinear(PassContext& context) {
   return changed;
 }
 
-// A product of matrices, of operands in this order or in the other, each as it is or transposed.
+// A product of matrices, with the operands in this order or exchanged, each as it is or transposed.
 struct Product {
   bool swapped, left_transposed, right_transposed;
 };
@@ -140,8 +141,8 @@ std::optional<Product> productOf(const EinsumLabels& labels) {
   return std::nullopt;
 }
 
-// Whether the sizes along the label that is summed over are known to be one: einsum repeats a size of 1, and a product
-// does not.
+// Whether both operands have equal sizes along the summed label for certain. einsum repeats a size of 1, which a
+// product does not.
 bool fits(const Shapes& shapes, const Node* list, const Product& product) {
   const Extent left = shapes.ofAxis(list->input(product.swapped), product.left_transposed ? -2 : -1);
   return left == shapes.ofAxis(list->input(!product.swapped), product.right_transposed ? -1 : -2);
@@ -155,7 +156,7 @@ bool canonicalizeEinsum(PassContext& context) {
       products.emplace_back(node, *product);
     }
   }
-  if (products.empty()) { // shapes take time
+  if (products.empty()) { // finding shapes takes time
     return false;
   }
   const Shapes shapes(context);

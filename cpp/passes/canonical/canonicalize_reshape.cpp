@@ -1,37 +1,39 @@
-// Name the axes that a reshape joins or splits, instead of sizes that the model computes.
+// Replace reshapes to computed sizes by flatten and unflatten, which name the axes that are joined or split.
 //
 //   %n, %c, %h, %w = aten::size(%x)
 //   %y = aten::reshape(%x, [%n, 2, %c // 2, %h, %w])   ->   %y = aten::unflatten(%x, 1, [2, -1])
 //   %z = aten::reshape(%x, [%n, -1])                   ->   %z = aten::flatten(%x, 1, -1)
 //
-// Sizes in front and behind are those of the operand, so what is left of both has as many elements. One axis that
-// is left of the result joins those of the operand; one that is left of the operand is split. Only tensors without
-// elements could have been given other sizes. Convolutions and pools are taken to have a batch axis, and linear layers
-// as many axes as the sizes in front say. Where a size behind these is open, it need not be so:
+// The first and last sizes that equal the operand's are left out, so the rest of operand and result have equally
+// many elements. If one axis of the result is left, it joins the operand's axes. If one axis of the operand is left,
+// it is split. Only tensors without elements could have been given other sizes. Convolutions and pools are assumed
+// to have a batch axis, and linear layers as many axes as the leading sizes tell. With an open size after these, the
+// leading sizes need not be the layer's own, and the axes are joined first:
 //
 //   %y = aten::linear(%x, ...)
 //   %z = aten::reshape(%y, [%n, %t, -1, 16])           ->   aten::unflatten(aten::flatten(%y, 2, -1), 2, [-1, 16])
 //
-// Where axes behind come to what a linear layer reads of the result, they are joined: the one that is left of either
-// side has as many elements then, whatever the graph knows of them.
+// If the product of the operand's last axes is the number of features that a linear layer demands of the result,
+// they are joined. The one axis in front of them then has equal size in operand and result, even if the graph does
+// not know it.
 //
 //   %y = aten::reshape(%x, [%n, %t, %c]), of [%n, 16, 4, 8], read by a layer of 32   ->   aten::flatten(%x, 2, -1)
 //
-// Windows of an image are axes that fall into others, whose number is that of the size:
+// Windows of an image: each axis is split into a quotient and a number:
 //
 //   %y = aten::reshape(%x, [%n, %h // 4, 4, %w // 4, 4, %c])
 //     ->   aten::unflatten(aten::unflatten(%x, 2, [-1, 4]), 1, [-1, 4])
 //
-// Several axes become several others where all sizes but one are numbers. Numbers that are a part of the last axis split
-// that one, and what is left of it joins the axes in front, as PyTorch's attention makes rows of its heads:
+// Several axes become several others if all sizes but one are numbers. If the numbers divide the last axis, that one
+// is split, and its first part joins the axes in front. PyTorch's attention joins heads and batch so:
 //
 //   %y = aten::reshape(%x, [%n, %t * 8, 16]), of [%n, %t, 128]
 //     ->   aten::flatten(aten::unflatten(%x, 2, [8, 16]), 1, 2)
 //
-// An axis of size 1 that squeeze takes away joins its neighbour.
+// An axis of size 1 that squeeze removes is joined to its neighbour.
 //
-// A reshape to constants says all that there is to know, and stays. Sizes that nobody reads any more told the ranks of
-// tensors: these stay in their types, as far as they are certain.
+// A reshape to constants stays. Sizes that lose their last use told the ranks of tensors, so certain ranks are kept
+// in the tensors' types.
 #include <span>
 
 #include "facts/shapes.h"
@@ -48,13 +50,13 @@ struct Step {
   c10::IValue argument;
 };
 
-// A reshape, and what it is.
+// A reshape, and the steps that replace it.
 struct NamedAxes {
   Node* node;
   std::vector<Step> steps;
 };
 
-// Sizes as operands of unflatten: one that is no number is left open there.
+// Sizes for unflatten. A size that is no number becomes -1.
 std::vector<int64_t> asParts(std::span<const Extent> sizes) {
   std::vector<int64_t> parts;
   for (const Extent& size : sizes) {
@@ -63,7 +65,7 @@ std::vector<int64_t> asParts(std::span<const Extent> sizes) {
   return parts;
 }
 
-// A linear layer's features that are split, where only the sizes of the other axes tell how many these are.
+// The split of a linear layer's features, if only the sizes in front tell the rank.
 std::optional<NamedAxes> splitFeatures(const Shapes& shapes, Node* node, const std::vector<Extent>& sizes) {
   const Node* linear = inputOf(node, "self")->node();
   const auto features = shapes.ofAxis(inputOf(node, "self"), -1).number();
@@ -87,17 +89,17 @@ std::optional<NamedAxes> splitFeatures(const Shapes& shapes, Node* node, const s
     return std::nullopt;
   }
   const Step split{aten::unflatten, axis, parts};
-  if (!open) { // there is no axis of size 1 in between
+  if (!open) { // without an open size, the sizes split the features alone
     return product == *features ? std::optional(NamedAxes{node, {split}}) : std::nullopt;
   }
-  // Were the last size in front the layer's own input, its features would be a multiple of both.
+  // The axis in front of the open size is no axis of features: else the product would divide the features.
   const auto input = shapes.featuresRead(inputOf(linear, "input")).value_or(0);
   return input > 0 && *features % (input * product) != 0
              ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}, split}})
              : std::nullopt;
 }
 
-// Axes that come to the features of a linear layer that reads the result, behind one axis of unknown size.
+// Joins the axes after one axis of unknown size to the features of a linear layer that reads the result.
 std::optional<NamedAxes> joinedFeatures(
     const Shapes& shapes, Node* node, const std::vector<Extent>& sizes, int64_t axis, int64_t rank) {
   const bool said = sizes.back().isNumber() || sizes.back().isOpen();
@@ -115,8 +117,8 @@ std::optional<NamedAxes> joinedFeatures(
   return product == *features ? std::optional(NamedAxes{node, {{aten::flatten, axis, -1}}}) : std::nullopt;
 }
 
-// Goes over the axes of an operand and the sizes of a result, from the first ones or from the last, as long as some of
-// one are some of the other.
+// Matches axes of the operand with sizes of the result, from the first and from the last on, as long as a group of
+// axes and a group of sizes have equally many elements for certain.
 class Matching {
  public:
   Matching(const Shapes& shapes, Node* node, const std::vector<Extent>& to) : shapes_(shapes), to_(to) {
@@ -126,7 +128,7 @@ class Matching {
     axes_ = from_.size(), sizes_ = to.size();
   }
 
-  // The steps, the last axes first; nothing where some are left that do not tell how they become others.
+  // The steps, the last axes first. Nothing if axes or sizes are left that cannot be matched.
   std::optional<std::vector<Step>> run() {
     while (axes_ > 0 && sizes_ > 0 && matchLast()) {
     }
@@ -140,7 +142,7 @@ class Matching {
       return std::nullopt;
     }
     if ((splits_ || joins_) && (axes > 0 || (splits_ && joins_))) {
-      return std::nullopt; // 4 times `a // 4` may be less than `a`, and others may make up for that
+      return std::nullopt; // 4 * (a // 4) may be less than `a`, and the other axes may make up for that
     }
     if (axes == 1 && sizes == 1 && from_[first_].isNumber() && to_[first_of_to_].isNumber()) {
       return std::nullopt; // two numbers that differ, which is an error
@@ -153,7 +155,7 @@ class Matching {
   }
 
  private:
-  // So many axes and sizes, from these on, are the same elements.
+  // Notes that `axes` axes and `sizes` sizes, from these on, are equal elements.
   void add(int64_t axis, int64_t axes, int64_t size, int64_t sizes) {
     if (axes > 1) {
       steps_.push_back({aten::flatten, axis, axis + axes - 1});
@@ -163,7 +165,7 @@ class Matching {
     }
   }
 
-  // Whether a size is that of some neighbours together: `a // 4` and 4, or numbers.
+  // Whether a size is the product of neighbours: `a // 4` and 4, or numbers.
   bool isProduct(const Extent& whole, const Extent* begin, const Extent* end) const {
     int64_t product = 1, quotients = 0;
     std::optional<std::pair<Extent, int64_t>> quotient;
@@ -181,7 +183,8 @@ class Matching {
                           : quotients == 0 && whole.number() == product;
   }
 
-  // How many of the neighbours in [low, high) come to a size, and 0 if none do: the last ones, or the first.
+  // The number of neighbours in [low, high), the last ones or the first ones, whose product is `size`; 0 if there
+  // are none.
   int64_t countOf(
       const Extent& whole, const std::vector<Extent>& of, int64_t low, int64_t high, bool last) const {
     for (int64_t count = 2; count <= high - low; ++count) {
@@ -204,7 +207,7 @@ class Matching {
     if (axes == 0) {
       return false;
     }
-    splits_ = splits_ || (sizes > 1 && !from_[axis].isNumber()); // else by numbers, which are exact
+    splits_ = splits_ || (sizes > 1 && !from_[axis].isNumber()); // a split of a number is exact
     joins_ = joins_ || (axes > 1 && !to_[size].isNumber());
     (last ? axes_ : first_) += last ? -axes : axes;
     (last ? sizes_ : first_of_to_) += last ? -sizes : sizes;
@@ -220,12 +223,12 @@ class Matching {
   const Shapes& shapes_;
   const std::vector<Extent>& to_;
   std::vector<Extent> from_;
-  int64_t first_ = 0, first_of_to_ = 0, axes_, sizes_; // what is left of both
-  bool splits_ = false, joins_ = false;                // into quotients, or of them
+  int64_t first_ = 0, first_of_to_ = 0, axes_, sizes_; // the axes and sizes that are left
+  bool splits_ = false, joins_ = false;                // whether quotients are split off, or joined
   std::vector<Step> steps_;
 };
 
-// `list(x.shape[:-1]) + [4, -1]`, where nobody knows how many axes there are.
+// The split of the last axis by `list(x.shape[:-1]) + [4, -1]`, for an unknown rank.
 std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
   const Node *sum = inputOf(node, "shape")->node(), *linear = inputOf(node, "self")->node();
   static const auto list = symbol("aten::list");
@@ -257,9 +260,8 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
   return fits ? std::optional(NamedAxes{node, {{aten::unflatten, -1, asParts(*given)}}}) : std::nullopt;
 }
 
-// Several axes that become several others, of which one is open: it takes what the numbers leave of all elements.
-// Where these are a part of the last axis, that is split, and the rest of it joined with those in front.
-// `end` names the last axis in steps.
+// Several axes that become several others, one of which is open. If the product of the others divides the last axis,
+// that axis is split, and its first part joined with the axes in front. `end` names the last axis in steps.
 std::optional<NamedAxes> regrouped(
     const Shapes& shapes, Node* node, const std::vector<Extent>& sizes, int64_t first, int64_t last,
     int64_t last_size, int64_t end) {
@@ -280,7 +282,7 @@ std::optional<NamedAxes> regrouped(
   return NamedAxes{node, {{aten::unflatten, last, parts}, {aten::flatten, first, last}}};
 }
 
-// `certain` takes no batch axis for granted.
+// `certain` assumes no batch axis.
 std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, Node* node) {
   if (node->kind() != aten::reshape || isConstant(inputOf(node, "shape")) ||
       shapes.isWritten(node->output()) || shapes.isWritten(inputOf(node, "self"))) {
@@ -305,16 +307,16 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, 
     ++behind;
   }
   if (front > 0 && (front + behind == count) != (front + behind == axes)) {
-    --front; // axes of size 1 go into the one in front of them, or come out of it
+    --front; // axes of size 1 are joined to the axis in front, or split off from it
   }
   const int64_t left = count - front - behind, last = axes - 1 - behind;
-  // Without a batch axis, axes behind are the same from the end.
+  // Counted from the end, these axes have one number with and without a batch axis.
   const int64_t end = behind == 0 || !certain.rank(from) ? -1 - behind : last;
   if (left == 1 && axes > front + behind) {
     return NamedAxes{node, {{aten::flatten, front, end}}};
   }
   const auto parts = asParts(std::span(*sizes).subspan(front, left));
-  // One of them follows from the others.
+  // One part may be open: it follows from the others.
   if (left > 1 && axes == front + behind + 1 && std::count(parts.begin(), parts.end(), -1) <= 1 &&
       std::count(parts.begin(), parts.end(), 0) == 0) {
     return NamedAxes{node, {{aten::unflatten, front, parts}}};
@@ -329,7 +331,8 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, 
                                   : std::nullopt;
 }
 
-// An axis of size 1 joins its neighbour. Unlike a reshape, squeeze does not say that there is a batch axis.
+// An axis of size 1 joins its neighbour. Only certain ranks count, since squeeze, unlike a reshape, tells nothing
+// about a batch axis.
 std::optional<NamedAxes> joinedOne(const Shapes& certain, Node* node) {
   const auto axis = certain.squeezed(node);
   if (!axis || certain.rank(inputOf(node, "self")) == 1 || certain.isWritten(node->output()) ||
@@ -340,7 +343,7 @@ std::optional<NamedAxes> joinedOne(const Shapes& certain, Node* node) {
   return NamedAxes{node, {{aten::flatten, first, first + 1}}};
 }
 
-// Returns whether its type did not know.
+// Writes the rank into the tensor's type. Returns whether the type lacked it.
 bool keepRank(Value* tensor, const std::optional<int64_t>& rank) {
   const auto type = tensor->type()->cast<c10::TensorType>();
   const bool is_news = type && rank && !type->dim();
@@ -350,7 +353,7 @@ bool keepRank(Value* tensor, const std::optional<int64_t>& rank) {
   return is_news;
 }
 
-// Of all tensors whose sizes somebody asks for.
+// Does this for all tensors whose sizes a node asks for.
 bool keepRanks(const PassContext& context) {
   const Shapes certain(context, /*batched=*/false);
   bool changed = false;
@@ -363,7 +366,7 @@ bool keepRanks(const PassContext& context) {
 bool canonicalizeReshape(PassContext& context) {
   const auto graph = context.graph();
   const Shapes shapes(context), certain(context, /*batched=*/false);
-  std::vector<NamedAxes> found; // all of them before the first is replaced, whose sizes others go by
+  std::vector<NamedAxes> found; // all before the first edit: facts hold for the unedited graph
   forEachNode(*graph, [&](Node* node) {
     auto named = namedAxes(shapes, certain, node);
     if (!named) {
@@ -385,7 +388,7 @@ bool canonicalizeReshape(PassContext& context) {
     replaceNode(node, value);
   }
   changed |= !found.empty();
-  while (changed && keepRanks(context)) { // named axes tell of others, and ranks of more
+  while (changed && keepRanks(context)) { // named axes and kept ranks may tell more
   }
   return changed;
 }

@@ -1,13 +1,13 @@
-// Write operators of several names by one of them.
+// Give operators with several names one of them.
 //
-// View becomes reshape, which allows results whose memory is laid out differently than in the float model. Quantized
-// convolutions return channels-last, which view may refuse. Where an in-place operator writes to the value, it stays a
-// view. A swap of axes is a transposition by another name, written to or not.
+// View becomes reshape, which allows another memory layout than in the float model: quantized convolutions return
+// channels-last, which view may refuse. A value that an in-place operator writes to stays a view. swapaxes and
+// swapdims become transpose in any case.
 //
 // Clips become relu and clamp. Bounds that are constant tensors of one number become that number.
 //
-// At a bound itself the derivative changes: clamp has 1 there, relu and hardtanh have 0. The derivative of relu is of its
-// result, which then no operator may write; that of clamp is of its operand.
+// The derivative differs at a bound: clamp has 1 there, relu and hardtanh have 0. The derivative of relu is computed
+// from its result, so no operator may write to the result; the derivative of clamp is computed from its operand.
 #include <cmath>
 
 #include "rewriting/rewriter.h"
@@ -17,14 +17,14 @@ namespace {
 
 using Bounds = std::unordered_map<std::string, Computed>;
 
-// hardtanh keeps the dtype of whole numbers, which bounds in floating point would make floats.
+// hardtanh keeps integer dtypes, while clamp with floating-point bounds gives floats.
 Computed wholeIfEqual(const MatchView& match, const char* name) {
   const double bound = match.number(name).value();
   const bool whole = bound == std::floor(bound) && std::abs(bound) < 1e9;
   return {whole ? c10::IValue(static_cast<int64_t>(bound)) : c10::IValue(bound)};
 }
 
-// The number that a bound is, if it is a constant tensor; None where there is no bound.
+// The number of a bound that is a constant tensor; None if there is no bound.
 std::optional<c10::IValue> boundOf(const Value* bound) {
   if (isNone(bound)) {
     return c10::IValue();

@@ -1,4 +1,4 @@
-// Write attention as the products and the softmax that it is made of, for targets that compute these on integers.
+// Replace attention by its products and its softmax, for targets that compute these on integers.
 //
 //   %y = aten::scaled_dot_product_attention(%q, %k, %v, None, 0., False, None, False)
 //     ->
@@ -8,24 +8,24 @@
 //   %w = aten::softmax(%s, -1, None)
 //   %y = aten::matmul(%w, %v)
 //
-// A mask is added to the scores, one of bool as 0 and minus infinity: aten::where(%mask, 0, -inf). The dtype of one
-// that the model computes is known as it runs, unless it is float32 for certain. A query may have no key then, which
-// gives zeros: its shares are those of aten::_safe_softmax. The mask of causal attention is made for the numbers of
-// queries and keys:
-// %m = aten::triu(aten::full([queries, keys], -inf), 1). Where a model decides as it runs whether there is a mask, or
-// whether it is causal, 0 is added where there is none.
+// A mask is added to the scores. A mask of bools becomes 0 and minus infinity: aten::where(%mask, 0, -inf). The
+// dtype of a computed mask is known at run time only, unless it is float32 for certain. With a mask, a query may
+// have no key at all, which gives zeros: aten::_safe_softmax replaces softmax. The mask of causal attention depends
+// on the numbers of queries and keys: %m = aten::triu(aten::full([queries, keys], -inf), 1). If a model decides at
+// run time whether there is a mask, or whether it is causal, 0 is added if there is none.
 //
-// The number of features may be known only as the model runs. Then the scale is aten::pow(size of %q, -0.5).
+// If the number of features is known at run time only, the scale is aten::pow(size of %q, -0.5).
 //
-// Where several queries share a key, the heads of the queries are split into those of the keys and what shares one, so
-// that the product broadcasts over these and no key is repeated:
+// If several heads of queries share a head of keys, the axis of query heads is split into key heads and the queries
+// of each, so the product broadcasts and no key is repeated:
 //
 //   %l = aten::unflatten(%q, -3, [heads of %k, -1])
 //   %r = aten::unflatten(%t, -3, [-1, 1])
 //   %p = aten::matmul(%l, %r)
 //
-// PyTorch's formula multiplies both operands by the root of the scale. Here the scale is behind the product, where it
-// only changes the step of integers. In float the fused operator is faster, so this is no part of the canonical form.
+// PyTorch's formula multiplies both operands by the root of the scale. Here the scale comes after the product, where
+// it only changes the scale of integers. In float the fused operator is faster, so this is no part of the canonical
+// form.
 #include "facts/float_values.h"
 #include "facts/shapes.h"
 #include "graph/registry.h"
@@ -42,15 +42,15 @@ std::optional<bool> constantBool(const Node* node, std::string_view name) {
 
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
-// The operands of attention, with facts that the first edit would take away.
+// The operands of attention, with facts that must be found before the first edit.
 struct Expansion {
   Node* node;
-  std::optional<double> scale;                   // nothing where it follows from a size that is not known
+  std::optional<double> scale;                   // nothing if it depends on an unknown size
   std::optional<at::Tensor> mask = {};           // a constant
-  bool floats = false;                           // whether one that the model computes is float32 for certain
-  std::optional<Extent> queries = {}, keys = {}; // where it is causal, or may be
-  std::optional<bool> causal = false;            // nothing where the model decides
-  int64_t key_heads = 0, value_heads = 0;        // where queries share them
+  bool floats = false;                           // whether a computed mask is float32 for certain
+  std::optional<Extent> queries = {}, keys = {}; // if it may be causal
+  std::optional<bool> causal = false;            // nothing if the model decides
+  int64_t key_heads = 0, value_heads = 0;        // if queries share heads
 };
 
 std::optional<double> scaleOf(const Shapes& shapes, const Node* node) {
@@ -67,7 +67,7 @@ bool mayGroup(const Node* node) {
 
 bool isGrouped(const Node* node) { return mayGroup(node) && constantBool(node, "enable_gqa") == true; }
 
-// The heads of the key, or of the value, that queries share.
+// The number of heads of the key or the value, if queries share heads.
 std::optional<int64_t> headsOf(const Shapes& shapes, const Node* node, std::string_view name) {
   const auto heads = shapes.ofAxis(inputOf(node, name), -3).number();
   return heads.value_or(0) > 0 ? heads : std::nullopt;
@@ -83,7 +83,7 @@ std::optional<std::string> unlikeSum(const std::optional<at::Tensor>& mask, cons
   return other ? std::optional<std::string>("its mask is neither bool nor float32") : std::nullopt;
 }
 
-// Why the formula is not for it, or nothing.
+// Why the formula does not apply to the node, or nothing.
 std::optional<std::string> unlikeProducts(const KnownValues& known, const Shapes& shapes, const Node* node) {
   if (std::ranges::any_of(node->inputs().slice(0, 4), [&](auto* x) { return shapes.isWritten(x); }) ||
       shapes.isWritten(node->output())) {
@@ -107,10 +107,10 @@ std::optional<std::string> unlikeProducts(const KnownValues& known, const Shapes
   return std::nullopt;
 }
 
-// Values that are made by now.
+// Values that have been made so far.
 struct Made {
-  std::unordered_map<const Value*, Value*> masks;   // by those that the model computes
-  std::unordered_map<const Value*, Value*> results; // of attention that is gone, whose sizes others ask for
+  std::unordered_map<const Value*, Value*> masks;   // for each computed mask
+  std::unordered_map<const Value*, Value*> results; // of replaced attention, for their sizes
 };
 
 Value* insertSize(Node* before, const Extent& extent, const Made& made) {
@@ -129,7 +129,7 @@ Value* insertSize(Node* before, const Extent& extent, const Made& made) {
   return insert("aten::size", {of, insertConstant(before, axis)});
 }
 
-// Minus infinity where a key comes behind the query.
+// Minus infinity where the key comes after the query.
 Value* insertCausalMask(const Expansion& attention, Node* node, const Made& made) {
   const auto queries = attention.queries->number(), keys = attention.keys->number();
   if (queries && keys) {
@@ -146,7 +146,7 @@ Value* insertCausalMask(const Expansion& attention, Node* node, const Made& made
   return insertValue(node, symbol("aten::triu"), {full, insertConstant(node, int64_t{1})}, node);
 }
 
-// The operand that a constant mask adds to scores.
+// The addend of scores for a constant mask.
 Value* insertMask(Node* node, const at::Tensor& mask) {
   return insertConstant(
       node, mask.scalar_type() == at::kBool
@@ -154,7 +154,7 @@ Value* insertMask(Node* node, const at::Tensor& mask) {
                 : mask.detach().clone());
 }
 
-// The same of one that the model computes, as a node in front of `next`.
+// The addend of scores for a computed mask, in front of `next`.
 Value* insertComputedMask(Value* mask, Node* next, const Node* like) {
   Value* dtype = insertValue(next, prim::dtype, {mask}, like, c10::IntType::get());
   Value* boolean = insertConstant(next, static_cast<int64_t>(at::kBool));
@@ -168,10 +168,11 @@ Value* insertComputedMask(Value* mask, Node* next, const Node* like) {
   return branch->output();
 }
 
-// Zero, added to scores that nothing hides.
+// Zero, as the addend without a mask.
 Value* insertNoMask(Node* next) { return insertConstant(next, at::zeros({1, 1}, at::kFloat)); }
 
-// Of a mask that may be None as well, right behind it: all layers that read it share the sum's operand.
+// The addend for a computed mask, which may be None. It is made right after the mask, so that all layers with this
+// mask share it.
 Value* insertSharedMask(Value* mask, const Node* like) {
   Node* maker = mask->node();
   Node* next = maker->kind() == prim::Param ? *maker->owningBlock()->nodes().begin() : maker->next();
@@ -247,7 +248,7 @@ void expand(const Expansion& attention, Made& made) {
   scores = insert(aten::mul, {scores, insertScale(attention, query)});
   Value* added = insertAddend(attention, made);
   const bool apart = key_heads > 0 && (added != nullptr || key_heads != value_heads);
-  scores = apart ? join(scores) : scores; // a mask has an axis for all heads
+  scores = apart ? join(scores) : scores; // a mask has one axis for all heads
   scores = added != nullptr ? insert(aten::add, {scores, added, number(1)}) : scores;
   static const auto safe_softmax = symbol("aten::_safe_softmax");
   Value* weights = insert(
@@ -269,10 +270,10 @@ bool expandAttention(PassContext& context) {
     return false;
   }
   const KnownValues known(context);
-  const Shapes shapes(context, /*batched=*/false); // the sizes of a mask go by certain axes
+  const Shapes shapes(context, /*batched=*/false); // the sizes of a mask need certain ranks
   FloatValues floats(context);
   forEachNode(*context.graph(), [&](const Node* node) { floats.add(node); });
-  std::vector<Expansion> expanded; // all of them before the first is replaced
+  std::vector<Expansion> expanded; // all before the first edit
   for (Node* node : found) {
     if (const auto reason = unlikeProducts(known, shapes, node)) {
       context.remark(node, "it is not written as products: " + *reason);
@@ -281,7 +282,7 @@ bool expandAttention(PassContext& context) {
     Expansion& attention = expanded.emplace_back(Expansion{node, scaleOf(shapes, node)});
     Value* mask = inputOf(node, "attn_mask");
     const auto held = known.tensor(mask);
-    const bool trains = held && held->is_floating_point() && !isConstant(mask); // or is made of what trains
+    const bool trains = held && held->is_floating_point() && !isConstant(mask); // a parameter, perhaps
     attention.mask = trains ? std::nullopt : held;
     attention.floats = isTensor(mask) && (trains || floats.has(mask));
     attention.causal = constantBool(node, "is_causal");

@@ -1,4 +1,4 @@
-// Operators that models spell out.
+// Rules for operators that models write as several.
 #pragma once
 
 #include "rewriting/rewriter.h"

@@ -1,4 +1,4 @@
-// Write an activation that a model spells out as one operator, for targets that have it.
+// Replace an activation that a model writes as several operators by one, for targets that have it.
 //
 //   %p = aten::pow(%x, 3)
 //   %a = aten::add(%x, aten::mul(%p, 0.044715), 1)
@@ -7,12 +7,13 @@
 //
 //   %y = aten::div(aten::mul(%x, aten::relu6(aten::add(%x, 3, 1))), 6)     ->   %y = aten::hardswish(%x)
 //
-// An activation is known by its values, not by its spelling. The operators that stand between a tensor and a product or
-// quotient work element by element, on that tensor and numbers alone. They are run in float64, and an activation that
-// agrees with them everywhere takes their place: Hendrycks and Gimpel, 2016, https://arxiv.org/abs/1606.08415, section 2,
-// for both forms of gelu; Howard et al., 2019, https://arxiv.org/abs/1905.02244, section 5.2, for hardswish.
+// An activation is recognized by its values rather than its operators. The operators between a tensor and a product
+// or quotient must work element by element, on that tensor and numbers alone. They are run in float64, and an
+// activation that agrees with them everywhere replaces them: Hendrycks and Gimpel, 2016,
+// https://arxiv.org/abs/1606.08415, section 2, for both forms of gelu; Howard et al., 2019,
+// https://arxiv.org/abs/1905.02244, section 5.2, for hardswish.
 //
-// The operator rounds in other places, so this is no part of the canonical form.
+// The single operator rounds at other places, so this is no part of the canonical form.
 #include "facts/float_values.h"
 #include "gather.h"
 #include "graph/alias.h"
@@ -22,7 +23,7 @@
 namespace jit_passes {
 namespace {
 
-// Models write constants with six digits and more. Both forms of gelu differ by 5e-4.
+// Constants in models have six digits or more. The two forms of gelu differ by 5e-4.
 constexpr double kTolerance = 1e-5;
 constexpr size_t kMostNodes = 16;
 
@@ -31,10 +32,10 @@ const auto div_kind = symbol("aten::div");
 struct Activation {
   c10::Symbol kind;
   std::vector<c10::IValue> options;
-  at::Tensor values; // of points()
+  at::Tensor values; // at points()
 };
 
-// Where activations bend, and far from there.
+// Points near the bends of activations, and far from them.
 const at::Tensor& points() {
   static const auto numbers =
       at::cat({at::linspace(-12, 12, 193, at::kDouble), at::tensor({-1e4, -100.0, 100.0, 1e4}, at::kDouble)});
@@ -52,23 +53,23 @@ const std::vector<Activation>& activations() {
   return all;
 }
 
-// A number, as which traces have tensors without axes.
+// Whether the operand is a number, or a tensor without axes, as in traces.
 bool isPlainNumber(const Value* operand) {
   const auto tensor = constantTensor(operand);
   return isConstant(operand) && (!tensor || (tensor->dim() == 0 && !tensor->is_complex()));
 }
 
-// The operators by which a node is made of one tensor, element by element.
+// The operators that compute a node's result from one tensor, element by element.
 class Spelled {
  public:
   Spelled(Node* last, const KnownValues& known) : known_(known), block_(last->owningBlock()) {
     pending_.insert(last->output());
   }
 
-  // Goes back to the next tensor of which all is made. Nothing where others come in, or something is written to.
+  // Goes back to the next single tensor that the result depends on. Null if there is none, or a value is written to.
   Value* next() {
     while (nodes_.size() < kMostNodes && !pending_.empty()) {
-      Value* value = *pending_.begin(); // the last one: whatever reads it has been seen
+      Value* value = *pending_.begin(); // the last value, whose readers have all been seen
       Node* node = value->node();
       if (!isElementwise(node) || known_.isWritten(value)) {
         return nullptr;
@@ -98,7 +99,7 @@ class Spelled {
     return nullptr;
   }
 
-  // Whether something stands there that no sum or product of powers can be.
+  // Whether one of the operators is more than a sum or product of powers.
   bool bends() const {
     static const auto bending = symbols(
         {"aten::tanh", "aten::erf", "aten::sigmoid", "aten::relu6", "aten::hardtanh", "aten::clamp",
@@ -106,14 +107,14 @@ class Spelled {
     return std::ranges::any_of(nodes_, [&](const Node* node) { return bending.count(node->kind()) > 0; });
   }
 
-  // Of points(); empty where an operator refuses float64.
+  // The results at points(). Undefined if an operator refuses float64.
   at::Tensor values(const Value* of) const {
     const at::NoGradGuard no_gradients;
     std::unordered_map<const Value*, c10::IValue> values{{of, points()}};
     for (size_t i = nodes_.size(); i-- > 0;) {
       try {
         values[nodes_[i]->output()] = computed(nodes_[i], values);
-      } catch (const c10::Error&) { // it takes whole numbers, say
+      } catch (const c10::Error&) { // for example, it takes integers only
         return at::empty({0}, at::kDouble);
       }
     }
@@ -133,7 +134,7 @@ class Spelled {
   const Block* block_;
   std::vector<Node*> nodes_; // the last one first
   std::set<Value*, Later> pending_;
-  std::set<Value*> given_; // from another block
+  std::set<Value*> given_; // values of other blocks
 };
 
 struct Found {
@@ -171,7 +172,7 @@ bool gatherActivations(PassContext& context) {
   for (const Node* node : nodes) {
     floats.add(node);
   }
-  std::vector<Found> found; // the last one first, which may read what another one gives
+  std::vector<Found> found; // the last one first, since it may read the result of another one
   for (size_t i = nodes.size(); i-- > 0;) {
     if (const auto one = spelledBy(nodes[i], floats, known)) {
       found.push_back(*one);

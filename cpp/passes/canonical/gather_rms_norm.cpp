@@ -1,5 +1,5 @@
-// Write a root-mean-square norm (Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467, equation 4) that a model
-// spells out as one operator, for targets that have it.
+// Replace a root-mean-square norm (Zhang and Sennrich, 2019, https://arxiv.org/abs/1910.07467, equation 4) that a
+// model writes as several operators by one, for targets that have it.
 //
 //   %h = aten::to(%x, float32, ...)                   one or none
 //   %p = aten::pow(%h, 2)                             or aten::square(%h), aten::mul(%h, %h)
@@ -10,14 +10,14 @@
 //     ->
 //   %y = aten::rms_norm(%h, [channels], %weight, eps)
 //
-// The weight is a constant with one axis, which says how many channels there are. The operator rounds in other places,
-// so this is no part of the canonical form.
+// The weight is a constant with one axis, whose size is the number of channels. The single operator rounds at other
+// places, so this is no part of the canonical form.
 #include "gather.h"
 
 namespace jit_passes {
 namespace {
 
-// Tracing makes a tensor without axes of a number that it adds.
+// The number in a constant; traces have a tensor without axes.
 double numberOr0(const Value* value) {
   const auto tensor = constantTensor(value);
   return tensor ? (tensor->dim() == 0 ? tensor->to(at::kDouble).item<double>() : 0)
@@ -43,7 +43,7 @@ std::unordered_map<std::string, Computed> optionsOfNorm(const MatchView& match) 
   return {{"shape", {shape}}, {"number", {numberOr0(match.value("eps"))}}};
 }
 
-// The operand as it is squared, and as it is divided.
+// The operand that is squared, and the operand that is divided.
 const std::pair<const char*, const char*> operands_of_norm[] = {
     {"%x", "%x"}, {"aten::to(%x, 6, %a, %b, %c)", "%x"}, {"%x", "aten::to(%x, 6, %a, %b, %c)"}};
 

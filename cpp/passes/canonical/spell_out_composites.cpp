@@ -1,4 +1,4 @@
-// Write operators that are made of others as these, for targets that have no form of their own.
+// Replace composite operators by their parts, for targets that lack the composite ones.
 //
 //   %y = aten::stack([%a, %b], -1)             ->   %c = aten::unsqueeze(%a, -1)
 //                                                   %d = aten::unsqueeze(%b, -1)
@@ -12,7 +12,7 @@
 //   %y = aten::div(%x, %e)
 //
 //   %y = aten::reshape_as(%a, %x)              ->   %y = aten::reshape(%a, [aten::size(%x, 0), aten::size(%x, 1)]),
-//                                                   or of aten::size(%x), where nobody knows how many axes it has
+//                                                   or to aten::size(%x), if the rank is not known
 //
 //   %f = aten::flatten(%x, 0, 1)               ->   %x
 //   %y = aten::reshape_as(%f, %x)
@@ -23,9 +23,10 @@
 //                                                   %n = aten::layer_norm(%f, [24], %v, %c, %eps, ...), of flat weights
 //                                                   %y = aten::unflatten(%n, -1, [4, 6])
 //
-// Rotary embeddings stack what they have turned, models repeat keys for the queries that share them, and vectors are
-// divided by their lengths, which functional.normalize expands before. The rules below have the operators that need no
-// facts about shapes. A product in addcmul and baddbmm is rounded before it is added, where the fused operator may not be.
+// Rotary embeddings stack rotated halves, models repeat keys for the queries that share them, and
+// functional.normalize divides vectors by their expanded lengths. The rules below handle operators that need no
+// facts about shapes. The product in addcmul and baddbmm is rounded before the addition, unlike perhaps in the fused
+// operator.
 #include "facts/shape_facts.h"
 #include "facts/shapes.h"
 #include "rewriting/rewriter.h"
@@ -36,7 +37,7 @@ namespace {
 const auto repeat_interleave_kind = symbol("aten::repeat_interleave");
 const auto expand_as = symbol("aten::expand_as");
 
-// The correction of std and var: they divide by the number of elements along the axis, less this.
+// The correction of std and var, which divide by the number of elements along the axis minus the correction.
 std::optional<int64_t> correctionOf(const MatchView& match) {
   const auto axes = constantInts(match.value("axes"));
   const auto given = match.known("given");
@@ -46,7 +47,7 @@ std::optional<int64_t> correctionOf(const MatchView& match) {
   return given->isInt() ? given->toInt() : given->isNone() || given->toBool();
 }
 
-// std or var of one axis. The mean is taken away first, as the difference of large sums would have few digits.
+// std or var over one axis. The mean is subtracted first, since the difference of large sums would lose digits.
 RuleText deviation(const char* kind, const std::string& replacement) {
   return {
       "aten::" + std::string(kind) + "(%x, %axes : int[], %given, %keeps)",
@@ -66,7 +67,7 @@ const Rules& compositeRules() {
       {{"aten::addcmul(%x, %a, %b, %factor)", "aten::add(%x, aten::mul(%a, %b), %factor)"},
        {"aten::rsub(%x, %from : Tensor, %factor)", "aten::sub(%from, %x, %factor)"},
        {"aten::rsub(%x, %from : Scalar, 1)", "aten::add(aten::neg(%x), %from, 1)"},
-       // Nobody reads what is added, which is often a tensor that was never filled.
+       // With beta 0, %x is not read. It is often an uninitialized tensor.
        {"aten::baddbmm(%x, %a, %b, 0, %alpha)", "aten::mul(aten::bmm(%a, %b), %alpha)"},
        {"aten::baddbmm(%x, %a, %b, %beta, %alpha)",
         "aten::add(aten::mul(aten::bmm(%a, %b), %alpha), %x, %beta)",
@@ -83,7 +84,7 @@ const Rules& compositeRules() {
   return rules;
 }
 
-// The shape of a layer norm that goes over several axes, the last ones of its operand; nothing for other operators.
+// The shape of a layer norm over several axes, which are the operand's last ones; nothing for other operators.
 std::optional<std::vector<int64_t>> normalizedShape(const Node* node) {
   const auto shape = node->kind() == aten::layer_norm ? constantInts(node, "normalized_shape") : std::nullopt;
   return shape && shape->size() > 1 ? shape : std::nullopt;
@@ -94,12 +95,12 @@ bool dependsOnShapes(const Node* node) {
   return kinds.count(node->kind()) > 0 || takesShape(node);
 }
 
-// One of them, and what is known of shapes before any edit.
+// A composite operator, with facts about shapes from before any edit.
 struct Composite {
   Node* node;
-  std::optional<int64_t> rank = {};  // of what is repeated, or of the tensor whose shape is taken
-  bool is_broadcast = false;         // whether all that read it broadcast it to that tensor
-  std::optional<int64_t> gated = {}; // how many elements of glu's operand lie along its axis
+  std::optional<int64_t> rank = {};  // of the repeated tensor, or of the tensor whose shape is taken
+  bool is_broadcast = false;         // whether all readers broadcast it to that tensor anyway
+  std::optional<int64_t> gated = {}; // the size of the axis of glu's operand
 };
 
 std::optional<int64_t> sizeGated(const Node* node, const Shapes& shapes) {
@@ -108,7 +109,7 @@ std::optional<int64_t> sizeGated(const Node* node, const Shapes& shapes) {
   return size && *size > 0 && *size % 2 == 0 ? size : std::nullopt;
 }
 
-// Whether it has as many axes as a tensor, along whose axes it was reduced.
+// Whether the value has the rank of a tensor that it is a reduction of.
 bool isAsLong(const Value* value, const Value* tensor) {
   for (const Node* node = value->node(); node->kind() != prim::Param; node = mainOperand(node)->node()) {
     if (const auto reduced = reducedAxes(node)) {
@@ -121,7 +122,8 @@ bool isAsLong(const Value* value, const Value* tensor) {
   return false;
 }
 
-// A tensor without axes would give another dtype.
+// Whether all readers of an expand_as broadcast its operand anyway. The operand must have axes: without them it
+// would not count for the dtype of the result.
 bool isBroadcastAnyway(const Node* expand, const Shapes& shapes) {
   const Value *tensor = inputOf(expand, "self"), *other = inputOf(expand, "other");
   const auto own = shapes.rank(tensor), rank = shapes.rank(other);
@@ -131,7 +133,7 @@ bool isBroadcastAnyway(const Node* expand, const Shapes& shapes) {
          });
 }
 
-// The tensor whose shape is taken, if what takes it has nothing but its elements, in their order.
+// The tensor whose shape a reshape_as takes, if the reshaped tensor is a flatten or reshape of this tensor.
 Value* sameElements(const Node* reshape) {
   static const auto kinds = symbols({"aten::flatten", "aten::reshape", "aten::unflatten"});
   Node* maker = inputOf(reshape, "self")->node();
@@ -154,7 +156,7 @@ std::vector<Composite> compositesOf(const PassContext& context) {
          std::ranges::any_of(inputOf(node, "tensors")->node()->inputs(), is_written))) {
       continue;
     }
-    const size_t shaped = node->kind() == repeat_interleave_kind ? 0 : 1; // the operand whose rank counts
+    const size_t shaped = node->kind() == repeat_interleave_kind ? 0 : 1; // the operand whose rank is needed
     const bool has_rank = node->inputs().size() > shaped && isTensor(node->input(shaped));
     const auto rank = has_rank ? shapes.rank(node->input(shaped)) : std::nullopt;
     const bool is_broadcast = node->kind() == expand_as && isBroadcastAnyway(node, shapes);
@@ -180,7 +182,7 @@ Value* spelledStack(Node* node) {
   return insertValue(node, aten::cat, {all, inputOf(node, "dim")}, node);
 }
 
-// Of a number for all elements, along an axis.
+// repeat_interleave with one number for all elements, along an axis.
 Value* spelledRepeat(Node* node, std::optional<int64_t> rank) {
   if (node->inputs().size() != 4 || isTensor(inputOf(node, "repeats"))) {
     return nullptr;
@@ -200,7 +202,7 @@ Value* spelledRepeat(Node* node, std::optional<int64_t> rank) {
   return insertValue(node, aten::flatten, {repeated, first, second}, node);
 }
 
-// The front half, times the sigmoid of the other.
+// glu: the first half, times the sigmoid of the second.
 Value* spelledGate(Node* node, int64_t size) {
   const auto part = [&](int64_t start) {
     Value *begin = insertConstant(node, start), *end = insertConstant(node, start + size / 2);
@@ -212,8 +214,8 @@ Value* spelledGate(Node* node, int64_t size) {
   return insertValue(node, aten::mul, {front, gate}, node);
 }
 
-// Over one axis, to which the axes of that shape are joined. The sizes of all but the first are checked in front of that,
-// since 6 times 4 elements are as many as 4 times 6. The first size is checked where the axes are split again.
+// A layer norm over one axis, to which the last axes are joined. An unflatten before checks all sizes but the first,
+// since 6 times 4 elements are as many as 4 times 6. The unflatten after checks the first size.
 Value* spelledNorm(Node* node, const std::vector<int64_t>& shape) {
   const auto number = [&](int64_t value) { return insertConstant(node, value); };
   const auto join = [&](Value* tensor) {
@@ -238,7 +240,7 @@ Value* spelledNorm(Node* node, const std::vector<int64_t>& shape) {
   return insertValue(node, aten::unflatten, {normalized, number(-1), insertConstant(node, shape)}, node);
 }
 
-// Of the shape that another tensor has, of that rank, if it is known.
+// reshape_as and expand_as, with the sizes of the other tensor. `rank` is its rank, if known.
 Value* spelledShape(Node* node, std::optional<int64_t> rank) {
   Value *tensor = inputOf(node, "self"), *other = inputOf(node, "other");
   std::vector<Value*> sizes;
@@ -254,7 +256,7 @@ Value* spelledShape(Node* node, std::optional<int64_t> rank) {
   return insertValue(node, aten::reshape, {tensor, list}, node);
 }
 
-// Null where the node stays.
+// The value that replaces the node; null if the node stays.
 Value* spelled(const Composite& composite) {
   Node* node = composite.node;
   if (node->kind() == aten::stack) {
@@ -289,7 +291,7 @@ bool spellOutComposites(PassContext& context) {
 }
 
 const RegisterPass spell_out_composites_pass{
-    "spell_out_composites", "Write operators that are made of others as these: stack, addcmul, glu, ...",
+    "spell_out_composites", "Replace composite operators by their parts: stack, addcmul, glu, ...",
     spellOutComposites, needs("inlined")};
 
 } // namespace

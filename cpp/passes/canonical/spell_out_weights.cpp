@@ -1,4 +1,4 @@
-// Spell out the list of weights that a recurrent layer takes, so that each weight is a value of its own.
+// Split the constant list of a recurrent layer's weights, so that each weight is a value of its own.
 //
 //   %w : Tensor[] = prim::Constant[value=[<Tensors>]]()
 //   %y, %h, %c = aten::lstm(%x, %hx, %w, ...)
@@ -7,7 +7,7 @@
 //         ...
 //         %w = prim::ListConstruct(%rnn.weight_ih_l0, %rnn.weight_hh_l0, %rnn.bias_ih_l0, ...)
 //
-// Names are those that torch.nn gives. A list of another length, of projections say, has none.
+// Names are those of torch.nn. A list of another length, for example with projections, gets none.
 #include "graph/graph.h"
 #include "graph/registry.h"
 
@@ -20,7 +20,7 @@ bool listsWeights(const Node* node) {
   return kinds.count(node->kind()) > 0 && node->maybeSchema() != nullptr;
 }
 
-// The names of the weights of a layer whose list is operand `params`; none where the list has another length.
+// The names of the weights of a layer whose operand `params` is the list; none if the list has another length.
 std::vector<std::string> weightNames(const Node* node, size_t params, size_t count) {
   const auto has_biases = constantNumber(node->input(params + 1)),
              layers = constantNumber(node->input(params + 2));
@@ -72,7 +72,7 @@ bool spellOutWeights(PassContext& context) {
 }
 
 const RegisterPass spell_out_weights_pass{
-    "spell_out_weights", "Spell out the lists of weights that recurrent layers take.", spellOutWeights,
+    "spell_out_weights", "Split the lists of weights that recurrent layers take.", spellOutWeights,
     needs("inlined")};
 
 } // namespace

@@ -5,9 +5,9 @@
 //     ->  %all = jit_passes::quantize(%x, scale, zero_point, 0, 255, uint8)
 //         %q = aten::clamp(%all, -zero_point * scale, (127 - zero_point) * scale)
 //
-// The bounds are numbers, not codes, as for tensors of PyTorch's quantized dtypes, which these become next.
-// QNNPACK's clamp takes any tensor for a contiguous one: with the option `contiguous` it gets one.
-// A range that a clamp or an average of such codes keeps within stays as it is.
+// The bounds are numbers rather than codes, since the tensors get PyTorch's quantized dtypes next. QNNPACK's clamp
+// treats every tensor as contiguous: with the option `contiguous` it gets a contiguous one. Codes that are within
+// the range for certain, such as averages of clamped codes, get no further clamp.
 #include <limits>
 
 #include "graph/dialect.h"
@@ -27,12 +27,12 @@ bool isAverage(const Node* node) {
 struct CodeGrid {
   double scale, zero_point, low, high;
 
-  // Halves may go either way: which one depends on the version of PyTorch.
+  // Halves may be rounded up or down, depending on the version of PyTorch.
   double lowestCodeOf(double x) const { return std::ceil(x / scale + zero_point - 0.5); }
   double highestCodeOf(double x) const { return std::floor(x / scale + zero_point + 0.5); }
 };
 
-// Whether all that is quantized has codes within the range.
+// Whether all results of the operator have codes within the range.
 bool isWithin(const Node* node, const CodeGrid& grid) {
   const Node* made = inputOf(node, "x")->node();
   if (made->kind() == aten::clamp) {
@@ -83,7 +83,7 @@ bool clampAllCodes(PassContext& context) {
     switch (static_cast<at::ScalarType>(*dtype)) {
       case at::kByte: return clampCodes<uint8_t>(node, grid, contiguous);
       case at::kChar: return clampCodes<int8_t>(node, grid, contiguous);
-      default: return false; // which PyTorch's quantized operators do not have
+      default: return false; // not supported by PyTorch's quantized operators
     }
   });
 }

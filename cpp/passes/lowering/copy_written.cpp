@@ -1,5 +1,5 @@
-// Give operators with integer weights copies of what is written in place, so that they can be computed together with
-// others, at another time than the writes.
+// Give operators with integer weights copies of values that are written in place. They can then be fused with other
+// operators, and run at another time than the writes.
 //
 //   %s, %z = jit_passes::choose_qparams(%x, ...)            %c = aten::clone(%x, None)
 //   %q = jit_passes::quantize_dynamic(%x, %s, %z, ...)      %s, %z = jit_passes::choose_qparams(%c, ...)
@@ -9,7 +9,7 @@
 //                                                           %y = aten::clone(%o, None)
 //                                                           %a = aten::add_(%y, %x, %one)
 //
-// A result is a tensor of its own, so all that sees a write reads the copy.
+// A result that is written to is copied too: readers that must see the write read the copy.
 #include "graph/alias.h"
 #include "graph/dialect.h"
 #include "graph/graph.h"
@@ -36,7 +36,7 @@ class Copies {
  public:
   explicit Copies(const std::shared_ptr<Graph>& graph) : written_(writtenValues(graph)) {}
 
-  // Where a value is quantized as the model runs, by the two nodes that read it one after the other.
+  // Copies a value that is quantized at run time, by two nodes one after the other. Returns whether it did.
   bool quantized(Node* choice) const {
     Node* codes = choice->next();
     Value* value = inputOf(choice, "x");
@@ -92,8 +92,8 @@ bool copyWritten(PassContext& context) {
 }
 
 const RegisterPass copy_written_pass{
-    "copy_written", "Give operators with integer weights copies of what is written in place.", copyWritten,
-    needs("no_observers")};
+    "copy_written", "Give operators with integer weights copies of values that are written in place.",
+    copyWritten, needs("no_observers")};
 
 } // namespace
 } // namespace jit_passes

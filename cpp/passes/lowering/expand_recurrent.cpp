@@ -1,4 +1,4 @@
-// Write plain recurrent layers (nn.RNN) whose input is quantized as the model runs as loops of linears.
+// Replace plain recurrent layers (nn.RNN) whose input is quantized at run time by loops of linears.
 //
 //   %s, %z = jit_passes::choose_qparams(%x, ...)
 //   %q = jit_passes::quantize_dynamic(%x, %s, %z, ...)
@@ -10,9 +10,9 @@
 //         for each step: state = tanh(linear(quantized state, %w_hh, %b_hh) + step)
 //         %y = the states, %h = the last one
 //
-// The state is quantized anew in each step, and what later layers read as a whole, both on a grid like that of the
-// input. That is what PyTorch's quantized LSTM does; there is none of its kernels for these layers. The reference
-// model leaves both in float.
+// The state is quantized in each step, and the input of later layers as a whole, with the options of the first
+// input. PyTorch's quantized LSTM does so too; it has no kernel for these layers. The reference model leaves both in
+// float.
 #include <torch/csrc/jit/ir/irparser.h>
 
 #include "graph/dialect.h"
@@ -55,7 +55,7 @@ std::shared_ptr<Graph> scanWith(const std::string& function) {
   return graph;
 }
 
-// How the input is quantized: the operands that the state's operators share with those of the input.
+// The options by which the input is quantized, which the state shares.
 struct DynamicGrid {
   Value *low, *high, *scheme, *form, *dtype;
 };
@@ -84,7 +84,7 @@ struct PlainLayer {
 std::optional<PlainLayer> plainLayerOf(const Node* node) {
   const auto* schema = node->maybeSchema();
   if (schema == nullptr || schema->overload_name() != "input") {
-    return std::nullopt; // of packed sequences
+    return std::nullopt; // packed sequences
   }
   std::vector<double> options;
   for (const char* name : {"has_biases", "num_layers", "dropout", "train", "bidirectional", "batch_first"}) {
@@ -107,7 +107,7 @@ class ScanWriter {
  public:
   ScanWriter(Node* node, PlainLayer layer, DynamicGrid grid) : node_(node), layer_(layer), grid_(grid) {}
 
-  // The results of the layer: all states of the last one, and the last states of all.
+  // The results of the layers: all states of the last layer, and the last state of each.
   std::pair<Value*, Value*> write() {
     Value* x = inputOf(node_, "input");
     for (size_t i = 0; i < layer_.layers; ++i) {
@@ -141,7 +141,7 @@ class ScanWriter {
     return turned(results.at(0), backwards);
   }
 
-  // Both ways: [batch, steps, ...] to [steps, batch, ...] and back.
+  // From [batch, steps, ...] to [steps, batch, ...], or back.
   Value* timeFirst(Value* x) {
     return layer_.batch_first ? op(aten::transpose, {x, number(0), number(1)}) : x;
   }

@@ -1,12 +1,13 @@
-// Pack weights ahead of time, for the engine named by the option `engine`.
+// Pack weights ahead of time, for the engine of the option `engine`.
 //
 //   %w = aten::_make_per_channel_quantized_tensor(%codes, %scales, %zero_points, %axis)
 //   %p = quantized::conv2d_prepack(%w, %bias, ...)
 //     ->  %p = prim::GetAttr[name="packed_0"](%self)
 //
-// So are the parameters of recurrent cells, quantized::make_quantized_cell_params_dynamic, of two packed weights each.
+// Also make the parameters of recurrent cells, quantized::make_quantized_cell_params_dynamic, of two packed weights
+// each.
 //
-// A saved file holds the weights unpacked; loading packs them for the engine that is set there.
+// A saved file holds unpacked weights. Loading packs them for the engine of the process that loads.
 #include <ATen/Context.h>
 
 #include "graph/attributes.h"
@@ -44,7 +45,7 @@ bool makesCell(const Node* node) {
   return node->kind() == make;
 }
 
-// Whether its result is what a kernel takes.
+// Whether the node packs weights for a kernel.
 bool isPrepack(const Node* node) {
   const std::string_view name = node->kind().toQualString();
   if (!name.starts_with("quantized::") || !name.ends_with("_prepack")) {
@@ -54,7 +55,7 @@ bool isPrepack(const Node* node) {
   return uses.empty() || std::ranges::any_of(uses, [](const Use& use) { return !makesCell(use.user); });
 }
 
-// The node's result from constants, computing what its operands need first.
+// The node's result, if its operands follow from constants; these are computed first.
 std::optional<c10::IValue> evaluate(const Node* node) {
   if (node->kind() == prim::Constant) {
     return constantOf(node->output());
@@ -83,7 +84,7 @@ bool foldPrepack(PassContext& context) {
       return false;
     }
     auto packed = evaluate(node);
-    TORCH_CHECK(packed, "the weight is not a constant");
+    TORCH_CHECK(packed, "the operands of ", describe(node), " are not constants");
     const auto name = "packed_" + std::to_string(count++);
     addAttribute(context.module(), name, packed->type(), *packed);
     torch::jit::WithInsertPoint insert_at(node);

@@ -1,20 +1,20 @@
-// Turn what is left of the dialect at the borders between float and integers into PyTorch's
-// quantized dtypes.
+// Replace quantize and dequantize of the dialect, which are left at the borders between float and integers, by
+// PyTorch's operators on quantized dtypes.
 //
 //   %q = jit_passes::quantize(%x, scale, zero_point, 0, 255, uint8)
 //     ->  %q = aten::quantize_per_tensor(%x, scale, zero_point, quint8)
 //   %d = jit_passes::dequantize(%q, scale, zero_point)
 //     ->  %d = aten::dequantize(%q)
 //
-// Quantized operators return channels-last. The layout of the float model comes back where it is seen:
-// in results of the model, in values that are written in place, and in all that such operators as
-// reshape depend on if what they return is written to, as layout decides whether that is a view:
+// Quantized operators return channels-last. The float model's layout is restored where it has an effect: in results
+// of the model, in values that are written in place, and in operands of reshape and the like whose result is written
+// to, since the layout decides whether that is a view:
 //
 //   %d = jit_passes::dequantize(%q, scale, zero_point)
 //     ->  %c = aten::contiguous(%q, 0)
 //         %d = aten::dequantize(%c)
 //
-// Views of integers are taken of %d then, as dequantize gives them another layout.
+// Views of the integers then become views of %d, since dequantize would give them another layout.
 #include "graph/alias.h"
 #include "graph/dialect.h"
 #include "graph/graph.h"
@@ -40,7 +40,7 @@ bool isResult(const Value* value) {
   });
 }
 
-// Whether the node returns a view, a copy or an error, as the layout of its operand has it.
+// Whether the layout of the operand decides if the node returns a view, a copy or an error.
 bool dependsOnLayout(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       aten::contiguous, aten::reshape, aten::reshape_as, aten::flatten,   aten::ravel,
@@ -50,7 +50,7 @@ bool dependsOnLayout(const Node* node) {
 
 using ValueSet = std::unordered_set<const Value*>;
 
-// Everything that the value is computed from; of a branch or loop all that it reads.
+// Adds all values that the value is computed from, of a branch or loop all that it reads.
 void addSources(const Value* value, ValueSet& seen) {
   std::vector<const Value*> left{value};
   const auto take = [&](at::ArrayRef<const Value*> values) {
@@ -77,7 +77,7 @@ void addSources(const Value* value, ValueSet& seen) {
   }
 }
 
-// Values whose layout decides which memory is written to, or is told.
+// Values whose layout decides which memory is written to, or is the result of a node.
 ValueSet valuesWithLayout(Graph& graph, const ValueSet& written) {
   ValueSet found;
   forEachNode(graph, [&](const Node* node) {
@@ -92,7 +92,7 @@ bool returnsView(const Node* node) {
   return returnsAlias(node) && node->outputs().size() == 1 && !node->schema().is_mutable();
 }
 
-// Inserts dequantize in front of the node, with the layout that the float model has there.
+// Inserts dequantize in front of the node, with the layout of the float model.
 Value* dequantizeInLayout(Node* node) {
   std::vector<Node*> views;
   Value* base = inputOf(node, "q");

@@ -1,4 +1,5 @@
-// Compute LSTM and GRU whose input is quantized as the model runs, and whose weights are codes, by PyTorch's cells.
+// Compute LSTM and GRU, with weights in codes and an input that is quantized at run time, by PyTorch's quantized
+// layers.
 //
 //   %s, %z = jit_passes::choose_qparams(%x, 0, 255, "per_tensor_affine", "fbgemm")
 //   %q = jit_passes::quantize_dynamic(%x, %s, %z, 0, 255, 0)
@@ -11,8 +12,8 @@
 //         %cells = prim::ListConstruct(%cell, ...)
 //         %y, %h, %c = aten::quantized_lstm(%x, %hx, %cells, ..., None, True)
 //
-// The kernel chooses the same parameters for %x. It also quantizes what the second layer and those behind it read,
-// and the states, step by step, which the reference model leaves in float. It has no projections.
+// The kernel chooses equal parameters for %x. It also quantizes the inputs of later layers, and the states in each
+// step, which the reference model leaves in float. It has no projections.
 #include "graph/alias.h"
 #include "graph/dialect.h"
 #include "graph/registry.h"
@@ -28,7 +29,7 @@ std::string textOf(const Node* node, std::string_view name) {
   return constant && constant->isString() ? constant->toStringRef() : "";
 }
 
-// Operands that are quantized as the model runs, and to how many codes.
+// An operand that is quantized at run time, and its number of codes.
 struct Chosen {
   Value* value;
   bool reduce_range;
@@ -51,13 +52,13 @@ std::optional<Chosen> chosenAsKernelsDo(const Node* dequantized) {
   return Chosen{inputOf(choice, "x"), highest == 127.0};
 }
 
-// Inserts operators in front of a node, results of the type that their schemas say.
+// Inserts operators in front of a node. Results have the types of their schemas.
 class CellWriter {
  public:
   CellWriter(Node* node, bool reduce_range)
       : node_(node), reduce_range_(insertConstant(node, reduce_range)) {}
 
-  // Parameters of one layer in one direction. Biases are null where there are none.
+  // The parameters of one layer in one direction. A missing bias is null.
   Value* cell(Value* input, Value* state, Value* input_bias, Value* state_bias) {
     return write(
         "quantized::make_quantized_cell_params_dynamic",
@@ -88,7 +89,7 @@ class CellWriter {
   Value* reduce_range_;
 };
 
-// Kernels take int8 codes, with one scale, or one for each row.
+// Whether the value is int8 codes with one scale, or one for each row, as kernels take them.
 bool isCoded(const Value* value) {
   const Node* node = value->node();
   if (!startsWith(node, "jit_passes::dequantize") || node->kind() == dequantize_dynamic) {
@@ -99,7 +100,7 @@ bool isCoded(const Value* value) {
          (node->inputs().size() < 4 || constantNumber(node, "axis") == 0.0);
 }
 
-// Puts PyTorch's quantized layer behind one that has the form above.
+// Replaces a layer of the form above by PyTorch's quantized layer.
 bool lowerRecurrentLayer(Node* node, const std::unordered_set<const Value*>& written) {
   const auto chosen = chosenAsKernelsDo(mainOperand(node)->node());
   const auto* schema = node->maybeSchema();
@@ -133,11 +134,11 @@ bool lowerRecurrentLayer(Node* node, const std::unordered_set<const Value*>& wri
   }
   std::vector<Value*> operands(node->inputs().begin(), node->inputs().end());
   operands[0] = chosen->value;
-  operands[params + 1] = insertConstant(node, true); // cells have biases always, zeros where there are none
+  operands[params + 1] = insertConstant(node, true); // cells always have biases, if only zeros
   operands[params] =
       insertValue(node, prim::ListConstruct, made, node, c10::ListType::create(made.front()->type()));
   if (node->kind() == lstm) {
-    operands.push_back(insertConstant(node, c10::IValue())); // the dtype of weights is theirs
+    operands.push_back(insertConstant(node, c10::IValue())); // no dtype: that of the weights
     operands.push_back(insertConstant(node, true));
   }
   const auto kind = symbol(node->kind() == lstm ? "aten::quantized_lstm" : "aten::quantized_gru");

@@ -1,17 +1,17 @@
-// Compute with weights that stay codes while what they meet is float, by PyTorch's operators.
+// Lower operators with weights in codes and a float input to PyTorch's operators.
 //
 //   %w = jit_passes::dequantize_per_channel(%codes, %scales, %zero_points, 0)
 //   %y = aten::embedding(%w, %i, ...)        ->  quantized::embedding_byte, packed rows; of 4 bits, decoded rows
 //   %y = aten::embedding_bag(%w, %i, ...)    ->  quantized::embedding_bag_byte, for sums
 //   %y = aten::linear(%x, %w, %bias)         ->  aten::_weight_int8pack_mm in bfloat16, with the option
 //
-// In all other cases the weight is decoded where it is used, by operators of ATen: that of a linear, or of a bag
-// with a padding index, as a whole, and rows of embeddings once they are picked.
+// In all other cases operators of ATen decode the weight where it is used: for a linear, or a bag with a padding
+// index, as a whole; for embeddings only the picked rows.
 //
 //   %w = (%codes - %zero_points) * %scales
 //
-// dequantize_per_channel computes the same, to the bit. Codes of 4 bits lie two to a byte: column k of a row in
-// the lower half of byte k, column K / 2 + k in the upper half, so that decoding joins two tensors.
+// dequantize_per_channel gives equal numbers, to the bit. Two codes of 4 bits share a byte: column k of a row is the
+// lower half of byte k, column K / 2 + k the upper half, so decoding concatenates two tensors.
 //
 // The packed embeddings compute code * scale + offset with offset = -zero_point * scale, both in float32.
 #include "weight_alone.h"
@@ -26,9 +26,9 @@ namespace {
 
 const auto embedding = symbol("aten::embedding"), embedding_bag = symbol("aten::embedding_bag");
 
-// A matrix of codes, and a scale for each row, or for each group within.
+// A matrix of codes, with a scale for each row, or for each group of a row.
 struct Coded {
-  at::Tensor codes, scales, zeros; // [rows, columns], [rows, groups] float32; zeros none if all are 0
+  at::Tensor codes, scales, zeros; // [rows, columns], [rows, groups] float32; zeros undefined if all are 0
 
   int64_t columns() const { return codes.size(1); }
   int64_t groups() const { return scales.size(1); }
@@ -80,7 +80,7 @@ class Writer {
   Node* node_;
 };
 
-// The sizes of a tensor but for the last `dropped`, and one more.
+// The sizes of a tensor without the last `dropped` ones, and then `last`.
 Value* sizesWith(Writer& write, Value* tensor, int64_t dropped, int64_t last) {
   const auto ints = c10::ListType::ofInts();
   Value* sizes = write.typed("aten::size", {tensor}, ints);
@@ -91,7 +91,7 @@ Value* sizesWith(Writer& write, Value* tensor, int64_t dropped, int64_t last) {
   return write.typed("aten::add", {sizes, write.valueOf(std::vector<int64_t>{last})}, ints);
 }
 
-// Codes as a file has them: two to a byte where they are narrow and the columns even.
+// Codes in the form of the file: two in a byte if they have 4 bits and the number of columns is even.
 struct Stored {
   at::Tensor codes;
   bool halves;
@@ -108,7 +108,7 @@ Stored storedOf(const Coded& weight) {
   return {(weight.isSigned() ? joined.view(at::kChar) : joined).contiguous(), true};
 }
 
-// The codes, one to an element, of rows that were stored.
+// The codes of stored rows, one in each element.
 Value* unpacked(Writer& write, Value* stored, bool halves, bool is_signed) {
   if (!halves) {
     return stored;
@@ -152,7 +152,7 @@ Value* decodedRows(Writer& write, const Coded& weight, Value* indices) {
   return decoded(write, weight, codes, pick(weight.scales), zeros);
 }
 
-// In bfloat16, as the kernel that takes float32 is slower than decoding.
+// Computes in bfloat16, since the kernel for float32 is slower than decoding.
 Value* linearOfBytes(Writer& write, const Coded& weight, Node* node) {
   constexpr auto kFloat = static_cast<int64_t>(at::kFloat), kHalf = static_cast<int64_t>(at::kBFloat16);
   const auto to = [&](Value* value, int64_t dtype) {
@@ -177,8 +177,8 @@ Value* lowerLinear(Node* node, const Coded& weight, bool bfloat16) {
   return write("aten::linear", inputOf(node, "input"), decodedWeight(write, weight), inputOf(node, "bias"));
 }
 
-// The rows as PyTorch's embeddings have them, bytes that count from 0; undefined if they cannot. Rows of 4 bits are
-// decoded: PyTorch writes its own into files that it cannot read.
+// The rows packed for PyTorch's embeddings, bytes that count from 0; None if that is not possible. Rows of 4 bits
+// are decoded instead: PyTorch saves packed ones in files that it cannot load.
 c10::IValue packedRows(const Coded& weight) {
   if (weight.groups() != 1 || weight.codes.element_size() != 1 || weight.isNarrow()) {
     return {};
@@ -212,7 +212,7 @@ class Lowering {
       return lowerLinear(node, *weight, context_.option("bfloat16").toBool());
     }
     const auto rows = packedRows(*weight);
-    // A table that others read too stays one: a packed one would be another.
+    // A table with other readers is not packed, which would make a second table.
     const bool packs =
         !rows.isNone() && decoded->uses().size() == 1 && inputOf(decoded->node(), "q")->uses().size() == 1;
     return node->kind() == embedding ? lowerEmbedding(node, *weight, packs ? rows : c10::IValue())
@@ -226,18 +226,18 @@ class Lowering {
     if (rows.isNone()) {
       return decodedRows(write, weight, indices);
     }
-    Value* flat = inOrder(write, write("aten::flatten", indices, 0, -1)); // it takes two axes at most
+    Value* flat = inOrder(write, write("aten::flatten", indices, 0, -1)); // the kernel takes at most two axes
     Value* picked = write("quantized::embedding_byte", attribute(rows, node), flat, false);
     return write("aten::reshape", picked, sizesWith(write, indices, 0, weight.columns()));
   }
 
-  // The result itself; the bag's others are of no use without training.
+  // The first result of the bag. The others serve training only.
   Value* lowerBag(Node* node, const Coded& weight, const c10::IValue& rows) {
     Writer write(node);
     const bool skips = node->inputs().size() > 8 && !isNone(node, "padding_idx");
     const bool used =
         std::ranges::any_of(node->outputs().slice(1), [](const Value* output) { return output->hasUses(); });
-    const bool sums = constantNumber(node, "mode") == 0.0; // PyTorch's rows know no mean and no maximum
+    const bool sums = constantNumber(node, "mode") == 0.0; // the packed kernel has no mean and no maximum
     if (skips || used) {
       node->replaceInput(0, decodedWeight(write, weight));
       return nullptr;
@@ -259,12 +259,12 @@ class Lowering {
     return nullptr;
   }
 
-  // PyTorch's kernels read numbers one behind the other.
+  // PyTorch's kernels read contiguous memory without a check.
   static Value* inOrder(Writer& write, Value* numbers) {
     return write("aten::contiguous", numbers, static_cast<int64_t>(at::MemoryFormat::Contiguous));
   }
 
-  // The same of what may be None. The kernel takes factors for numbers one behind the other, and does not ask.
+  // The contiguous numbers of a value that may be None.
   static Value* orNone(Node* node, Value* numbers) {
     Writer write(node);
     if (isTensor(numbers) || isNone(numbers)) {

@@ -1,5 +1,4 @@
-// Dequantize a value once for all its users in a block: undoes what replicate_dequantize did for
-// users that stayed float.
+// Dequantize a value once for all its users in a block: undoes replicate_dequantize for users that stay in float.
 //
 //   %d1 = aten::dequantize(%q)            %d = aten::dequantize(%q)
 //   %a = aten::cos(%d1)             ->    %a = aten::cos(%d)

@@ -1,11 +1,11 @@
-// Recurrent layers whose input is quantized as the model runs.
+// Recurrent layers whose input is quantized at run time.
 #pragma once
 
 #include "graph/registry.h"
 
 namespace jit_passes {
 
-// Writes plain layers (nn.RNN) as loops of linears, which lower_recurrent does where it is done with LSTM and GRU.
+// Replaces plain layers (nn.RNN) by loops of linears: the last step of the pass lower_recurrent.
 bool expandRecurrent(PassContext& context);
 
 } // namespace jit_passes

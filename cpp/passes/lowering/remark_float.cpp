@@ -1,10 +1,10 @@
-// Say of each convolution, linear and matrix product that is left in float why it is not fused.
+// Remark on each convolution, linear and matrix product that is left in float why it is not fused.
 //
 //   %x = jit_passes::dequantize(%q, ...)
 //   %y = aten::linear(%x, %w, %b)           remark: its weight is not quantized
 //
-// For lowering, once all that can be fused is: users and reports read the remarks, and the invariant
-// float_explained holds from here on. A linear of which the weight alone is quantized needs none.
+// The last step of lowering: users and reports read the remarks, and the invariant float_explained holds from here
+// on. A linear whose weight alone is quantized needs no remark.
 #include "graph/operators.h"
 #include "graph/registry.h"
 #include "weight_alone.h"

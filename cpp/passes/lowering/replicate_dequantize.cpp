@@ -1,13 +1,13 @@
-// Give each use of a dequantized value a dequantize of its own, in the same block, so that patterns
-// match one use without regard to the others.
+// Give each use of a dequantized value a dequantize of its own in the block of the use, so that patterns match one
+// use independently of the others.
 //
 //   %d = jit_passes::dequantize(%q, ...)        %d1 = jit_passes::dequantize(%q, ...)
 //   %a = aten::conv2d(%d, ...)             ->   %a = aten::conv2d(%d1, ...)
 //   %b = aten::add(%d, %a, %one)                %d2 = jit_passes::dequantize(%q, ...)
 //                                               %b = aten::add(%d2, %a, %one)
 //
-// One with parameters that are chosen as the model runs has a quantize_dynamic and a choose_qparams of its own too:
-// kernels do all three.
+// If the parameters are chosen at run time, each use gets its own choose_qparams and quantize_dynamic too: kernels
+// compute all three.
 #include "graph/alias.h"
 #include "graph/dialect.h"
 #include "graph/graph.h"
@@ -21,7 +21,8 @@ Node* cloneInFrontOf(Node* before, Node* node, const std::function<Value*(Value*
   return node->owningGraph()->createClone(node, operand)->insertBefore(before);
 }
 
-// Together with what its parameters are chosen by, if that is so; a value that is written to is read where it was.
+// Copies dequantize, and the nodes that choose its parameters at run time, unless the value is written to: it must
+// be read at its place.
 Value* copyInFrontOf(Node* before, Node* source, const std::unordered_set<const Value*>& written) {
   std::unordered_map<Value*, Value*> copies;
   const auto operand = [&](Value* value) {
@@ -41,7 +42,8 @@ Value* copyInFrontOf(Node* before, Node* source, const std::unordered_set<const 
   return cloneInFrontOf(before, source, operand)->output();
 }
 
-// Of the two that read a value which is quantized as the model runs, the first; null for others. Both read one copy.
+// The choose_qparams of a use that quantizes at run time; null for other uses. choose_qparams and quantize_dynamic
+// read one copy.
 Node* choiceOf(Node* user) {
   if (user->kind() == quantize_dynamic) {
     user = inputOf(user, "scale")->node();
@@ -88,7 +90,7 @@ bool replicateDequantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
   bool changed = false;
-  // Copies of dynamic ones read what others give, so these come last.
+  // The chains with dynamic parameters first: their copies read results of the others.
   for (const bool dynamic : {true, false}) {
     changed |= changeNodes(*graph, [&](Node* node) {
       const bool taken = startsWith(node, "jit_passes::dequantize") &&

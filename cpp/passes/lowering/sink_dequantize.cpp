@@ -1,20 +1,19 @@
-// Move dequantize behind operators that only move data, so that these run on integers.
+// Move dequantize after operators that only move data, so that these run on integers.
 //
 //   %d = jit_passes::dequantize(%q, scale, zero_point)       %v = aten::view(%q, %shape)
 //   %v = aten::view(%d, %shape)                         ->   %d = jit_passes::dequantize(%v, scale, zero_point)
 //
-// Exact: the operator's result holds values of its operand and zeros, and zero is on the grid.
-// Questions for the shape are asked of the integers. Values that an in-place operator writes to
-// stay where they are.
+// This is exact: the operator's result holds elements of its operand and zeros, and zero has a code. Nodes that ask
+// for the shape ask the integers. A value that an in-place operator writes to stays in place.
 //
-// And quantize in front of an operator that only moves the result of a convolution, where nothing else reads either: it
-// then stands behind the convolution, or behind its clips, and the kernel of these rounds.
+// Move quantize in front of an operator that only moves the result of a convolution, if both results have no other
+// reader. It then stands after the convolution, or after its clips, and their kernel rounds.
 //
 //   %y = aten::conv2d(...)                                %y = aten::conv2d(...)
 //   %v = aten::reshape(%y, %shape)                 ->     %p = jit_passes::quantize(%y, ...)
 //   %q = jit_passes::quantize(%v, ...)                    %q = aten::reshape(%p, %shape)
 //
-// Exact too.
+// This is exact too.
 #include "graph/alias.h"
 #include "graph/dialect.h"
 #include "graph/graph.h"
@@ -35,7 +34,8 @@ void redirect(Value* from, Value* to) {
   to->node()->replaceInput(0, from);
 }
 
-// Results as a list: dequantize what the one unpacking of it gives.
+// For an operator whose result is a list: dequantizes the results of the node that unpacks it, if there is one such
+// node.
 bool sinkThroughList(Node* node, Node* source) {
   const auto& uses = node->output()->uses();
   if (uses.size() != 1 || uses[0].user->kind() != prim::ListUnpack) {
@@ -105,7 +105,7 @@ bool raise(Node* node, const std::unordered_set<const Value*>& written, bool vol
   for (size_t i = 1; i < operands.size(); ++i) {
     operands[i] = insertConstant(next, *constantOf(operands[i]));
   }
-  const auto uses = x->uses(); // without that of quantize
+  const auto uses = x->uses(); // before the use of the new quantize
   Value* codes = insertValue(next, node->kind(), operands, node);
   handOverPlace(node, codes->node());
   for (const Use& use : uses) {

@@ -1,5 +1,5 @@
-// Split convolutions of more groups than the engine x86 gives to oneDNN, where FBGEMM has no
-// kernel for them but a scalar loop.
+// Split convolutions with more groups than the engine x86 gives to oneDNN, if FBGEMM has only a scalar loop for
+// them.
 //
 //   %y = quantized::conv2d(%x, prepack(%w, %bias, ..., groups=256), ...)
 //     ->  %x0 = aten::slice(%x, 1, 0, 96, 1)
@@ -7,7 +7,7 @@
 //         ... and so on for 96 to 192, 192 to 256
 //         %y = aten::cat([%y0, %y1, %y2], 1)
 //
-// Exact: the groups of a convolution know nothing of each other.
+// This is exact, since the groups of a convolution are independent.
 #include "fbgemm.h"
 #include "graph/alias.h"
 #include "graph/graph.h"
@@ -17,7 +17,7 @@ namespace jit_passes {
 namespace {
 
 constexpr int64_t kMostGroups = 100; // ATen/native/quantized/cpu/OnednnUtils.h, should_use_onednn_quant
-constexpr int64_t kMultiple = 16;    // channels that vectors take at a time
+constexpr int64_t kMultiple = 16;    // channels of one vector
 
 bool isConvolution(const Node* node) {
   static const auto kinds =
@@ -25,7 +25,7 @@ bool isConvolution(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
-// Rows of a constant that has one for each output channel; other values stay.
+// The rows `begin` to `end` of a constant with one row for each output channel; other values stay.
 Value* rows(Value* value, int64_t channels, int64_t begin, int64_t end, Node* before) {
   const auto tensor = constantTensor(value);
   const bool one_each = tensor && tensor->dim() > 0 && tensor->size(0) == channels;
@@ -83,7 +83,7 @@ bool splitAll(PassContext& context) {
   }
   const bool changed =
       changeNodes(*context.graph(), [](Node* node) { return isConvolution(node) && splitGroups(node); });
-  if (changed) { // or fold_prepack would pack the whole ones too
+  if (changed) { // fold_prepack would pack the whole weights too
     removeDeadNodes(context.graph());
   }
   return changed;

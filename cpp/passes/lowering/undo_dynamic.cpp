@@ -1,12 +1,12 @@
-// Leave in float what was to be quantized as the model runs, and no operator of the target has taken.
+// Leave values in float whose quantization at run time no operator of the target has taken.
 //
 //   %s, %z = jit_passes::choose_qparams(%x, ...)
 //   %q = jit_passes::quantize_dynamic(%x, %s, %z, ...)
 //   %d = jit_passes::dequantize_dynamic(%q, %s, %z)
 //   %y, %c = aten::lstm_cell(%d, ...)               ->   %y, %c = aten::lstm_cell(%x, ...)    and a remark
 //
-// For targets without the dialect, behind all that fuses. A rule that would have fused it has its own remark, with the
-// reason, in front of this one.
+// For targets without the dialect, after all fusion. A rule that refused to fuse the operator has remarked the
+// reason already.
 #include "graph/dialect.h"
 #include "graph/graph.h"
 #include "graph/registry.h"
@@ -27,7 +27,7 @@ bool undoDynamic(PassContext& context) {
 }
 
 const RegisterPass undo_dynamic_pass{
-    "undo_dynamic", "Leave inputs in float that no operator quantizes as the model runs.", undoDynamic,
+    "undo_dynamic", "Leave inputs in float that no operator quantizes at run time.", undoDynamic,
     needs("no_observers")};
 
 } // namespace

@@ -5,8 +5,8 @@
 
 namespace jit_passes {
 
-// Which operand of a linear, embedding or embedding_bag is dequantized from constant codes, where its input
-// is not dequantized, nor rearranged from what is; nothing for other nodes.
+// The number of the operand of a linear, embedding or embedding_bag that is dequantized from constant codes, if its
+// input is not dequantized, directly or rearranged. Nothing for other nodes.
 std::optional<size_t> weightAlone(const Node* node);
 
 } // namespace jit_passes

@@ -1,14 +1,13 @@
-// Run 1-d convolutions as 2-d ones of height 1, and what lies between them too.
+// Run 1-d convolutions, and the operators between them, in two dimensions with height 1.
 //
 //   %y = quantized::conv1d(%x, %packed, ...)     ->  %x4 = aten::unsqueeze(%x, -2)
 //   %z = quantized::add(%y, %r, ...)                 %y4 = quantized::conv2d(%x4, %packed4, ...)
 //                                                    %z4 = quantized::add(%y4, %r4, ...)
 //                                                    %z = aten::squeeze(%z4, -2)
 //
-// PyTorch's 1-d kernels do the same inside, and give a result with channels last that no other 1-d
-// kernel knows for contiguous: sums become slow, and each convolution copies its operand. Float
-// convolutions between integers come along, since depthwise ones are many times faster on channels
-// last.
+// PyTorch's 1-d kernels do so inside, and give a channels-last result that other 1-d kernels do not recognize as
+// contiguous: additions become slow, and each convolution copies its operand. Float convolutions between integer
+// ones are widened too, since depthwise ones are many times faster on channels-last.
 #include "graph/alias.h"
 #include "graph/graph.h"
 #include "graph/registry.h"
@@ -30,7 +29,7 @@ bool isPointwise(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
-// The other operands that hold one value for each element.
+// Whether the operand is another tensor with one value for each element.
 bool isWideOperand(const Node* node, size_t operand) {
   static const auto batch_norm = symbol("quantized::batch_norm");
   return isTensor(node->input(operand)) && (operand == 0 || node->kind() != batch_norm);
@@ -163,7 +162,7 @@ class Widener {
 
   std::shared_ptr<Graph> graph_;
   std::unordered_set<const Value*> written_;
-  std::unordered_map<const Value*, Value*> wide_; // what has a value of height 1 behind it
+  std::unordered_map<const Value*, Value*> wide_; // values, and their form with height 1
   bool changed_ = false;
 };
 

@@ -1,4 +1,4 @@
-// PyTorch's own cleaning, under names that pipelines can use.
+// PyTorch's own clean-up passes, registered for pipelines.
 #include "graph/alias.h"
 #include "graph/module.h"
 #include "graph/registry.h"
@@ -12,7 +12,7 @@ bool removeDeadCode(PassContext& context) {
   return nodesInOrder(*context.graph()).size() != before;
 }
 
-// Attributes that the graph does not read any more, so that files do not carry them.
+// Removes attributes that the graph does not read, so that files do not contain them.
 bool removeUnusedAttributes(PassContext& context) {
   std::unordered_set<std::string> used;
   const Value* self = context.graph()->inputs().at(0);
@@ -34,7 +34,7 @@ bool removeUnusedAttributes(PassContext& context) {
 }
 
 const RegisterPass remove_dead_code_pass{
-    "remove_dead_code", "Remove what no result depends on.", removeDeadCode};
+    "remove_dead_code", "Remove nodes on which no result depends.", removeDeadCode};
 const RegisterPass remove_unused_attributes_pass{
     "remove_unused_attributes", "Remove attributes that the method does not read.", removeUnusedAttributes,
     needs("inlined")};

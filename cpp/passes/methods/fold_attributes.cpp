@@ -1,9 +1,9 @@
-// Take attributes that are flags, numbers and texts for constants, where the method does not assign them.
+// Turn attributes that are flags, numbers and strings into constants, unless the method assigns to them.
 //
 //   %residual : bool = prim::GetAttr[name="residual"](%block)   ->   %residual : bool = prim::Constant[value=1]()
 //
-// For graphs that keep their parameters; freezing does it to all attributes. A branch on such a flag is
-// then decided, and what it leads around is not there for quantizers. `training` changes, and stays.
+// For graphs that keep their parameters; freezing does this for all attributes. A branch on a flag is then decided,
+// and quantizers do not see the other side. `training` changes, and stays.
 #include "facts/known_values.h"
 
 namespace jit_passes {
@@ -23,7 +23,7 @@ bool foldAttributes(PassContext& context) {
 }
 
 const RegisterPass fold_attributes_pass{
-    "fold_attributes", "Take flags, numbers and texts that nothing assigns for constants.", foldAttributes,
+    "fold_attributes", "Turn flags, numbers and strings that nothing assigns into constants.", foldAttributes,
     needs("inlined")};
 
 } // namespace

@@ -1,4 +1,4 @@
-// Let dropout and normalization follow the mode of the module where tracing has made it a constant.
+// Let dropout and normalization follow the mode of the module, which tracing has made a constant.
 //
 //   %y = aten::dropout(%x, %p, True)
 //     ->  %training : bool = prim::GetAttr[name="training"](%self)
@@ -9,10 +9,10 @@
 //         %p : float = aten::mul(0.2, %on)
 //         %y = aten::scaled_dot_product_attention(%q, %k, %v, %mask, %p, ...)
 //
-// A model that was traced in training mode does in eval mode what it does in training. This makes
-// train() and eval() mean something. Only what tracing has recorded is changed: a constant in scripted
-// code is what someone wrote. Files do not tell which of the two the module's own code was; the option
-// `traced` does. Normalization without running statistics (see hasStatistics) does the same in both modes.
+// A model that was traced in training mode also trains in eval mode. This pass gives train() and eval() their
+// effect. Only nodes from tracing change: a constant in scripted code is the user's choice. Files do not tell
+// whether the module's code was traced; the option `traced` does. Normalization without running statistics (see
+// hasStatistics) does not depend on the mode.
 #include "graph/module.h"
 #include "graph/registry.h"
 #include "quantization/batch_norm.h"
@@ -20,8 +20,7 @@
 namespace jit_passes {
 namespace {
 
-// Scripted, PyTorch's own modules of these kinds read their mode; and scripted code has no scopes. Files
-// keep none.
+// Only tracing gives nodes a scope, and files keep no scopes. PyTorch's own scripted modules read their mode.
 bool isTraced(const Node* node) {
   const auto type = moduleOf(node).second;
   const auto has = [&](const char* part) { return type.find(part) != std::string::npos; };

@@ -1,13 +1,13 @@
-// Make the module a graph of one method: calls inlined, attributes that the method neither assigns
-// nor writes to turned into constants, branches on them resolved. An attribute that it does change stays
-// one, at the path that it had, of a module that has nothing else. So does one that the option `state` names, since
-// another method changes it.
+// Make the module a graph of one method: calls are inlined, attributes that the method neither assigns nor writes to
+// become constants, and branches on them are decided. An attribute that the method changes stays an attribute at its
+// path, in a module with no others. So does an attribute that the option `state` names, since another method changes
+// it.
 //
 //   %conv : Conv2d = prim::GetAttr[name="conv"](%self)
 //   %w : Tensor = prim::GetAttr[name="weight"](%conv)      ->   %conv.weight : Tensor = prim::Constant[value=...]()
 //
-// PyTorch's own freezing takes a time that grows with the square of the graph, and takes for
-// constant what is written to as part of a list or in batch norms that train.
+// PyTorch's own freezing takes a time that grows with the square of the graph, and makes constants of values that
+// are written to as part of a list or by batch norms that train.
 #include "graph/alias.h"
 #include "graph/alias_classes.h"
 #include "graph/bound_modules.h"
@@ -44,7 +44,7 @@ class Freezer {
         graph_(module.get_method(method).graph()->copy()),
         state_(std::move(state)) {}
 
-  // Nothing when the graph does with modules what cannot be followed.
+  // The frozen module. Nothing if the graph uses modules in a way that cannot be followed.
   std::optional<Module> run() {
     if (!follow()) {
       return std::nullopt;
@@ -55,7 +55,7 @@ class Freezer {
     return result();
   }
 
-  // Nothing likewise.
+  // The method's use of attributes. Nothing in that case too.
   std::optional<MethodState> state() {
     if (!follow()) {
       return std::nullopt;
@@ -77,9 +77,9 @@ class Freezer {
   }
 
   void simplify() {
-    // Tracing notes the shapes of its example, and simplification would take them for granted.
+    // A trace has the shapes of its example, which simplification would rely on.
     torch::jit::EraseShapeInformation(graph_);
-    // Without what happens in training only, less is written to.
+    // With branches on the mode decided, fewer values are written to.
     insertConstants(assigned(), [](const IValue& value) {
       return value.isBool() || value.isInt() || value.isDouble() || value.isNone() || value.isString();
     });
@@ -89,7 +89,7 @@ class Freezer {
     modules_ = bindModules(*graph_, module_);
   }
 
-  // Modules behind branches, in lists, in loops or exchanged while running are not.
+  // Modules from branches, lists and loops are not bound, nor modules that the graph assigns.
   bool allModulesBound() {
     bool bound = true;
     forEachNodeAnywhere(*graph_, [&](Node* node) {
@@ -110,7 +110,7 @@ class Freezer {
     });
   }
 
-  // By the graph, or by other methods.
+  // Attributes that the graph or other methods assign.
   std::set<Attribute> assigned() {
     auto result = state_;
     forEachAttribute(prim::SetAttr, [&](Node*, const BoundModule&, const Attribute& attribute) {
@@ -119,8 +119,9 @@ class Freezer {
     return result;
   }
 
-  // PyTorch's attention fills masks that it has just made, and packed sequences orders. They share a tuple with
-  // other tensors, and so, for the alias analysis, memory with weights, which then would not be constant.
+  // PyTorch's attention and packed sequences fill tensors that they have just made, in place. These share a tuple
+  // with other tensors, so for the alias analysis they share memory with weights, which would not become constants.
+  // The functional form of the fill avoids that.
   void fillInOneStep() {
     static const std::unordered_map<c10::Symbol, c10::Symbol> fills{
         {symbol("aten::masked_fill_"), aten::masked_fill},
@@ -141,8 +142,8 @@ class Freezer {
     });
   }
 
-  // Values that operators write to: of tensors, or of lists too, to which is appended. The alias analysis of
-  // a frozen graph takes batch norms for ones that do not train.
+  // Values that operators write to. With `lists`, also lists that only get or lose elements. Batch norms are listed
+  // here, since the alias analysis of a frozen graph assumes that they do not train.
   std::vector<Value*> written(bool lists) {
     std::vector<Value*> result;
     forEachNode(*graph_, [&](Node* node) {
@@ -163,17 +164,18 @@ class Freezer {
     return result;
   }
 
-  // Attributes that running the method may change: assigned, written to, sharing memory with such a
-  // one, or out of sight in a branch that runs on its own or in an object of the user's class.
+  // Attributes that the method may change: assigned, written to, or sharing memory with one of these; or used in a
+  // forked branch or in an object of the user's class, where writes cannot be seen.
   std::set<Attribute> changed() {
     auto result = assigned();
     const AliasDb aliases(graph_, /*isFrozen=*/true);
     auto touched = written(/*lists=*/true), touched_tensors = written(/*lists=*/false);
     forEachAttribute(prim::SetAttr, [&](Node* node, const BoundModule&, const Attribute&) {
-      touched.push_back(assignedBy(node)); // who assigns it may write to it there
+      touched.push_back(assignedBy(node)); // the value may be written to through the attribute
       touched_tensors.push_back(assignedBy(node));
     });
-    // PyTorch's analysis takes all that lists hold for one: a list of results, and the weights of a recurrent layer.
+    // PyTorch's analysis counts the contents of all lists as one: results in a list, and a recurrent layer's
+    // weights.
     std::optional<AliasClasses> classes;
     const auto mayReach = [&](Value* attribute) {
       if (!classes) {
@@ -216,7 +218,7 @@ class Freezer {
     return result;
   }
 
-  // In front of the graph: prepending takes it constant time.
+  // Inserts constants at the start of the graph, where insertion takes constant time.
   template <typename Filter>
   void insertConstants(const std::set<Attribute>& changed, Filter filter) {
     std::map<Attribute, Value*> constants;
@@ -234,18 +236,18 @@ class Freezer {
     });
   }
 
-  // Null for what cannot be a constant of that type.
+  // Null if the value cannot be a constant of that type.
   Value* insertInFront(const IValue& value, const c10::Type& type, const std::string& path) {
     torch::jit::WithInsertPoint guard(graph_->block()->nodes().front());
     const auto constant = torch::jit::tryInsertConstant(*graph_, value);
     if (!constant) {
       return nullptr;
     }
-    if (!(*constant)->type()->isSubtypeOf(type)) { // a named tuple, for one, whose name is lost
+    if (!(*constant)->type()->isSubtypeOf(type)) { // for example a named tuple, which loses its name
       (*constant)->node()->destroy();
       return nullptr;
     }
-    const bool number = path.find_first_not_of("0123456789") == std::string::npos; // those are taken
+    const bool number = path.find_first_not_of("0123456789") == std::string::npos; // is no name
     if (value.isTensor() && !number) {
       (*constant)->setDebugName(path);
     }
@@ -266,26 +268,26 @@ class Freezer {
     return result;
   }
 
-  // A module of its own type, with nothing but what the graph reads and assigns.
+  // A module of a new type, with only the attributes that the graph reads and assigns.
   Module result() {
     modules_ = bindModules(*graph_, module_);
     auto kept = used();
-    kept.emplace(Attribute{module_._ivalue().get(), "training"}, "training"); // what train() and eval() set
+    kept.emplace(Attribute{module_._ivalue().get(), "training"}, "training"); // train() and eval() set it
     const auto keep = [&](const c10::ivalue::Object& owner, const std::string& name) {
       return kept.count({&owner, name}) > 0;
     };
-    // Copied, so that running the result does not change the caller's.
+    // A copy, so that running the result does not change the caller's module.
     return rebuildModule(module_, {{method_, graph_}}, keep, Values::Copied);
   }
 
   Module module_;
   std::string method_;
   std::shared_ptr<Graph> graph_;
-  std::set<Attribute> state_; // that other methods change
+  std::set<Attribute> state_; // attributes that other methods change
   BoundModules modules_;
 };
 
-// For modules in loops, in lists and behind branches.
+// For modules that are not bound: from branches, lists and loops.
 Module freezeByPyTorch(const Module& module, const std::string& method) {
   auto frozen = torch::jit::freeze_module(cloneModule(module), {method}).deepcopy();
   for (const auto& other : frozen.get_methods()) {

@@ -1,4 +1,4 @@
-// One module out of those that each method was quantized in.
+// Join the modules in which single methods were quantized into one module.
 //
 //   graph(%self, %x):
 //     %quantized_encode = prim::GetAttr[name="quantized_encode"](%self)
@@ -17,7 +17,7 @@ std::shared_ptr<Graph> graphOfArguments(const Graph& like) {
   return graph;
 }
 
-// Fills the graph of a method, which has arguments only.
+// Fills the graph of a method, which has arguments and no nodes.
 void callMethodOf(Module& joined, const std::string& method, const Module& quantized) {
   const auto name = "quantized_" + method;
   joined.register_module(name, quantized);

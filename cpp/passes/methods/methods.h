@@ -1,4 +1,5 @@
-// Several methods of one module: what each does with attributes, and a module some of whose methods are quantized.
+// Several methods of one module: the attributes that each uses and changes, and a module that has some methods
+// quantized.
 #pragma once
 
 #include "graph/attributes.h"
@@ -6,7 +7,7 @@
 
 namespace jit_passes {
 
-// An attribute of one object. Two modules may have the same type, and one may have two names.
+// An attribute of one object rather than of a type or path: two modules may have one type, and a module two paths.
 struct Attribute {
   const c10::ivalue::Object* owner;
   std::string name;
@@ -20,42 +21,42 @@ struct Attribute {
 // Tensors, containers and objects that values share.
 using Memory = c10::IValue::HashAliasedIValues;
 bool isContainer(const c10::IValue& value);
-// Adds a value, and all that is in it. An object of a C++ class counts as a whole.
+// Adds a value and all its contents. An object of a C++ class counts as a whole.
 void addMemory(const c10::IValue& value, Memory& memory);
 
-// The attributes at a list of paths; an error where there is none.
+// The attributes at a list of paths. A missing one is an error.
 std::set<Attribute> attributesAt(const Module& module, const c10::IValue& paths);
 
 struct MethodState {
   std::shared_ptr<Graph> graph;          // inlined
-  std::map<Attribute, std::string> used; // read or assigned, modules too, each with a path
-  std::set<Attribute> changed;           // by running the method, as far as can be told
+  std::map<Attribute, std::string> used; // attributes and modules that are read or assigned, each with a path
+  std::set<Attribute> changed;           // attributes that the method may change
 };
 
-// Nothing where the method picks modules as it runs.
+// Nothing if the method picks modules at run time.
 std::optional<MethodState> stateOf(const Module& module, const std::string& method);
 
-// State that methods have in common, where one of them at least is quantized apart from the others: attributes that one
-// changes and another uses, and all that shares memory with these.
+// State that methods have in common, at least one of them quantized: attributes that one method changes and another
+// uses, and attributes that share memory with these.
 struct CommonState {
   std::map<Attribute, std::string> attributes; // each with a path
-  // A method that picks modules as it runs, or uses such an attribute in a branch that runs on its own, so that it
-  // cannot be told what it does; "" for none.
+  // A method whose effect is not known, since it picks modules at run time, or uses such an attribute in a forked
+  // branch. "" if there is none.
   std::string opaque;
 };
 CommonState commonState(const Module& module, const std::unordered_set<std::string>& quantized);
 
-// Moves that state of methods into one module, which becomes an attribute of the joined module and of those that its
-// quantized methods were given.
+// Moves this state into one module, which becomes an attribute of the joined module and of the modules of its
+// quantized methods.
 void shareState(
     const Module& original, const CommonState& state, Module& joined,
     const std::vector<std::pair<std::string, Module>>& quantized);
 
-// A module with all methods of the original, which shares nothing with it. Those that are given are called in
-// the modules given for them, attributes quantized_<method>; others are copied.
+// A module with all methods of the original, which shares no tensors with it. A quantized method calls its module,
+// the attribute quantized_<method>; the other methods are copied.
 Module joinMethods(const Module& original, const std::vector<std::pair<std::string, Module>>& quantized);
 
-// Makes constants and packed parameters of its submodules one where they are equal: see share_equal.cpp.
+// Makes equal constants, and equal packed parameters, of submodules one object: see share_equal.cpp.
 void shareEqual(const Module& module);
 
 } // namespace jit_passes

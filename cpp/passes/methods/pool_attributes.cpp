@@ -7,8 +7,9 @@
 //   %w.1 = prim::GetAttr[name="weight"](%conv.1)
 //   %z = aten::conv2d(%y, %w.1, ...)
 //
-// An attribute that the method assigns stays where it is read. And what the graph computes from attributes and
-// constants alone, the weight of a weight norm say, it computes once where a shared module did so at each call:
+// An attribute that the method assigns is read as often as before. Values that the graph computes from attributes
+// and constants alone, such as the weight of a weight norm, are computed once instead of in each call of a shared
+// module:
 //
 //   %w = aten::_weight_norm(%v, %g, 0)                 %w = aten::_weight_norm(%v, %g, 0)
 //   %y = aten::conv2d(%x, %w, ...)               ->    %y = aten::conv2d(%x, %w, ...)
@@ -32,7 +33,7 @@ const Value* ownerOf(const Value* value) {
   return value;
 }
 
-// Outside of branches, where the first one is computed before all others.
+// Only for nodes outside of branches, where the first of several equal nodes runs before the others.
 bool computeOnce(PassContext& context) {
   const KnownValues known(context, /*attributes_apart=*/true);
   const auto isFixed = [&](const Value* output) { return known.fixed(output).has_value(); };
@@ -63,7 +64,7 @@ bool poolAttributes(PassContext& context) {
       reads.emplace_back(node, attributePath(node->output()));
     }
   });
-  Node* last = nullptr; // of those that were moved: they come in program order, behind self's inputs
+  Node* last = nullptr; // the last node that was moved: all stand in program order at the start of the graph
   bool changed = false;
   for (const auto& [node, path] : reads) {
     const auto [found, is_new] = known.emplace(path, node->output());
@@ -93,7 +94,7 @@ bool poolAttributes(PassContext& context) {
 }
 
 const RegisterPass pool_attributes_pass{
-    "pool_attributes", "Read each attribute once, and compute once what follows from such alone.",
+    "pool_attributes", "Read each attribute once, and compute values of attributes alone once.",
     poolAttributes, needs("inlined")};
 
 } // namespace

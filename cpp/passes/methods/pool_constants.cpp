@@ -4,8 +4,8 @@
 //   %b : int = prim::Constant[value=1]()    ->    %c = aten::add(%x, %a, %a)
 //   %c = aten::add(%x, %a, %b)
 //
-// By hashing, in linear time. Tensors are equal when they are the same memory, or small and hold
-// the same bytes.
+// This takes linear time, by hashing. Two tensors are equal if they have one memory, or if they are small and have
+// equal bytes.
 #include "graph/graph.h"
 #include "graph/keys.h"
 #include "graph/registry.h"
@@ -33,7 +33,7 @@ std::optional<std::string> tensorKey(const at::Tensor& tensor) {
   return key;
 }
 
-// Values of equal keys are interchangeable; nothing for kinds that are not pooled.
+// The key of a constant: equal keys mean equal constants. Nothing for types that are not pooled.
 std::optional<std::string> keyOf(const Value* value) {
   const auto constant = constantOf(value);
   if (!constant) {
@@ -89,8 +89,8 @@ bool poolConstants(PassContext& context) {
     changed |= node != place;
     place = place->next();
   }
-  // From the last to the first: a graph prepends in constant time, but has to renumber its nodes
-  // when many are put between the same two.
+  // From the last to the first: a graph prepends in constant time, but renumbers its nodes if many are put between
+  // two others.
   for (auto node = kept.rbegin(); changed && node != kept.rend(); ++node) {
     if (Node* front = graph->block()->nodes().front(); *node != front) {
       (*node)->moveBefore(front);

@@ -1,4 +1,4 @@
-// Remove dropout of all kinds where it is known to be off.
+// Remove dropout of all kinds that is off for certain.
 //
 //   %y = aten::dropout(%x, %p, False)   ->   %x
 #include "graph/operators.h"

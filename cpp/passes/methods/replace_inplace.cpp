@@ -1,24 +1,24 @@
-// Give in-place operators their functional form wherever nobody can tell the difference.
+// Replace in-place operators by their functional form where the result of the model does not change.
 //
-//   %y = aten::relu_(%x)   ->   %y = aten::relu(%x)     when no other name of %x is read later
+//   %y = aten::relu_(%x)   ->   %y = aten::relu(%x)     if no other value that shares memory with %x is read later
 //
-// A value that an operator has just made has no other name, whatever becomes of it later; nor has a part of it that is
-// all that anybody reads, such as the first channels of a concatenation. Else PyTorch's alias analysis
-// decides, for which all that goes into a list or dict may share memory with all weights. A value of which neither can
-// prove it stays in place, and later passes leave those values in float.
+// A value that an operator has just made shares memory with no earlier value. Nor does a part of it that is the only
+// read part, such as the first channels of a concatenation. Otherwise PyTorch's alias analysis decides, which
+// assumes that values in a list or dict may share memory with all weights. If neither proves it, the operator stays
+// in place, and later passes leave its values in float.
 //
-// Two kinds stay in place, because the functional form is not the same operator:
-// - comparisons and logical operators, which then return bool;
-// - random numbers, which have no derivative then.
+// Two kinds stay in place, because the functional form is another operator:
+// - comparisons and logical operators, whose functional form returns bool;
+// - random numbers, whose functional form has no derivative.
 //
-// copy_ becomes what has a derivative, unlike aten::copy:
+// copy_ becomes operators with a derivative, which aten::copy lacks:
 //
 //   %y = aten::copy_(%x, %src, %b)   ->   %t = aten::type_as(%src, %x)
 //                                         %e = aten::expand_as(%t, %x)
 //                                         %y = aten::clone(%e, %none)
 //
-// PyTorch's analysis takes the result of dropout for a tensor of its own. In eval mode it is the operand, so what is
-// written to on either side of a dropout that may be off stays in place too.
+// PyTorch's analysis takes the result of dropout for a new tensor. In eval mode it is the operand, so writes to the
+// operand or the result of a dropout that may be off stay in place too.
 #include "facts/known_values.h"
 #include "graph/alias.h"
 #include "graph/operators.h"
@@ -32,10 +32,10 @@ bool mayBeOff(const Node* node) {
          (constantNumber(node, "train") != 1.0 || constantNumber(node, "p").value_or(0) <= 0);
 }
 
-// Whether it may give back an operand, though PyTorch's analysis takes the result for a tensor of its own.
+// Whether the node may return an operand, though PyTorch's analysis takes the result for a new tensor.
 bool mayGiveBack(const Node* node) { return mayBeOff(node) || returnsHiddenAlias(node->kind()); }
 
-// The value that the memory comes from: behind views, writes and what may give back its operand.
+// The value whose memory this one may have, through views, writes, and operators that may return their operand.
 const Value* sourceOf(const Value* value) {
   while (!value->node()->inputs().empty() && (mayGiveBack(value->node()) || returnsAlias(value->node()))) {
     value = mainOperand(value->node());
@@ -43,7 +43,7 @@ const Value* sourceOf(const Value* value) {
   return value;
 }
 
-// By name: overloads of an operator agree.
+// Whether the functional form is another operator. The name decides for all overloads.
 bool isAnotherOperator(const Node* node) {
   static const auto kinds = symbols(
       {"aten::eq_",
@@ -71,7 +71,8 @@ bool isAnotherOperator(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
-// Whether the result has memory of its own, not by what PyTorch declares: some operators give back their operand.
+// Whether the result has memory of its own. Schemas do not tell, since some operators return their operand
+// undeclared.
 bool isFresh(const Node* node) {
   static const auto kinds = symbols(
       {"aten::_convolution", "aten::layer_norm", "aten::rms_norm", "aten::group_norm", "aten::cat",
@@ -80,7 +81,7 @@ bool isFresh(const Node* node) {
                                          isNormalization(node->kind()) || kinds.count(node->kind()) > 0);
 }
 
-// The operator that computes the same and takes the same operands, but writes to none of them.
+// The functional form: an operator with equal operands and results that writes to none of them.
 std::optional<c10::Symbol> functionalForm(const Node* node) {
   const std::string name = node->kind().toQualString();
   const auto* schema = name.back() == '_' && name[name.size() - 2] != '_' ? node->maybeSchema() : nullptr;
@@ -105,7 +106,7 @@ std::optional<c10::Symbol> functionalForm(const Node* node) {
   return std::nullopt;
 }
 
-// The list of parts that the value is one of, which have no element in common; else the value itself.
+// The list of disjoint parts that the value belongs to, or the value itself.
 const Value* listOfParts(const Value* value) {
   static const auto cuts = symbols(
       {"aten::chunk", "aten::unsafe_chunk", "aten::split", "aten::unsafe_split", "aten::split_with_sizes",
@@ -114,7 +115,8 @@ const Value* listOfParts(const Value* value) {
   return cuts.count(list->node()->kind()) > 0 && list->uses().size() == 1 ? list : value;
 }
 
-// The value that this one is a part of, or itself: nobody reads it elsewhere, and nothing of the part is there twice.
+// The value that this one is a part of, through views whose operand has no other reader; or the value itself. Views
+// that repeat elements do not count.
 const Value* wholeOf(const Value* value) {
   static const auto views = symbols(
       {"aten::slice", "aten::select", "aten::narrow", "aten::transpose", "aten::permute", "aten::unsqueeze",
@@ -131,13 +133,14 @@ const Value* wholeOf(const Value* value) {
   return value;
 }
 
-// Whether no result is another name for what it reads, whatever PyTorch declares.
+// Whether no result shares memory with an operand, whatever the schema says.
 bool onlyComputes(const Node* node) {
   static const auto kinds = symbols({"aten::sum", "aten::mean", "aten::softmax", "aten::bmm"});
   return isFresh(node) || kinds.count(node->kind()) > 0;
 }
 
-// Whether an operand may make the result of the functional form wider than what is written to, which keeps its dtype.
+// Whether an operand may give the functional form a wider dtype. The in-place form keeps the dtype of its first
+// operand.
 bool widens(const KnownValues& known, const Node* node) {
   return std::ranges::any_of(node->inputs(), [&](const Value* operand) {
     const auto tensor = isTensor(operand) ? known.tensor(operand) : std::nullopt;
@@ -146,7 +149,7 @@ bool widens(const KnownValues& known, const Node* node) {
   });
 }
 
-// Operators that write to a value of which nobody has another name, in the block where it is made.
+// Replaces writes to a value that shares memory with no other value, in the block where it is made.
 bool replaceWritesToFresh(Graph& graph, const KnownValues& known) {
   return changeNodes(graph, [&](Node* node) {
     if (node->inputs().empty() || node->outputs().size() != 1 || isAnotherOperator(node) ||

@@ -1,8 +1,8 @@
-// Weights that several methods have, held and saved once.
+// Weights that several methods use, held and saved once.
 //
-// Each method was quantized by itself, so a layer that two of them call has weights in both. Where the content is the
-// same, the constants of their graphs become one tensor, and packed parameters one object: a file has each once, and
-// they are one again when it is loaded. Nothing writes to either.
+// Each method was quantized by itself, so a layer that two methods call has weights in both. Constants of their
+// graphs with equal content become one tensor, and equal packed parameters one object. A file then has each once,
+// and loading it gives one object again. No operator writes to either.
 #include "graph/graph.h"
 #include "graph/keys.h"
 #include "methods.h"
@@ -14,14 +14,14 @@ using c10::IValue;
 
 void append(std::string& key, int64_t number) { appendBytes(key, &number, sizeof(number)); }
 
-// False for what is compared in no other way than by itself.
+// False for a tensor whose content cannot be compared.
 bool append(std::string& key, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     key += "undefined";
     return true;
   }
   if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided || !tensor.has_storage() ||
-      tensor.requires_grad() || tensor.is_conj() || tensor.is_neg()) { // whose bytes are not its numbers
+      tensor.requires_grad() || tensor.is_conj() || tensor.is_neg()) { // its bytes are not its numbers
     return false;
   }
   append(key, static_cast<int64_t>(tensor.scalar_type()));
@@ -73,15 +73,15 @@ bool append(std::string& key, const IValue& value) {
   return true;
 }
 
-// Packed parameters of PyTorch's kernels; no operator changes them.
+// Whether the value is packed parameters of PyTorch's kernels, which no operator changes.
 bool isPacked(const IValue& value) {
   return value.isObject() && value.type()->annotation_str().starts_with("__torch__.torch.classes.quantized.");
 }
 
-// One of each content.
+// The first object of each content.
 class ByContent {
  public:
-  // Whether it put another one in its place.
+  // Replaces the value by the first one with equal content. Returns whether that is another one.
   bool share(IValue& value) {
     std::string key = value.type()->annotation_str() + "|";
     IValue content = value;

@@ -1,7 +1,8 @@
-// State that several methods have in common, in one module.
+// Move state that several methods have in common into one module.
 //
-// Each quantized method is a module of its own, which the joined one calls. State that one method leaves for another, such
-// as that of a stream for the method that resets it, is moved into a further module, which all of them hold:
+// Each quantized method is a module of its own, which the joined module calls. State that one method changes and
+// another uses, such as the state of a stream and the method that resets it, moves into a further module, which all
+// of them hold:
 //
 //   graph(%self):                                            graph(%self):
 //     %state : Tensor = prim::GetAttr[name="state"](%self)     %common = prim::GetAttr[name="common_state"](%self)
@@ -21,7 +22,7 @@ Memory memoryOf(const c10::IValue& value) {
   return memory;
 }
 
-// Adds attributes that share memory with those that are there, until there are none.
+// Adds attributes that share memory with those in `attributes`, until there are no more.
 void addAliases(Used& attributes, const std::map<std::string, MethodState>& states) {
   for (size_t before = 0; before != attributes.size();) {
     before = attributes.size();
@@ -43,7 +44,7 @@ void addAliases(Used& attributes, const std::map<std::string, MethodState>& stat
 
 bool accesses(const Node* node) { return node->kind() == prim::GetAttr || node->kind() == prim::SetAttr; }
 
-// Whether a branch that runs on its own uses an attribute of such a name.
+// Whether a forked branch uses an attribute with one of these names.
 bool usesInFork(Graph& graph, const std::unordered_set<std::string>& names) {
   bool found = false;
   forEachNode(graph, [&](Node* node) {
@@ -57,7 +58,7 @@ bool usesInFork(Graph& graph, const std::unordered_set<std::string>& names) {
   return found;
 }
 
-// Of modules that hold some of the attributes, or have a module that does.
+// A module with these attributes at their paths, and with the modules on the way to them.
 Module holderOf(const Module& original, const Used& attributes) {
   std::unordered_set<const c10::ivalue::Object*> owners;
   for (const auto& [attribute, path] : attributes) {
@@ -77,7 +78,7 @@ Module holderOf(const Module& original, const Used& attributes) {
   return rebuildModule(original, {}, keep, Values::Copied);
 }
 
-// Lets the graph reach attributes of the original through the holder. The module has the same paths.
+// Makes the graph access these attributes through `holder`, which has them at their paths in the original.
 void moveAccesses(const Module& original, Graph& graph, const std::string& holder, const Used& attributes) {
   std::vector<std::pair<Node*, std::string>> moved;
   forEachNode(graph, [&](Node* node) {
@@ -192,7 +193,7 @@ void shareState(
     const auto used = stateOf(original, method)->used;
     Used own;
     std::ranges::copy_if(state.attributes, std::inserter(own, own.end()), [&](const auto& attribute) {
-      return used.count(attribute.first) > 0; // others may be names of the passes' own
+      return used.count(attribute.first) > 0; // the passes may have added other attributes
     });
     part.register_module(name, holder);
     moveAccesses(original, *part.get_method(method).graph(), name, own);

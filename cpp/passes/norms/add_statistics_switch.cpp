@@ -8,9 +8,9 @@
 //   %trains : bool = aten::__and__(%training, %moves)
 //   %y = aten::batch_norm(%x, ..., %trains, ...)
 //
-// The first three once, at the start of the graph. Frozen, a batch norm does in training what it does
-// in use, but for num_batches_tracked, which counts on. One without running statistics knows none but the
-// batch's, and stays. The switch is a buffer, so it is saved and loaded with the model.
+// The first three nodes stand once, at the start of the graph. With frozen statistics, a batch norm computes in
+// training as in eval mode, but num_batches_tracked counts on. A batch norm without running statistics stays as it
+// is. The switch is a buffer, so it is saved and loaded with the model.
 #include "graph/module.h"
 #include "graph/registry.h"
 #include "quantization/batch_norm.h"
@@ -20,7 +20,7 @@ namespace {
 
 constexpr auto kSwitch = "statistics_frozen";
 
-// Whether it is %trains: a second run changes nothing.
+// Whether the value is %trains already, so that a second run changes nothing.
 bool isSwitched(const Value* training) {
   const Node* node = training->node();
   for (const auto& [kind, operand] : std::initializer_list<std::pair<c10::Symbol, size_t>>{

@@ -7,12 +7,12 @@
 //   %shift = jit_passes::fold_bias(%b, %gamma, %beta, %mean, %var, %eps)
 //   %z = jit_passes::deferred_batch_norm(%y, %gamma, ..., %training, ..., %shift, None, False)
 //
-// for graphs that still have their parameters. Both compute the same. The mark says that integers will
-// see %w times the factor of the batch norm, which is what a fake quantization of %w then is about, and
-// %shift, which a fake quantization of the bias is about.
+// for graphs that still have their parameters. Both forms compute equal results. The mark says that conversion will
+// quantize the product of %w and the batch norm's factor, and the bias %shift. Fake quantizations of weight and bias
+// act on these two.
 //
-// Where fold_batch_norm will fold, but for transposed convolutions in groups, whose weight has no axis for
-// all output channels.
+// The batch norms are those that fold_batch_norm will fold, except after transposed convolutions in groups, whose
+// weight has no axis for all output channels.
 #include "facts/known_values.h"
 #include "graph/dialect.h"
 #include "graph/registry.h"

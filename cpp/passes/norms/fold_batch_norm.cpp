@@ -3,8 +3,8 @@
 //   factor = gamma / sqrt(running_var + eps)
 //   weight' = weight * factor          bias' = (bias - running_mean) * factor + beta
 //
-// along the output channels; factor and bias are computed in double. Only where the normalization
-// alone uses the result's values, so a convolution that feeds two of them keeps both. Rows that a model joins between
+// along the output channels. Factor and bias are computed in double. The normalization must be the only node that
+// uses the result's values, so a convolution with two normalizations keeps both. Rows that a model joins between
 // linear and batch norm, flatten(0, 1), stay joined.
 #include "graph/registry.h"
 #include "quantization/batch_norm.h"
@@ -43,7 +43,7 @@ std::optional<Statistics> constantStatistics(const Node* node) {
 // The factor in the shape of the weight: [out, in/groups, ...], transposed [in, out/groups, ...].
 at::Tensor scaleWeight(
     const at::Tensor& weight, const at::Tensor& factor, const WeightedOperator& op, int64_t groups) {
-  const auto narrow = factor.to(weight.scalar_type()); // one rounding, then one for each product
+  const auto narrow = factor.to(weight.scalar_type()); // rounds the factor, and then each product
   if (!op.transposed) {
     std::vector<int64_t> shape(weight.dim(), 1);
     shape[0] = -1;
@@ -53,7 +53,7 @@ at::Tensor scaleWeight(
   return (grouped * narrow.view({groups, 1, weight.size(1), 1})).reshape(weight.sizes());
 }
 
-// Returns why the batch norm stays; nothing where it was folded.
+// Returns why the batch norm stays, or nothing if it was folded.
 std::optional<std::string> foldInto(Node* norm, const NormalizedRanks& ranks, const Shapes& shapes) {
   const auto op = normalizedOperator(norm, ranks, &shapes);
   if (!op) {

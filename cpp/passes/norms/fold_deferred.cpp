@@ -1,5 +1,5 @@
-// Compute what models in training compute from their parameters alone, once these are constants: by the very operators
-// that the model has trained with.
+// Compute values that a model in training computes from its parameters alone, once these are constants. The
+// operators that the model has trained with compute them.
 //
 //   %f = jit_passes::fold_factor(...)                           ->
 //   %wd, %fold = jit_passes::deferred_weight(%w, %f, 0, True)   ->   %wd = prim::Constant[value=...]()
@@ -8,7 +8,7 @@
 //   %wt = aten::t(%w)                                           ->   %wt = prim::Constant[value=...]()
 //   %wn = aten::_weight_norm(%v, %g, 0)                         ->   %wn = prim::Constant[value=...]()
 //
-// Quantizing operators stay. A constant has the name of the parameter that it was made of.
+// Quantizing operators stay. A constant has the name of the parameter that it was computed from.
 #include "facts/known_values.h"
 #include "graph/alias.h"
 #include "graph/operators.h"
@@ -44,7 +44,7 @@ bool replaceByConstants(Node* node) {
   return true;
 }
 
-// The operand, or what training has put around it.
+// The operand, without operators that training has put around it.
 Value* constantOperand(Node* node, size_t operand) {
   Node* maker = node->input(operand)->node();
   return isTrained(maker) ? mainOperand(maker) : node->input(operand);
@@ -67,7 +67,7 @@ bool foldDeferred(PassContext& context) {
 }
 
 const RegisterPass fold_deferred_pass{
-    "fold_deferred", "Compute what models in training compute from their parameters alone.", foldDeferred,
+    "fold_deferred", "Compute values of training that depend on parameters alone.", foldDeferred,
     needs("inlined")};
 
 } // namespace

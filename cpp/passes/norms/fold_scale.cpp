@@ -4,7 +4,8 @@
 //   %z = aten::permute(%y, [0, 3, 1, 2])               %y = aten::linear(%x, %w * %c, %b * %c)
 //   %s = aten::mul(%c, %z)                        ->   %s = aten::permute(%y, [0, 3, 1, 2])
 //
-// Only where the multiplication alone uses the result's values. Dropout that does nothing is gone before.
+// The multiplication must be the only node that uses the result's values. An earlier pass removes dropout that is
+// off.
 #include "graph/alias.h"
 #include "graph/graph.h"
 #include "graph/operators.h"
@@ -14,7 +15,7 @@
 namespace jit_passes {
 namespace {
 
-// An operator with weights, and the axis of its channels in what permutations make of its result, from the end.
+// An operator with weights, and the axis of its channels in the permuted result, counted from the end.
 struct Scaled {
   Node* node;
   int64_t axis;
@@ -49,7 +50,7 @@ std::optional<Scaled> scaledOperator(Value* value) {
   return Scaled{node, axis};
 }
 
-// Whether a factor has a number for each channel, and none for anything else.
+// Whether a factor has one number for each channel, and size 1 along all other axes.
 bool isOfChannels(const at::Tensor& factor, int64_t channels, int64_t axis) {
   return factor.is_floating_point() && factor.dim() == -axis && factor.numel() == channels &&
          factor.size(0) == channels;
@@ -64,7 +65,7 @@ bool foldFactor(Node* product) {
     }
     Node* node = scaled->node;
     const auto weight = constantTensor(node, "weight"), bias = constantTensor(node, "bias");
-    const auto rank = weightedOperator(node)->spatial_dims + 2; // a vector gives no channels
+    const auto rank = weightedOperator(node)->spatial_dims + 2; // a vector as weight gives no channels
     if (!weight || weight->dim() != rank || weight->scalar_type() != factor->scalar_type() ||
         (!bias && !isNone(node, "bias")) || !isOfChannels(*factor, weight->size(0), scaled->axis)) {
       continue;

@@ -1,13 +1,13 @@
-// Turn all batch norms into those of a model in use.
+// Turn all batch norms into batch norms in eval mode.
 //
 //   jit_passes::deferred_batch_norm(%x, ...)            ->   %x
 //   jit_passes::deferred_bias(%bias, %rounded, ...)     ->   %rounded
 //   jit_passes::deferred_weight(%w, ..., %folded)       ->   jit_passes::deferred_weight(%w, ..., True)
 //   aten::batch_norm(%x, ..., %training, ...)           ->   aten::batch_norm(%x, ..., False, ...)
 //
-// For models that have trained: freezing then finds nothing that writes to their statistics. Batch norms
-// without any (see hasStatistics) normalize by each batch, in use too, and stay. Deferred ones that
-// switch_folding has not seen become aten::batch_norm.
+// For models that have trained: freezing then finds no write to their statistics. Batch norms without statistics
+// (see hasStatistics) normalize by each batch in eval mode too, and stay. Deferred batch norms without a switch of
+// switch_folding become aten::batch_norm.
 #include "graph/dialect.h"
 #include "graph/registry.h"
 #include "quantization/batch_norm.h"
@@ -15,7 +15,7 @@
 namespace jit_passes {
 namespace {
 
-// Whether it is at times.
+// Whether it is folded at times: its operand `folded` is not the constant False.
 bool isFolded(const Node* node) { return constantNumber(node, "folded") != 0.0; }
 
 bool restoreBatchNorm(PassContext& context) {
@@ -42,7 +42,7 @@ bool restoreBatchNorm(PassContext& context) {
 }
 
 const RegisterPass restore_batch_norm_pass{
-    "restore_batch_norm", "Turn batch norms that train into those of a model in use.", restoreBatchNorm,
+    "restore_batch_norm", "Turn batch norms that train into batch norms in eval mode.", restoreBatchNorm,
     needs("inlined")};
 
 } // namespace

@@ -1,4 +1,4 @@
-// Fold deferred batch norms whenever their statistics stand still.
+// Fold deferred batch norms whenever their statistics do not change.
 //
 //   %wd, %fold = jit_passes::deferred_weight(%w, %factor, 0, False)
 //   %wq = jit_passes::train_lsq(%wd, ..., %fold, ...)
@@ -16,9 +16,9 @@
 //   %y = aten::conv2d(%x, %wq, %bd, ...)
 //   %z = jit_passes::deferred_batch_norm(%y, ..., %training, ..., %rounded, %shift, %folded)
 //
-// A model in eval mode, or with frozen statistics, then computes what it will be converted to, to the bit
-// where the convolution does. Where the weight is not quantized there is nothing to be gained, and the batch
-// norm is an ordinary one again.
+// A model in eval mode, or with frozen statistics, then computes the results of the converted model, to the bit if
+// the convolution does. If the weight is not quantized, folding gains nothing, and the batch norm becomes
+// aten::batch_norm.
 #include "graph/dialect.h"
 #include "graph/places.h"
 #include "graph/registry.h"
@@ -27,7 +27,7 @@
 namespace jit_passes {
 namespace {
 
-// The weight of a convolution as it comes into its fake quantization; null where that knows no fold.
+// The weight of a convolution before its fake quantization; null if the fake quantization takes no factor.
 Node* deferredWeightOf(const Node* convolution) {
   const Node* trained = inputOf(convolution, "weight")->node();
   if (!isTrained(trained)) {
@@ -37,7 +37,7 @@ Node* deferredWeightOf(const Node* convolution) {
   return weight->kind() == deferred_weight ? weight : nullptr;
 }
 
-// One weight may have several readers, whose batch norms are the same.
+// A weight may have several readers, all with equal batch norms, so its switch is made once.
 Value* switchOf(Node* weight, Value* training) {
   Value* known = inputOf(weight, "folded");
   if (constantNumber(known) != 0.0) {

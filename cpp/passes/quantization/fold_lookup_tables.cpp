@@ -5,13 +5,12 @@
 //   %y = aten::mul(%x, %s)
 //   %q = jit_passes::quantize(%y, ...)
 //
-// Between them may stand any operators that work element by element, as long as nothing but numbers
-// comes in from elsewhere. These very operators are run on all codes that the input can have, from its
-// quant_min, %first, to its quant_max: an entry is what the reference model computes for its code, and is
-// rounded as there, where fake_quantize stands in front of quantize. At
-// most 16 bits of codes; more stay as they are. A dequantized value with other users is kept for them.
+// The operators between both must work element by element, and their other operands must be numbers. They are run on
+// all codes that the input can have, from its quant_min, %first, to its quant_max. So an entry is the reference
+// model's result for its code, and fake_quantize in front of quantize rounds it as there. Inputs of more than 16
+// bits stay as they are. A dequantized value with other users is kept for them.
 //
-// A table of a table is one table, where nothing else reads the one in between:
+// A table of a table becomes one table, if no other node reads the codes in between:
 //
 //   %m = jit_passes::lookup_table(%codes, %a, %first)
 //   %q = jit_passes::lookup_table(%m, %b, %k)   ->   %q = jit_passes::lookup_table(%codes, %b[a - k], %first)
@@ -36,8 +35,7 @@ bool restIsConstant(const Node* node) {
 
 int64_t constantInt(const Node* node, std::string_view name) { return constantOf(node, name)->toInt(); }
 
-// The operators between the codes and what is quantized, dequantize among them, in an order in which they
-// can be computed.
+// The operators from dequantize to the value that is quantized, in program order.
 class Function {
  public:
   static std::optional<Function> into(const Node* quantize, const Written& written) {
@@ -49,7 +47,7 @@ class Function {
     }
     const bool closed = restIsConstant(quantize) && !written.count(quantize->output()) &&
                         function.collect(value) && function.codes_ != nullptr;
-    // Without an operator in between it is a change of scale, which takes no table.
+    // Without an operator in between it is a change of scale, which needs no table.
     const bool computes = function.nodes_.size() > 1 && function.nodes_.back()->kind() != dequantize;
     return closed && computes && !written.count(function.codes_) ? std::optional(std::move(function))
                                                                  : std::nullopt;
@@ -58,7 +56,7 @@ class Function {
   Value* codes() const { return codes_; }
   const Node* last() const { return nodes_.back(); }
 
-  // The result of the operators and then `quantize` for a tensor of codes.
+  // The results of the operators and of `quantize` for a tensor of codes.
   at::Tensor operator()(const at::Tensor& codes, const Node* quantize) const {
     const at::NoGradGuard no_gradients;
     std::unordered_map<const Value*, c10::IValue> values{{codes_, codes}};
@@ -87,7 +85,7 @@ class Function {
     return true;
   }
 
-  // All that is read must be functions of one tensor of codes.
+  // Collects the operators. All tensors that they read must be functions of one tensor of codes.
   bool collectSource(Node* node) {
     Value* codes = inputOf(node, "q");
     const bool same = codes_ == nullptr || codes_ == codes;
@@ -101,8 +99,8 @@ class Function {
            });
   }
 
-  // A tensor among the numbers must be one, as traced models have them. It leaves shape and dtype of what
-  // it meets as they are.
+  // Whether the operand is a number. Traced models have tensors without axes, which do not change the shape and
+  // dtype of the result.
   static bool isNumber(const Node* node, const Value* operand) {
     const auto tensor = constantTensor(operand);
     return !tensor || ((tensor->dim() == 0 || (node->kind() == aten::prelu && tensor->numel() == 1)) &&
@@ -113,11 +111,10 @@ class Function {
   std::unordered_set<const Value*> seen_;
   std::vector<Node*> nodes_;
   Value* codes_ = nullptr;
-  Node* rounding_ =
-      nullptr; // the fake_quantize in front of quantize that rounds in another way than halves to even
+  Node* rounding_ = nullptr; // the fake_quantize before quantize, if it rounds otherwise than halves to even
 };
 
-// All codes that a value can have, in order; none if they are unknown or more than 16 bits of them.
+// All codes that a value can have, in order. Nothing if they are unknown or have more than 16 bits.
 std::optional<at::Tensor> codesOf(const Value* value) {
   const Node* node = value->node();
   if (node->kind() == quantize && restIsConstant(node)) {
@@ -155,7 +152,7 @@ bool foldTable(PassContext& context, Node* node, const Written& written) {
   return true;
 }
 
-// The table of both, if the second has an entry for all that the first one holds.
+// The composed table, if the second table has an entry for each value of the first one.
 std::optional<at::Tensor> composed(const at::Tensor& first, const at::Tensor& second, int64_t second_first) {
   if (!at::isIntegralType(first.scalar_type(), false)) {
     return std::nullopt;
@@ -188,7 +185,7 @@ bool foldLookupTables(PassContext& context) {
   bool changed = changeNodes(
       *graph, [&](Node* node) { return node->kind() == quantize && foldTable(context, node, written); });
   if (changed) {
-    removeDeadNodes(graph); // what still reads the codes in between decides whether tables are composed
+    removeDeadNodes(graph); // dead readers of codes would keep tables from being composed
   }
   changed |= changeNodes(
       *graph, [&](Node* node) { return node->kind() == lookup_table && composeTables(node, written); });

@@ -1,8 +1,8 @@
-// Compute quantize of constants ahead of time: the integers stay, the float weights go.
+// Compute quantize of constants ahead of time: the integers replace the float weights.
 //
 //   %q = jit_passes::quantize_per_channel(%constant, ...)   ->   %q = prim::Constant[value=<int8>]
 //
-// With the option `dequantize`, dequantize of constants is computed too: for what stayed float.
+// With the option `dequantize`, dequantize of constants is computed too, for operators that stay in float.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 bool foldQuantizedConstants(PassContext& context) {
   const bool fold_dequantize = context.option("dequantize").toBool();
-  const at::AutoDispatchBelowADInplaceOrView without_autograd; // which takes longer than small weights do
+  const at::AutoDispatchBelowADInplaceOrView without_autograd; // it would take longer than the work
   return changeNodes(*context.graph(), [&](Node* node) {
     if (!startsWith(node, "jit_passes::quantize") && !startsWith(node, "jit_passes::fake_quantize") &&
         !(fold_dequantize && startsWith(node, "jit_passes::dequantize"))) {

@@ -1,4 +1,4 @@
-// Insert the fake quantizations that a model trains with, where the annotations ask for them.
+// Insert the fake quantizations that a model trains with, at the annotated values.
 //
 //   %y = aten::conv2d(%x, %w, ...)
 //     ->
@@ -9,11 +9,11 @@
 //   %z = aten::conv2d(%x, %wq, ...)
 //   %y = jit_passes::train_lsq(%z, %ys, ...)
 //
-// Which operators, and their operands: see quantization/insertion.h.
+// quantization/insertion.h describes the operators and their operands.
 //
-// The results are fresh tensors. Uses of a value that is written to are quantized one by one, since what
-// they read differs, and each from a copy, since the operators save what they read. Not all uses of such a
-// value: the writes would then go into a copy, unless the value was fresh itself.
+// The results are new tensors. Uses of a value that is written to are quantized one by one, since each may read
+// other content, and from a copy, since the operators save their operand for autograd. An annotation of all uses of
+// such a value is an error unless the value is a new tensor: the writes would go into a copy.
 #include "facts/known_values.h"
 #include "quantization/insertion.h"
 

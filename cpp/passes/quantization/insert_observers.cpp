@@ -1,4 +1,4 @@
-// Insert observers where the annotations ask for them.
+// Insert observers at the annotated values.
 //
 //   %y = aten::conv2d(...)      ->   %y = aten::conv2d(...)
 //                                    %range = prim::GetAttr[name="observer_0_range"](%self)
@@ -10,15 +10,15 @@
 //                                    jit_passes::observe_min_max(%e, %range, ...)
 //                                    %z = aten::conv2d(%e, ...)
 //
-// Which operators, and their operands: see quantization/insertion.h. Places of one group have the same states, their
-// buffers, and so the same parameters.
+// quantization/insertion.h describes the operators and their operands. Places of one group share their states, which
+// are buffers, and so get equal parameters.
 #include "graph/dialect.h"
 #include "quantization/insertion.h"
 
 namespace jit_passes {
 namespace {
 
-// The operand of the observer: the value, or a second name for it that those uses read.
+// The operand of the observer: the value, or an edge, which the annotated uses then read.
 Value* observed(const AnnotatedValue& annotated, Node* before) {
   if (annotated.uses.empty()) {
     return annotated.value;

@@ -1,4 +1,4 @@
-// Replace observers, or what a model trained with, by quantize and dequantize with the parameters found.
+// Replace observers and fake quantizations by quantize and dequantize with the parameters found.
 //
 //   %y = aten::conv2d(...)                         ->  %y = aten::conv2d(...)
 //   jit_passes::observe_histogram(%y, %range, ...)     %q = jit_passes::quantize(%y, scale, zero_point, ...)
@@ -8,20 +8,20 @@
 //                                                      %d = jit_passes::dequantize(%q, scale, zero_point)
 //
 // The option `parameters` has a dict for each place, by its id: scale, zero_point, axis (None per tensor),
-// quant_min, quant_max and dtype, as quantize takes them, and rounding. Both operators then carry the id. One
-// whose parameters are chosen as the model runs has qscheme and range_form in place of scale, zero_point, axis and
+// quant_min, quant_max and dtype, as quantize takes them, and rounding. Both operators then carry the id. A place
+// whose parameters are chosen at run time has qscheme and range_form instead of scale, zero_point, axis and
 // rounding:
 //
 //   %s, %z = jit_passes::choose_qparams(%x, quant_min, quant_max, qscheme, range_form)
 //   %q = jit_passes::quantize_dynamic(%x, %s, %z, quant_min, quant_max, dtype)
 //   %d = jit_passes::dequantize_dynamic(%q, %s, %z)
 //
-// These carry no id, as there is no grid to look up. A
-// place without parameters (never reached, say) leaves its value in float. A value that trained at two places,
-// one behind the other, is quantized twice.
+// These carry no id, since they have no fixed parameters to look up. A place without parameters, for example one
+// that no batch has reached, leaves its value in float. A value that trained at two places, one after the other, is
+// quantized twice.
 //
-// Rounded otherwise than halves to even, a value goes through fake_quantize first, which leaves nothing to
-// round.
+// A value that is rounded otherwise than halves to even goes through fake_quantize first, so quantize has nothing
+// left to round.
 //
 // All later uses of %y see %d. Edges and the observers' buffers are removed.
 #include <unordered_set>
@@ -34,7 +34,7 @@
 namespace jit_passes {
 namespace {
 
-// As Python has them for one place.
+// The dict of one place.
 using Parameters = c10::impl::GenericDict;
 
 Value* rounded(Node* before, Value* value, const Parameters& parameters) {
@@ -91,9 +91,9 @@ Value* quantizeDequantize(Node* before, Value* value, const Parameters& paramete
   return dequantize->output();
 }
 
-// With the operands that were there for it: its buffers, name and specification.
+// Also destroys operands without other uses: its buffers, name and specification.
 void destroyObserver(Node* observer) {
-  // One constant may be several operands.
+  // A set, since one constant may be several operands.
   const std::unordered_set<Value*> operands(observer->inputs().begin() + 1, observer->inputs().end());
   observer->destroy();
   for (Value* operand : operands) {
@@ -104,8 +104,8 @@ void destroyObserver(Node* observer) {
   }
 }
 
-// The copy of what will be written to was for autograd. Another one, of the model's, may be further up, with
-// writes in between.
+// The value without the copy that insert_fake_quantize has made for autograd. Only that one: the model itself may
+// have made another copy, with writes in between.
 Value* uncopied(Node* trained) {
   Node* maker = trained->prev();
   while (maker->kind() == prim::Constant) {
@@ -133,7 +133,7 @@ bool insertQuantizeDequantize(PassContext& context) {
     }
     if (quantized) {
       Value* value = mainOperand(place);
-      const auto uses = value->uses(); // without those of what quantizes it
+      const auto uses = value->uses(); // before quantize adds its own use
       Value* replacement = quantizeDequantize(place, value, found->value().toGenericDict(), id);
       for (const auto& use : uses) {
         if (!isObserver(use.user)) {

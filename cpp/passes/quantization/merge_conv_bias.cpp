@@ -12,19 +12,19 @@
 //   %z = jit_passes::add_bias(%y, %b, 0)
 //     ->  %z = aten::linear(%x, %w, %b)
 //
-// The branch in which split_conv_bias adds a bias that may be None goes too: a convolution takes it as
-// it is. So does the unwrapping of an attribute that holds a tensor.
+// The branch in which split_conv_bias adds a bias that may be None goes too, since a convolution takes None. So does
+// the unwrapping of an attribute that holds a tensor.
 //
-// A bias is merged where the addition is the only use of the correlation, in the same block, and no
-// operand of the convolution can have been written to by the time it would now be read. Elsewhere the
-// addition stays, and the correlation becomes a convolution without bias.
+// A bias is merged if the addition is the only use of the correlation, in one block with it, and no operand of the
+// convolution can have been written to before the convolution reads it. Otherwise the addition stays, and the
+// correlation becomes a convolution without bias.
 //
-// A bias has the dtype that the convolution wants: add_bias takes any.
+// The pass assumes that the bias has the dtype that the convolution takes, though add_bias takes any.
 //
-// The number of axes is that of an addition; without one, that of the weight, if it is a constant or
-// an attribute, or else of the longest list, since split_conv_bias writes a number for each axis: lists
-// of one number for several axes, written by hand, need such a weight or an addition. Where none of
-// these is known, or whether it is transposed shows at run time only, the correlation stays.
+// The number of spatial axes comes from the addition, or from the weight if it is a constant or an attribute, or
+// from the longest list, since split_conv_bias writes a number for each axis. So a list of one number for several
+// axes, written by hand, needs an addition or a known weight. If none of these is known, or `transposed` is known at
+// run time only, the correlation stays.
 #include "graph/alias.h"
 #include "graph/dialect.h"
 #include "graph/registry.h"
@@ -37,7 +37,7 @@ bool isCorrelation(const Node* node) { return node->kind() == correlation; }
 
 bool isAddition(const Node* node) { return node->kind() == add_bias; }
 
-// Whether it is the branch on whether there is a bias, as split_conv_bias writes it.
+// Whether the node is the branch of split_conv_bias on whether there is a bias.
 bool addsOptionalBias(const Node* branch) {
   const Node* check = branch->input()->node();
   if (check->kind() != aten::__is__ || !isNone(check, "obj") || branch->outputs().size() != 1) {
@@ -82,8 +82,7 @@ class Merger {
   }
 
  private:
-  // `sum` is the addition, or the branch that it stands in; it uses the correlation's result `uses`
-  // times.
+  // `sum` is the addition, or the branch around it. It uses the correlation's result `uses` times.
   void merge(Node* correlation, Node* sum, Value* bias, size_t uses) {
     if (!isCorrelation(correlation) || correlation->output()->uses().size() != uses ||
         correlation->owningBlock() != sum->owningBlock() || known_.isWritten(correlation->output())) {
@@ -99,7 +98,8 @@ class Merger {
     }
   }
 
-  // In front of which node all operands hold what they hold now; null if of neither.
+  // The node, `correlation` or `sum`, in front of which the convolution reads all operands unchanged; null for
+  // neither.
   Node* placeFor(Node* correlation, Node* sum, const Value* bias) const {
     const auto inputs = correlation->inputs();
     const bool later =
@@ -132,7 +132,7 @@ class Merger {
     return convolution.knownDims(known_);
   }
 
-  // A convolution in front of `place`, for the result of `replaced`.
+  // Inserts a convolution in front of `place`, and replaces the result of `replaced` by its result.
   bool replace(Node* correlation, Node* place, Value* bias, Node* replaced) {
     Convolution convolution = operandsOfConvolution(correlation);
     convolution.bias = bias;

@@ -1,4 +1,4 @@
-// Put sets of operators into modules of their own, which a compiler can be handed.
+// Move sets of operators into modules of their own, for a compiler.
 //
 //   %q = jit_passes::quantize(%x, ...)                 %r = prim::GetAttr[name="region_0"](%self)
 //   %d = jit_passes::dequantize(%q, ...)          ->   %o = prim::CallMethod[name="forward"](%r, %x)
@@ -7,19 +7,20 @@
 //
 //   region_0.forward(%x): quantize, dequantize, conv2d, quantize, dequantize
 //
-// A region takes and gives floats: it quantizes what it reads, and dequantizes what it gives. The codes are the
-// same, since quantize gives the codes back that dequantize of the same grid has read. A value in codes comes
-// in as it was before it was quantized, or where a rearrangement lies in between, as it is after that; where it
-// may be written in place after it was quantized, as it is dequantized from that. Constants, and attributes that
-// nothing changes and that need no gradient, move in.
+// A region takes and gives floats: it quantizes its inputs, and dequantizes its results. The codes do not change,
+// since quantize returns the codes that dequantize with equal parameters has read. For a quantized value, the region
+// takes the float value in front of quantize; if the codes are rearranged, the dequantized result of that; if the
+// float value may be written in place later, the value dequantized from the codes. Constants move in, and attributes
+// that do not change and need no gradient.
 //
-// With the option `shapes`, a region gives for a value that others only ask for its shape a tensor of that shape, which
-// costs nothing:
+// With the option `shapes`, if others only ask for the shape of a value, a region gives a tensor of that shape
+// without memory:
 //
 //   %n : int = aten::size(%y, 0)       ->   region_0.forward(%x): ..., aten::expand(0, aten::size(%y))
 //
-// The option `regions` has a list of nodes for each, by their number in program order. The regions are named in
-// that order. Several results come as a tuple; the node behind that, or the call, carries the place of the result.
+// The option `regions` has a list of nodes for each region, by number in program order. The regions are named in
+// their order there. Several results come as a tuple. The node that unpacks it, or else the call, carries the place
+// of the result.
 #include "facts/known_values.h"
 #include "graph/alias.h"
 #include "graph/calls.h"
@@ -37,7 +38,7 @@ namespace {
 
 using Nodes = std::vector<Node*>;
 
-// The dequantize that a value comes from, if it is that of codes that the graph quantizes, rearranged or not.
+// The dequantize that a value comes from, directly or rearranged, if its codes come from a quantize of the graph.
 Node* gridOf(const Value* value) {
   Node* node = const_cast<Node*>(value->node());
   while (node->kind() == prim::ListUnpack || movesData(node)) {
@@ -61,12 +62,12 @@ class Outline {
           " and ", describe(node), ", which stand in different branches or loops");
       TORCH_CHECK(
           !order_.isFixed(node), "a region holds ", describe(node),
-          ", which writes, reads what is written, or cannot be moved otherwise");
+          ", which writes, reads a value that is written to, or must keep its order otherwise");
     }
   }
 
-  // Adds the region to the module under that name, and calls it where its last operator stood. Adds those nodes to
-  // `quantized` that quantize its results again.
+  // Adds the region to the module under this name, and calls it at the place of its last operator. Adds the nodes
+  // that quantize its results again to `quantized`.
   void run(Module& root, const std::string& name, Nodes& quantized) {
     const Nodes dependent = findDependent();
     Node* call = outer_.create(prim::CallMethod, 1);
@@ -83,8 +84,7 @@ class Outline {
         findResults(output);
       }
     }
-    TORCH_CHECK(
-        !results_.empty(), "nothing reads what the region of ", describe(nodes_.front()), " computes");
+    TORCH_CHECK(!results_.empty(), "no node reads a result of the region of ", describe(nodes_.front()));
     const Module region = makeModule(root, self);
     root.register_module(name, region);
     placeCall(call, region, name);
@@ -101,12 +101,12 @@ class Outline {
  private:
   struct Result {
     Value* inside;
-    std::vector<torch::jit::Use> uses; // that see it instead
-    Node* codes;                       // quantizes it on its own grid, behind the region
-    const Node* grid;                  // of codes that it moves: the dequantize
+    std::vector<torch::jit::Use> uses; // that read the result instead
+    Node* codes;                       // the quantize after the region, if the result was quantized
+    const Node* grid;                  // the dequantize of the parameters, if the region only moves codes
   };
 
-  // A region gives tensors: who unpacks the list that one of its nodes makes belongs to it.
+  // A region gives tensors, so a node that unpacks a list of the region belongs to it too.
   void takeUnpacked() {
     for (size_t i = 0; i < nodes_.size(); ++i) {
       for (const Value* output : nodes_[i]->outputs()) {
@@ -119,7 +119,7 @@ class Outline {
     }
   }
 
-  // The nodes between the first and the last one that have to come behind the region, but for those that go with it.
+  // The nodes between the first and the last node of the region that must come after it, without its own.
   Nodes findDependent() const {
     std::unordered_set<const Node*> dependent;
     Nodes found;
@@ -154,7 +154,7 @@ class Outline {
     return made;
   }
 
-  // Returns the region's own value for one of the caller's.
+  // The region's value for a value of the outer graph.
   Value* take(Value* value) {
     if (const auto found = inside_.find(value); found != inside_.end()) {
       return found->second;
@@ -169,7 +169,7 @@ class Outline {
     return inside_.at(value);
   }
 
-  // The same of a shape: codes of the caller's come in as they are, not as they were in front of quantize.
+  // The region's value for a value of which only the shape is read. Codes come in as they are, not as floats.
   Value* takeShape(Value* value) {
     const Value* source = value;
     while (source->node()->kind() == dequantize || source->node()->kind() == quantize) {
@@ -182,13 +182,13 @@ class Outline {
     return added ? known->second = addInput(value) : known->second;
   }
 
-  // Whether it unpacks a list that the caller has: the region takes the tensors.
+  // Whether the node unpacks a list of the outer graph. The region takes the list's tensors.
   bool isTakenApart(const Node* node) const {
     return node->kind() == prim::ListUnpack && !inside_.count(mainOperand(node)) &&
            !order_.isCopied(node->input()->node());
   }
 
-  // Whether a parameter needs a gradient, as it is or transposed.
+  // Whether the value is a parameter that needs a gradient, or the transpose of one.
   bool trains(const Value* value) const {
     const auto held = known_.parameter(isTranspose(value->node()) ? mainOperand(value->node()) : value);
     return held && held->isTensor() && held->toTensor().requires_grad();
@@ -207,7 +207,8 @@ class Outline {
     return grid == nullptr ? input : requantized(input, grid)->output();
   }
 
-  // Codes of what is written in place, which the region would read too late: it takes what they are dequantized to.
+  // For codes of a value that is written in place later. The region would read it too late, so it takes the
+  // dequantized codes.
   Value* takeCodes(Value* codes) {
     Node* source = codes->node();
     Node* floats =
@@ -219,7 +220,7 @@ class Outline {
     return inner_->insertNode(inner_->createClone(source, operand))->output();
   }
 
-  // The same value, as what was quantized and dequantized on the grid of another one.
+  // Quantizes and dequantizes the value with the parameters of `grid`.
   Node* requantized(Value* value, const Node* grid) {
     Node* source = inputOf(grid, "q")->node();
     const auto operand = [&](const Node* of, Value* first) {
@@ -229,21 +230,22 @@ class Outline {
     return inner_->insertNode(inner_->createClone(const_cast<Node*>(grid), operand(grid, codes->output())));
   }
 
-  // Whether something outside of the region reads the value, or what is copied where it is read.
+  // Whether a node outside of the region reads the value, directly or through copied nodes.
   bool isRead(const Value* value) const {
     return std::ranges::any_of(value->uses(), [&](const torch::jit::Use& use) {
       return order_.isCopied(use.user) ? isReadBehind(use.user) : members_.count(use.user) == 0;
     });
   }
 
-  // Each node is looked at once: numbers that follow from one another have many paths.
+  // Answers are kept, since copied nodes that read each other have many paths.
   bool isReadBehind(const Node* node) const {
     const auto reads = [&](const Value* output) { return isRead(output); };
     const bool known = read_behind_.count(node) > 0;
     return known ? read_behind_[node] : (read_behind_[node] = std::ranges::any_of(node->outputs(), reads));
   }
 
-  // Codes are given dequantized, and quantized again where they were.
+  // Finds the results that the region gives for a value. Codes are given dequantized, and quantized again after the
+  // call.
   void findResults(Value* value) {
     if (std::vector<Use> asking; gives_shapes_ && isAskedForShape(value, asking) && !asking.empty()) {
       const auto rounds = [&](const Use& use) {
@@ -275,7 +277,7 @@ class Outline {
     }
   }
 
-  // The codes of a quantize, dequantized inside.
+  // The codes of a quantize, dequantized inside the region.
   Value* decoded(Node* rounds) {
     Value* codes = take(rounds->output());
     const std::vector<Value*> operands{
@@ -286,7 +288,8 @@ class Outline {
     return result->output();
   }
 
-  // Whether all others read no more of it than its shape, as it is or in codes that are dequantized. Adds these.
+  // Whether all readers outside of the region read only the shape, of the value or of its dequantized codes. Adds
+  // these readers to `asking`.
   bool isAskedForShape(const Value* value, std::vector<Use>& asking) const {
     return std::ranges::all_of(value->uses(), [&](const Use& use) {
       const bool copied = order_.isCopied(use.user);
@@ -302,7 +305,7 @@ class Outline {
     });
   }
 
-  // A tensor of that shape.
+  // A tensor with the shape of the value, without memory.
   Value* shapeOf(Value* value) {
     Value* sizes = inner_->insertNode(inner_->create(aten::size, {value}))->output();
     sizes->setType(c10::ListType::ofInts());
@@ -350,7 +353,7 @@ class Outline {
       if (result.codes != nullptr) {
         handOverPlace(result.codes, given);
       }
-      if (result.grid != nullptr) { // so that whoever reads it knows
+      if (result.grid != nullptr) { // readers of the result expect codes
         result.codes = cloneAfter(last, inputOf(result.grid, "q")->node(), given->output());
         last = given = cloneAfter(result.codes, result.grid, result.codes->output());
       }
@@ -360,14 +363,14 @@ class Outline {
     }
   }
 
-  // The same operator on something else.
+  // A copy of the operator with another first operand.
   Node* cloneAfter(Node* point, const Node* node, Value* operand) {
     Node* made = outer_.createClone(
         const_cast<Node*>(node), [&](Value* value) { return value == mainOperand(node) ? operand : value; });
     return made->insertAfter(point);
   }
 
-  // With what was there to be copied.
+  // Destroys a node with its copied readers.
   static void destroy(Node* node) {
     for (Value* output : node->outputs()) {
       while (output->hasUses()) {
@@ -384,10 +387,10 @@ class Outline {
   Nodes nodes_;
   std::unordered_set<const Node*> members_;
   std::shared_ptr<Graph> inner_ = std::make_shared<Graph>();
-  std::unordered_map<Value*, Value*> inside_, shapes_; // of the latter, only the shape is read
+  std::unordered_map<Value*, Value*> inside_, shapes_; // `shapes_` for values of which only the shape is read
   std::vector<Value*> inputs_;                         // of the outer graph
   std::vector<Result> results_;
-  mutable std::unordered_map<const Node*, bool> read_behind_; // of what is copied
+  mutable std::unordered_map<const Node*, bool> read_behind_; // for copied nodes
 };
 
 std::vector<Nodes> regionsOf(const c10::IValue& option, const Nodes& nodes) {
@@ -407,7 +410,7 @@ std::vector<Nodes> regionsOf(const c10::IValue& option, const Nodes& nodes) {
   return regions;
 }
 
-// A result of a region is on the grid already, so quantized and dequantized again it is the same.
+// Removes quantize and dequantize of a region's result, which is a dequantized value with these parameters already.
 void readDirectly(const Order& order, const Nodes& quantized) {
   for (Node* codes : quantized) {
     const auto uses = codes->output()->uses(); // a copy: the loop edits the list

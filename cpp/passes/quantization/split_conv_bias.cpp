@@ -3,17 +3,17 @@
 //   aten::conv2d(%x, %w, %b, %stride, %padding, %dilation, %groups)
 //     ->  %y = jit_passes::correlation(%x, %w, %stride, %padding, %dilation, False, [0, 0], %groups)
 //         jit_passes::add_bias(%y, %b, 2)
-//   with padding in words
+//   with padding "same" or "valid"
 //     ->  %y = jit_passes::correlation(%x, %w, %stride, "same", %dilation, %groups)
 //
-// and so for conv1d, conv3d, conv_transpose{1,2,3}d, and _convolution, _convolution_mode and convolution
-// as traces have them. With the option `linears`, a linear is split too, as a window of no axes:
+// and likewise for conv1d, conv3d, conv_transpose{1,2,3}d, and for _convolution, _convolution_mode and convolution
+// of traces. With the option `linears`, a linear is split too, as a convolution without spatial axes:
 //
 //   aten::linear(%x, %w, %b)
 //     ->  %y = jit_passes::correlation(%x, %w, [], [], [], False, [], 1)
 //         jit_passes::add_bias(%y, %b, 0)
 //
-// Without bias the correlation stands alone. A bias that may be None:
+// Without bias there is no addition. A bias that may be None:
 //
 //   %bias : Tensor? = prim::GetAttr[name="bias"](%conv)     # holds a tensor
 //     ->  %b : Tensor = aten::_unwrap_optional(%bias)
@@ -27,18 +27,17 @@
 //             %s : Tensor = jit_passes::add_bias(%y, %b, 2)
 //             -> (%s)
 //
-// An attribute counts as what it holds when the pass runs; one that loses its tensor afterwards is an
-// error when the graph runs. Both new results are fresh tensors, like the convolution's, and both
-// nodes stand where it stood, so writes before and after see no difference.
+// The content of an attribute when the pass runs counts; if it loses its tensor later, the graph raises an error at
+// run time. Both new results are new tensors, like the convolution's, and both nodes stand at the convolution's
+// place, so writes before and after it have equal effects.
 //
-// Left alone: _convolution and the like where neither a list of more than one number nor the weight
-// tells the number of axes; a linear whose weight is not known to have two axes; what stands in a forked branch; and what stands in scripted code's
-// `with torch.autocast(...)`, which TorchScript carries out as casts in front of PyTorch's own operators
-// and of no others. The flags of _convolution (benchmark, deterministic, ...) go: those of the process
-// apply, as in scripted code.
+// Left alone: _convolution and the like if neither a list of more than one number nor the weight tells the number of
+// axes; a linear whose weight is not known to have two axes; nodes in a forked branch; and nodes in scripted code's
+// `with torch.autocast(...)`, which TorchScript implements by casts in front of PyTorch's own operators only. The
+// flags of _convolution (benchmark, deterministic, ...) go: the flags of the process apply, as in scripted code.
 //
-// Under autocast, a correlation casts as conv2d does. On the CPU PyTorch does not cast for a traced
-// _convolution_mode, so there the result takes another dtype, as it does in canonicalize_convolution.
+// Under autocast, a correlation casts as conv2d does. PyTorch on the CPU does not cast for a traced
+// _convolution_mode, so the result then has another dtype, as in canonicalize_convolution.
 #include <unordered_set>
 
 #include "facts/shapes.h"
@@ -73,14 +72,14 @@ class Splitter {
         }
       }
     });
-    if (changed_) { // or flags, and biases that are None, would stay behind
+    if (changed_) { // removes flags and biases that are None
       removeDeadNodes(graph_);
     }
     return changed_;
   }
 
  private:
-  // A weight may be computed by the model, and then the graph tells its axes.
+  // The graph may tell the rank of a weight that the model computes.
   void findMatrices() {
     if (!context_.option("linears").toBool()) {
       return;
@@ -127,7 +126,7 @@ class Splitter {
     return told ? dims : std::nullopt;
   }
 
-  // With a number for each axis, so that the lists tell how many there are.
+  // The list with one number for each axis, so that its length tells the number of axes.
   Value* writtenOut(Value* list, int64_t dims, Node* before) const {
     if (dims == 1 || known_.length(list) != 1) {
       return list;
@@ -189,8 +188,8 @@ class Splitter {
   const PassContext& context_;
   std::shared_ptr<Graph> graph_;
   KnownValues known_;
-  std::unordered_set<const Node*> matrices_; // linears, if asked to, whose weight has two axes
-  int64_t autocasts_ = 0;                    // of scripted code, around the node
+  std::unordered_set<const Node*> matrices_; // with the option `linears`: linears whose weight has two axes
+  int64_t autocasts_ = 0;                    // scripted autocasts around the node
   bool changed_ = false;
 };
 

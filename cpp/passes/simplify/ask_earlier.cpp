@@ -1,5 +1,6 @@
-// Ask for sizes of what the model takes, or a recurrent layer reads, where that has them: the states with which the next
-// layer begins need not wait for this one. No other tensor is asked, as the operator that computes it may keep it.
+// Ask for a size of the model's input, or of the input of a recurrent layer, instead of a result with that size. The
+// initial states of the next layer then need not wait for this layer. No other tensor is asked, since a use would
+// keep that tensor from becoming part of a larger operator.
 //
 //   %y, %h = aten::gru(%x, ...)
 //   %n : int = aten::size(%y, 0)                         ->   %n : int = aten::size(%x, 0)
@@ -13,7 +14,7 @@
 namespace jit_passes {
 namespace {
 
-// Whether the model takes the tensor, or has it with axes that it does not take it with.
+// Whether the tensor is an input of the model, perhaps with axes added or joined.
 bool isGiven(const Value* tensor, const Block* model) {
   const Node* node = tensor->node();
   while (node->kind() == aten::flatten || node->kind() == aten::unsqueeze) {
@@ -23,7 +24,7 @@ bool isGiven(const Value* tensor, const Block* model) {
          tensor->node()->owningBlock() == model;
 }
 
-// Where an operator that asks for a size may ask instead: `read` is what recurrent layers read.
+// The tensor and axis whose size the operator may ask for instead. `read` has the inputs of recurrent layers.
 std::optional<Extent::Axis> elsewhere(
     const Shapes& shapes, const Node* size, const std::vector<Value*>& read) {
   const bool asks = size->inputs().size() == 2 && size->hasUses();
@@ -46,7 +47,7 @@ std::optional<Extent::Axis> elsewhere(
   return std::nullopt;
 }
 
-// Readers of a list of sizes: they take numbers out of it, or only look at it.
+// The ways in which a node reads a list of sizes: it takes numbers out of the list, or compares or prints the list.
 enum class Reads { Unpacks, TakesOne, Looks, Other };
 
 Reads readerOf(const Node* user, int64_t count) {
@@ -59,7 +60,7 @@ Reads readerOf(const Node* user, int64_t count) {
   return unpacks ? Reads::Unpacks : looks.count(user->kind()) > 0 ? Reads::Looks : Reads::Other;
 }
 
-// All sizes of a tensor of known rank, if the graph knows each of them, or may ask elsewhere.
+// All sizes of a tensor of known rank, if each of them is known, or may be asked of another tensor.
 std::optional<std::vector<Extent>> listedElsewhere(const Shapes& shapes, const Node* size) {
   const auto type = size->kind() == aten::size && size->inputs().size() == 1
                         ? size->input()->type()->cast<c10::TensorType>()
@@ -90,7 +91,7 @@ Value* insertSize(const Extent::Axis& of, Node* before) {
   return insertValue(before, aten::size, operands, before, c10::IntType::get());
 }
 
-// Puts the numbers in the place of what is taken out of the list of sizes, and of the list where it is looked at.
+// Replaces the values that nodes take out of the list of sizes, and the list itself where it is compared or printed.
 void replaceList(Node* size, const std::vector<Extent>& extents) {
   std::vector<Value*> numbers;
   for (const Extent& extent : extents) {
@@ -133,7 +134,7 @@ bool askEarlier(PassContext& context) {
   const auto graph = context.graph();
   const Shapes shapes(context, /*batched=*/false);
   std::vector<std::pair<Node*, Extent::Axis>>
-      asked; // all of them before the first edit, as others go by them
+      asked; // all before the first edit: facts hold for the unedited graph
   std::vector<std::pair<Node*, std::vector<Extent>>> listed;
   std::vector<Value*> read;
   for (Node* node : nodesWhere(*graph, isRecurrentLayer)) {

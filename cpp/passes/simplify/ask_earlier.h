@@ -1,4 +1,4 @@
-// Sizes of what a model computes, asked of what it takes.
+// Sizes of computed tensors, asked of the model's inputs.
 #pragma once
 
 #include "graph/registry.h"

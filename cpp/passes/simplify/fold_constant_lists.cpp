@@ -1,4 +1,4 @@
-// Turn lists of constant numbers into constants, where nothing appends to them.
+// Turn lists of constant numbers into constants, if no node changes them.
 //
 //   %l : int[] = prim::ListConstruct(%one, %two)   ->   %l : int[] = prim::Constant[value=[1, 2]]()
 #include "graph/alias.h"
@@ -19,7 +19,7 @@ bool isListOfNumbers(const Node* node) {
   return numbers && std::ranges::all_of(node->inputs(), isConstant);
 }
 
-// A list that is returned or put elsewhere could be changed by whoever gets it.
+// Whether nodes only read the list. A list that is returned or stored could be changed later.
 bool staysInside(const Value* list) {
   return std::ranges::all_of(list->uses(), [](const Use& use) { return use.user->kind().is_aten(); });
 }
@@ -38,7 +38,7 @@ bool foldConstantLists(PassContext& context) {
   const auto graph = context.graph();
   const auto mayFold = [](const Node* node) { return isListOfNumbers(node) && staysInside(node->output()); };
   if (nodesWhere(*graph, mayFold).empty()) {
-    return false; // without an analysis of aliases, which costs more than all else here
+    return false; // this saves an alias analysis, which costs more than the rest
   }
   const auto written = writtenValues(graph);
   return replaceNodes(*graph, [&](Node* node) {

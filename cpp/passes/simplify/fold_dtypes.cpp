@@ -1,12 +1,12 @@
-// Replace dtypes that weights tell by numbers, and take away casts that change nothing.
+// Replace dtypes that follow from weights by numbers, and remove casts that change nothing.
 //
 //   %x = aten::conv2d(...), with weights of float32
 //   %dtype : int = prim::dtype(%x)                          ->   %dtype : int = prim::Constant[value=6]()
 //   %w = aten::to(%weight, %dtype, %no, %no, %none)         ->   %weight, if that is of float32
 //   %q = aten::type_as(%x, %v)                              ->   %x, if both are, and on one device
 //
-// Scripted classifiers of timm cast weight and bias to the dtype of what comes in, so that these would be computed by
-// the model.
+// Scripted classifiers of timm cast weight and bias to the dtype of their input, so weight and bias would not be
+// constants.
 #include "facts/float_values.h"
 #include "simplify.h"
 

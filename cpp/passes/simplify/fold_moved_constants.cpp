@@ -1,11 +1,11 @@
-// Compute functions of a constant in front of what cuts or repeats it as sizes say.
+// Compute functions of a constant ahead of the operators that cut or repeat it according to sizes.
 //
 //   %m = aten::slice(%bias, 2, 0, %t, 1)        ->   %m = aten::slice(%hidden, 2, 0, %t, 1)
 //   %h = aten::eq(%m, 0)
 //   %y = aten::masked_fill(%x, %h, -inf)             %y = aten::masked_fill(%x, %m, -inf)
 //
-// Models keep a mask for as many tokens as there may be, cut it, and compare it in each call. Readers of the result give
-// tensors of their own, so nobody can write to the constant.
+// Models keep a mask for the largest number of tokens, and cut and compare it in each call. Readers of the result
+// must give new tensors, so no node can write to the constant.
 #include "facts/shape_facts.h"
 #include "graph/alias.h"
 #include "graph/operators.h"
@@ -14,7 +14,7 @@
 namespace jit_passes {
 namespace {
 
-// Whether all of them are numbers, or have one element for each of the tensor that is moved.
+// Whether all operands but the tensor that is moved are numbers.
 bool isFunctionOf(const Node* node, const Value* moved) {
   return std::ranges::all_of(node->inputs(), [&](const Value* operand) {
     const auto tensor = constantTensor(operand);
@@ -28,7 +28,7 @@ bool isFunction(const Node* node) {
   return (isElementwise(node) || kinds.count(node->kind()) > 0) && !mayWrite(node);
 }
 
-// The one tensor that it reads, if that is a constant behind moves; null for others.
+// The only tensor operand of the node, if it is a constant after moves; null otherwise.
 Value* movedOperand(Node* node) {
   if (!isFunction(node) || !isTensor(node->output())) {
     return nullptr;
@@ -45,7 +45,7 @@ Value* movedOperand(Node* node) {
   return known && reads && isFunctionOf(node, moved) ? moved : nullptr;
 }
 
-// The moves between a constant and what reads it, with another constant in its place.
+// Repeats the moves between a constant and its reader with another constant.
 Value* movedAgain(Value* moved, Value* constant, Node* before) {
   if (isConstant(moved)) {
     return constant;

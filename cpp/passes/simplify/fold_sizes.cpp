@@ -1,18 +1,19 @@
 // Replace sizes that the graph knows by numbers.
 //
-//   %c : int = aten::size(%x, 2), of what a layer of 16 features gives   ->   %c : int = prim::Constant[value=16]()
+//   %c : int = aten::size(%x, 2), %x from a layer with 16 features       ->   %c : int = prim::Constant[value=16]()
 //   %y = aten::slice(%x, 2, 0, %c // 2, 1)                               ->   aten::slice(%x, 2, 0, 8, 1)
 //
 // An axis that is repeated as often as it is long stays as it is:
 //
 //   %y = aten::expand(%x, [aten::size(%x, 0), 4, -1], %no)                      ->   aten::expand(%x, [-1, 4, -1], %no)
 //
-// Sizes that are equal for certain are not compared, as PyTorch's attention compares those of keys and values:
+// A comparison of sizes that are equal for certain becomes a constant. PyTorch's attention compares the sizes of
+// keys and values:
 //
 //   %b : bool = aten::ne(aten::size(%k), aten::size(%v))                        ->   %b : bool = prim::Constant[value=0]()
 //
-// Only tensors that would be refused could have other sizes. Convolutions and pools take data with a batch axis and
-// without one, so only their operands say how many axes there are.
+// Only tensors that raise an error could have other sizes. Convolutions and pools take data with a batch axis and
+// without one, so only their operands tell the rank.
 #include "facts/shape_facts.h"
 #include "facts/shapes.h"
 #include "graph/graph.h"
@@ -21,7 +22,7 @@
 namespace jit_passes {
 namespace {
 
-// The positions in a list of sizes that are those of the operand.
+// The positions in a list of sizes where the size is the operand's own.
 std::vector<size_t> keptSizes(const Shapes& shapes, const Node* expand) {
   std::vector<size_t> kept;
   const Node* list = inputOf(expand, "size")->node();
@@ -40,7 +41,7 @@ std::vector<size_t> keptSizes(const Shapes& shapes, const Node* expand) {
   return kept;
 }
 
-// Whether it compares sizes that are equal, as numbers or as lists.
+// Whether the node compares sizes, numbers or lists, that are equal for certain.
 bool comparesEqual(const Shapes& shapes, const Node* node) {
   if ((node->kind() != aten::eq && node->kind() != aten::ne) || node->inputs().size() != 2) {
     return false;
@@ -74,7 +75,7 @@ bool foldSizes(PassContext& context) {
     return false;
   }
   const Shapes shapes(context, /*batched=*/false);
-  std::vector<std::pair<Value*, int64_t>> numbers; // all of them before the first edit, as others go by them
+  std::vector<std::pair<Value*, int64_t>> numbers; // all before the first edit, which changes the facts
   std::vector<std::pair<Node*, std::vector<size_t>>> repeated;
   const auto compared = nodesWhere(*graph, [&](const Node* node) { return comparesEqual(shapes, node); });
   forEachNode(*graph, [&](Node* node) {

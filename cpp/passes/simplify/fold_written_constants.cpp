@@ -1,4 +1,4 @@
-// Compute what a model always writes into a copy of a constant.
+// Replace a copy of a constant and constant writes to it by a constant.
 //
 //   %c = aten::clone(%bias)                         a constant [96], of query, key and value
 //   %n : int = aten::floordiv(aten::numel(%c), 3)
@@ -6,9 +6,9 @@
 //   %z = aten::zero_(%k)
 //   %y = aten::linear(%x, %w, %c)            ->     %y = aten::linear(%x, %w, %constant)
 //
-// Swin V2 has no bias of keys, and takes it away so in each call; a layer whose bias is computed stays in float. All
-// writes come in front of whoever else reads the copy, and write constants only. Readers give tensors of their own, so
-// nobody can write to the constant.
+// Swin V2 has no bias for keys, and sets this part of the bias to zero in each call. A layer with a computed bias
+// stays in float. All writes must come before other reads of the copy, and must write constants only. Readers must
+// give new tensors, so no node can write to the constant.
 #include "facts/shape_facts.h"
 #include "graph/alias.h"
 #include "graph/operators.h"
@@ -17,7 +17,7 @@
 namespace jit_passes {
 namespace {
 
-// Whether it writes to its first operand, and to nothing else.
+// Whether the node writes to its first operand, and to no other.
 bool writesFirst(const Node* node) {
   const auto* schema = node->maybeSchema();
   if (schema == nullptr || schema->arguments().empty()) {
@@ -32,7 +32,7 @@ bool writesFirst(const Node* node) {
   return true;
 }
 
-// Whether it gives numbers, or a tensor of its own: traces compute numbers as tensors.
+// Whether the node gives numbers, or a new tensor: traces compute numbers as tensors.
 bool givesAnew(const Node* node) {
   static const auto kinds = symbols({"aten::numel", "aten::dim", "aten::len"});
   return kinds.count(node->kind()) > 0 || computesSizes(node) || isConversion(node) ||
@@ -59,7 +59,7 @@ class WrittenCopy {
     }
   }
 
-  // Whether something is written, and all others read what comes of that.
+  // Whether there is a write, and all other readers come after the last one.
   bool isFoldable() const {
     return last_ != nullptr && std::ranges::all_of(nodes_, [&](const Node* node) {
              return std::ranges::all_of(node->output()->uses(), [&](const Use& use) { return mayRead(use); });
@@ -107,7 +107,7 @@ class WrittenCopy {
 
   Node* copy_;
   const Block* block_;
-  Node* last_ = nullptr;     // that writes
+  Node* last_ = nullptr;     // the last write
   std::vector<Node*> nodes_; // in program order
   std::unordered_set<const Value*> made_;
 };
@@ -128,7 +128,7 @@ bool foldWrittenConstants(PassContext& context) {
 }
 
 const RegisterPass fold_written_constants_pass{
-    "fold_written_constants", "Compute what a model always writes into a copy of a constant.",
+    "fold_written_constants", "Replace a copy of a constant and constant writes to it by a constant.",
     foldWrittenConstants, needs("inlined")};
 
 } // namespace

@@ -4,7 +4,7 @@ namespace jit_passes {
 
 bool onlyReads(const Node* node, size_t input) {
   const auto* schema = node->maybeSchema();
-  // Two literals of the same content are two objects.
+  // Two literals of equal content are two objects.
   if (schema == nullptr || input >= schema->arguments().size() || node->kind() == aten::__is__ ||
       node->kind() == aten::__isnot__) {
     return false;

@@ -1,15 +1,15 @@
-// Containers that a graph fills step by step, lists and dictionaries, and what they hold at each place.
+// Lists and dictionaries that a graph fills step by step, with their content at each node.
 //
-// A container is followed from its literal on, through the block that makes it: as long as nobody else can have it, its
-// content is known. Whoever may keep it, hand it on, or write to it in another way ends that: this node and all behind
-// it share one last literal, which is the object itself from there on. Nested blocks may read.
+// A container is followed from its literal on, through the block that makes it. Its content is known as long as no
+// other node can keep it, pass it on, or write to it in another way. The first such node and all nodes after it
+// share one last literal, which is the object from there on. Nested blocks may read the container.
 #pragma once
 
 #include "graph/graph.h"
 
 namespace jit_passes {
 
-// Whether the node looks at a container, and neither writes to it nor keeps or returns it.
+// Whether the node only reads the container, and does not write to it, keep it or return it.
 bool onlyReads(const Node* node, size_t input);
 
 template <typename Content>
@@ -41,15 +41,14 @@ class Followed {
  protected:
   struct Known {
     Content content;
-    bool stale = false; // whether the literal that stands for the container has another content
+    bool stale = false; // whether the container's present literal has another content
   };
 
-  // Of a node that makes a container.
+  // The content of a container that the node makes; nothing for other nodes.
   virtual std::optional<Content> contentOf(Node* node) const = 0;
   // Puts a literal in front of a node; `like` is the container.
   virtual Value* insert(Node* before, const Content& content, const Value* like) const = 0;
-  // Do what the node does with its first operand, and give others what it returns. False where the node does something
-  // else.
+  // Apply the node to the content of its first operand, and replace its result. False if that is not possible.
   virtual bool write(Node* node, Content& content) = 0;
   virtual bool read(Node* node) = 0;
 
@@ -61,11 +60,11 @@ class Followed {
   void follow(const Value* container, Content content) { known_[container] = {std::move(content)}; }
 
  private:
-  // Whether nothing needs the node any more.
+  // Whether the node has been applied to known contents, and can go.
   bool isDone(Node* node) {
     for (size_t i = 1; i < node->inputs().size(); ++i) {
       if (!onlyReads(node, i)) {
-        settle(node->input(i), node, false); // an element that is a container itself
+        settle(node->input(i), node, false); // an operand that is a container itself
       }
     }
     if (node->inputs().empty()) {
@@ -78,7 +77,7 @@ class Followed {
     return read(node);
   }
 
-  // Gives a node, with its blocks, literals of all containers that they read.
+  // Gives a node and its blocks literals of all containers that they read.
   void settleOperands(Node* node) {
     const auto settleInputs = [&](Node* user) {
       for (size_t i = 0; i < user->inputs().size(); ++i) {
@@ -97,7 +96,7 @@ class Followed {
     }
   }
 
-  // Makes a literal in front of the node, for it and all behind it, where the one in use has another content.
+  // Makes a literal in front of the node, for this and all later nodes, if the present literal has another content.
   void settle(Value* value, Node* node, bool only_reads) {
     const auto found = known_.find(value);
     if (found == known_.end()) {

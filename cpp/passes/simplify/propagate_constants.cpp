@@ -1,6 +1,6 @@
-// Compute what depends on constants alone, and what is a constant unless the model raises an error.
+// Compute values that depend on constants alone, and values that are constant unless the model raises an error.
 //
-// The result of a branch of which the other way raises:
+// The result of a branch whose other side raises an error:
 //
 //   %y : Tensor = prim::If(%wrong)
 //     block0():
@@ -10,8 +10,8 @@
 //       -> (%constant)
 //   %z = aten::linear(%x, %w, %y)                   ->   %z = aten::linear(%x, %w, %constant)
 //
-// And the sizes into which a constant is split, of which one number is unknown: there is only one without an error.
-// nn.MultiheadAttention splits its weight so where key and value are one.
+// The sizes into which a constant is split, if they depend on one unknown number: only one number gives no error.
+// nn.MultiheadAttention splits its weight so if key and value are one tensor.
 //
 //   %two_n : int = aten::mul(%n, 2)
 //   %sizes : int[] = prim::ListConstruct(%n, %two_n)
@@ -44,7 +44,7 @@ bool takeWhatDoesNotRaise(Node* branch) {
   return changed;
 }
 
-// A size as a multiple of an unknown one.
+// A size as a multiple of an unknown number.
 std::pair<Value*, int64_t> multipleOf(Value* size) {
   static const std::unordered_set<c10::Symbol> casts{
       aten::Int, prim::NumToTensor, symbol("aten::ScalarImplicit")};
@@ -97,7 +97,7 @@ bool findSplitSizes(Node* node) {
   return true;
 }
 
-// Whether PyTorch's pass has something to look at. It analyses aliases before it looks, in all of the graph.
+// Whether PyTorch's pass could change anything. It analyses aliases of the whole graph before it looks for work.
 bool hasWorkFor(const Node* node) {
   return node->kind() != prim::Constant &&
          (!node->blocks().empty() || std::ranges::all_of(node->inputs(), isConstant));

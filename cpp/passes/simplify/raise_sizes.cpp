@@ -1,18 +1,19 @@
-// Compute the sizes that a model makes tensors of from those of what it takes, not from those of what its layers give.
+// Where a model makes tensors of sizes, compute these sizes from the model's inputs rather than from results of
+// layers.
 //
 //   %y = aten::conv2d(%x, %w, %b, [2, 2], [1, 1], ...)       windows of 3x3
 //   %h : int = aten::size(%y, 2)                        ->   %n : int = aten::size(%x, 2)
 //   %m = aten::zeros([%h, %h], ...)                          %h : int = (%n - 1) // 2 + 1
 //
-// Masks of windows and positions are made of sizes alone. A region that gives a tensor, and takes a mask that is made of
-// its size, is none: it has to end in between. So the mask is made in front of it. Numbers that only layers read stay as
-// they are: a region knows the sizes of its own tensors.
+// Masks of windows and positions depend on sizes alone. A region cannot give a tensor and take a mask made from that
+// tensor's size: it would have to end in between. So the mask is made in front of the region. Numbers that only
+// layers read stay as they are: a region knows the sizes of its own tensors.
 //
-// An operator makes a tensor of sizes if all tensors that it reads are constants, arguments of the model, or made in this
-// way. `new_zeros` and the like read a tensor for its dtype and device alone: where constant weights tell both, they read
-// a small constant instead.
+// An operator makes a tensor of sizes if all tensors that it reads are constants, arguments of the model, or made of
+// sizes themselves. `new_zeros` and the like read a tensor only for its dtype and device. Where constant weights
+// tell both, they get a small constant as operand.
 //
-// Convolutions and pools take data without a batch axis, too, so ranks are those that are certain.
+// Convolutions and pools also take data without a batch axis, so only certain ranks count.
 #include "ask_earlier.h"
 #include "facts/float_values.h"
 #include "facts/shape_facts.h"
@@ -26,10 +27,10 @@ namespace {
 
 bool isInteger(const Value* value) { return value->type()->kind() == c10::TypeKind::IntType; }
 
-// Gives a tensor of the dtype and on the device of its first operand, in sizes of its own.
+// Whether the result has the dtype and device of the first operand, and sizes of its own.
 bool isLikeAnother(const Node* node) { return sizesMade(node) != nullptr && isTensor(mainOperand(node)); }
 
-// Layers, and what computes on their results: who makes masks has none of these.
+// Whether the node is a layer, or an operator that computes on results of layers rather than on masks.
 bool isLayered(const Node* node) {
   static const auto kinds = symbols(
       {"aten::embedding", "aten::embedding_bag", "aten::layer_norm", "aten::group_norm", "aten::matmul",
@@ -38,7 +39,7 @@ bool isLayered(const Node* node) {
          kinds.count(node->kind()) > 0 || !node->blocks().empty();
 }
 
-// The tensors of a model's top level that are made in front of all layers.
+// The tensors of the top level that depend on no layer.
 class Early {
  public:
   explicit Early(Graph& graph) {
@@ -52,7 +53,7 @@ class Early {
     }
   }
 
-  // Numbers are: what they are made of is looked at apart.
+  // Numbers count as early: Raising looks at their operands.
   bool has(const Value* value) const {
     return early_.count(value) > 0 || isConstant(value) || isInteger(value);
   }
@@ -62,7 +63,7 @@ class Early {
   std::unordered_set<const Value*> early_;
 };
 
-// Whether it compares numbers, as a check or a branch does.
+// Whether the node compares numbers, for a check or a branch.
 bool comparesNumbers(const Node* node) {
   static const auto kinds = symbols({"aten::eq", "aten::ne", "aten::lt", "aten::le", "aten::gt", "aten::ge"});
   return kinds.count(node->kind()) > 0 && std::ranges::all_of(node->inputs(), isInteger);
@@ -116,7 +117,7 @@ class Raising {
   }
 
  private:
-  // Whether all tensors from that operand on are made early.
+  // Whether all tensor operands from number `from` on are early.
   bool makesEarly(const Node* node, size_t from) const {
     return !isLayered(node) && !asksForShape(node) && node->kind() != aten::size &&
            std::all_of(node->inputs().begin() + from, node->inputs().end(), [&](const Value* operand) {
@@ -127,14 +128,14 @@ class Raising {
            });
   }
 
-  // Whether it has the dtype and device of a weight that stays.
+  // Whether the tensor has the dtype and device of a constant weight.
   bool isKnown(const Value* tensor) const {
     return weight_ != nullptr && floats_.has(tensor) && floats_.areOnOneDevice(tensor, tensor);
   }
 
   enum class Raised { Yes, No, Nothing };
 
-  // Replaces numbers and lists of numbers among the operands, if all of them can be; or there is nothing to replace.
+  // Replaces numbers and lists of numbers among the operands, either all of them or none.
   Raised raise(Node* node) {
     std::vector<std::pair<size_t, std::vector<Value*>>> found;
     for (size_t i = 0; i < node->inputs().size(); ++i) {
@@ -161,7 +162,7 @@ class Raising {
     return found.empty() ? Raised::Nothing : Raised::Yes;
   }
 
-  // The number that an operand is, or those of a list that nobody changes.
+  // An operand that is a number, or the numbers of a list that no node changes.
   std::vector<Value*> numbersOf(Value* operand) const {
     if (isInteger(operand)) {
       return {operand};
@@ -194,7 +195,7 @@ bool raiseSizes(PassContext& context) {
 }
 
 const RegisterPass raise_sizes_pass{
-    "raise_sizes", "Compute the sizes that a model makes tensors of from those of what it takes.", raiseSizes,
+    "raise_sizes", "Compute sizes of new tensors from sizes of the model's inputs.", raiseSizes,
     needs("inlined")};
 
 } // namespace

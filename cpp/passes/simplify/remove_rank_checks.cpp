@@ -1,14 +1,13 @@
-// Remove what scripted batch norms check of a convolution's result, or of what has its axes: that there is one
-// of the batch.
+// Remove the check of scripted batch norms that the result of a convolution, or a tensor of equal rank, has a batch
+// axis.
 //
 //   %n : int = aten::dim(%y)           of a conv2d, or a cat of its result
 //   %b : bool = aten::ne(%n, 4)
 //    = prim::If(%b)
 //     block0(): prim::RaiseException(...)
 //
-// The check fails for inputs without a batch axis only; these then get a result instead of the
-// error. And what scripted batch norms in one dimension and adaptive pools check, which a convolution's
-// result always is:
+// The check fails only for inputs without a batch axis, which then give a result instead of the error. Also remove
+// checks of scripted one-dimensional batch norms and adaptive pools that a convolution's result always passes:
 //
 //   %n : int = aten::dim(%y)           of a conv1d
 //   %b : bool = aten::ne(%n, 2)
@@ -43,7 +42,7 @@ bool onlyRaises(const Block* block) {
 
 bool hasNoNodes(const Block* block) { return block->nodes().begin() == block->nodes().end(); }
 
-// The convolution whose result has as many dimensions as the value; or no more, where sums may broadcast it.
+// The convolution whose result has the rank of the value; at most its rank if `may_broadcast`.
 std::optional<WeightedOperator> rankGiver(const Value* value, bool may_broadcast) {
   while (true) {
     const Node* node = value->node();
@@ -63,7 +62,7 @@ std::optional<WeightedOperator> rankGiver(const Value* value, bool may_broadcast
   }
 }
 
-// The number that a tensor's rank is compared with, less the spatial axes of the convolution behind it.
+// The number that a tensor's rank is compared with, minus the spatial axes of the convolution that gives the tensor.
 std::optional<double> comparedRank(const Value* differs) {
   const Node* node = differs->node();
   if (node->kind() != aten::ne || mainOperand(node)->node()->kind() != aten::dim) {
@@ -74,7 +73,7 @@ std::optional<double> comparedRank(const Value* differs) {
   return number ? std::optional(*number - op->spatial_dims) : std::nullopt;
 }
 
-// With a batch axis there are two more, without one there is one.
+// The axes besides the spatial ones are batch and channels, or channels alone.
 bool isRankCheck(const Node* node) {
   if (node->kind() != prim::If || !node->outputs().empty() || !onlyRaises(node->blocks().at(0)) ||
       !hasNoNodes(node->blocks().at(1))) {

@@ -1,4 +1,4 @@
-// Give whoever reads a dictionary that is filled step by step what the dictionary holds there.
+// Replace reads of a dictionary that is filled step by step by the values that it holds there.
 //
 //   %d = aten::dict()
 //   aten::_set_item(%d, "out", %x)
@@ -6,15 +6,15 @@
 //   return (%d)                                       %m = prim::DictConstruct("out", %x)
 //                                                     return (%m)
 //
-// followed.h says for how long the items are known. Keys are constants: texts, whole numbers or bools. A key that is not
-// there stays the error that it is. Backbones of torchvision hand on their features so.
+// followed.h says how long the items are known. Keys must be constants: strings, whole numbers or bools. Reading a
+// missing key stays an error. Backbones of torchvision pass their features on in dictionaries.
 #include "followed.h"
 #include "simplify.h"
 
 namespace jit_passes {
 namespace {
 
-// In the order in which they came; a key and a value of the graph each.
+// Keys and values of the graph, in the order of insertion.
 using Items = std::vector<std::pair<Value*, Value*>>;
 
 const auto empty_dict = symbol("aten::dict"), dict_contains = symbol("aten::__contains__");

@@ -1,12 +1,12 @@
-// Give whoever reads a list that is filled step by step a literal of what the list holds there.
+// Give each reader of a list that is filled step by step a literal with the list's content there.
 //
 //   %l = prim::ListConstruct(%a)                     %l = prim::ListConstruct(%a)
 //   %x = aten::cat(%l, %one)                   ->    %x = aten::cat(%l, %one)
 //   %n = aten::append(%l, %x)                        %m = prim::ListConstruct(%a, %x)
 //   %y = aten::cat(%l, %one)                         %y = aten::cat(%m, %one)
 //
-// followed.h says for how long the elements are known. Elements at constant places, lengths, copies, slices and sums
-// are resolved too. An index out of range stays the error that it is.
+// followed.h says how long the elements are known. Elements at constant indices, lengths, copies, slices and sums
+// are resolved too. An index out of range stays an error.
 #include "followed.h"
 #include "simplify.h"
 
@@ -48,7 +48,7 @@ class Lists : public Followed<Elements> {
     return insertValue(before, prim::ListConstruct, elements, like->node(), like->type());
   }
 
-  // Of a list that is followed, or is an empty constant.
+  // The elements of a followed list, or of an empty constant.
   std::optional<Elements> elementsOf(const Value* list) {
     if (const Known* known = find(list)) {
       return known->content;
@@ -59,7 +59,7 @@ class Lists : public Followed<Elements> {
   }
 
   bool write(Node* node, Elements& elements) override {
-    Value* replacement = mainOperand(node); // these return the list
+    Value* replacement = mainOperand(node); // these operators return the list
     if (node->kind() == aten::append) {
       elements.push_back(inputOf(node, "el"));
     } else if (node->kind() == list_extend || node->kind() == aten::add_) {
@@ -67,7 +67,7 @@ class Lists : public Followed<Elements> {
       if (other == nullptr) {
         return false;
       }
-      const Elements more = other->content; // may be the list itself
+      const Elements more = other->content; // a copy: `other` may be this list
       elements.insert(elements.end(), more.begin(), more.end());
     } else if (node->kind() == aten::insert) {
       const auto at = endOf(inputOf(node, "idx"), elements, 0);

@@ -1,25 +1,26 @@
-// Decide checks for None where the type says enough, and drop casts to a type that the value has.
-// Inlining brings both: a function with an optional argument was called with one.
+// Decide checks for None by the type of the value, and drop casts to a type that the value has. Both come from
+// inlined functions with an optional argument.
 //
 //   %b : bool = aten::__isnot__(%tensor, %none)        ->   %b : bool = prim::Constant[value=1]()
 //   %y : Tensor = prim::unchecked_cast(%tensor)        ->   %tensor
 //
-// A branch gives no None where neither way does, or where that way is known by now:
+// A branch gives no None if neither side does, or if the side that runs is known and gives none:
 //
 //   %m : Tensor? = prim::If(%b)                        ->   %m : Tensor = prim::If(%b)
 //     block0(): -> (%tensor)
 //     block1(): -> (%other)
 //
-// And checks of a value for itself, by which PyTorch's attention finds that query, key and value are one. Two
-// results of a branch are one if they are so both ways, and two equal views of one value count as one, as they
-// do for PyTorch's elimination of common subexpressions.
+// Decide checks whether two values are one, by which PyTorch's attention finds that query, key and value are one
+// tensor. Two results of a branch are one if they are one on both sides. Two equal views of one value count as one,
+// as in PyTorch's elimination of common subexpressions.
 //
 //   %b : bool = aten::__is__(%x, %x)                   ->   %b : bool = prim::Constant[value=1]()
 //
-// A tensor that an operator has made is none that the model takes, and none that another one has made; nor are views of
-// one and the other.
+// A new tensor from an operator is neither an input of the model nor a tensor from another operator, and views of
+// two different tensors are different.
 //
-// PyTorch's peephole pass resolves checks for None too, and takes a convolution's result to have a batch axis.
+// PyTorch's peephole pass is no alternative: it decides checks for None too, but assumes that a convolution's result
+// has a batch axis.
 #include "graph/alias.h"
 #include "graph/graph.h"
 #include "graph/operators.h"
@@ -50,14 +51,14 @@ bool isSame(const Value* a, const Value* b) {
          constantNumber(left, "dim") == constantNumber(right, "dim");
 }
 
-// Whether the operator gives a tensor that has not been there before.
+// Whether the operator gives a new tensor.
 bool makesTensor(const Node* node) {
   return (weightedOperator(node) || isElementwise(node) || isNormalization(node->kind()) ||
           node->kind() == aten::layer_norm) &&
          !mayWrite(node) && !returnsAlias(node) && !returnsHiddenAlias(node->kind());
 }
 
-// Whether what both are views of is not the same tensor for certain.
+// Whether the tensors that both values view are different for certain.
 bool isOther(const Value* a, const Value* b) {
   const auto origin = [](const Value* value) {
     while (returnsAlias(value->node())) {
@@ -75,7 +76,8 @@ bool isOther(const Value* a, const Value* b) {
                     (is_given(a) && makesTensor(b->node())));
 }
 
-// Whether a branch's results have narrower types now: those of both ways, or of the one that is taken.
+// Gives a branch's results the types of both sides, or of the side that runs. Returns whether a type became
+// narrower.
 bool narrowResults(Node* branch) {
   bool changed = false;
   const auto known = constantNumber(branch->input());

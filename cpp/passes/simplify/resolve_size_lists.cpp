@@ -1,10 +1,10 @@
-// Ask for sizes one by one where a part of their list is read.
+// Ask for single sizes where a slice of the list of sizes is read.
 //
 //   %s : int[] = aten::size(%x)                        %h : int = aten::size(%x, -2)
 //   %p : int[] = aten::slice(%s, -2, None, 1)     ->   %w : int = aten::size(%x, -1)
 //   %y = aten::upsample_bilinear2d(%z, %p, ...)        %p : int[] = prim::ListConstruct(%h, %w)
 //
-// The tensor has as many axes for certain: a part of a shorter list would have fewer elements.
+// The tensor must have enough axes for certain: a slice of a shorter list would have fewer elements.
 #include "facts/known_values.h"
 #include "facts/shape_facts.h"
 #include "facts/shapes.h"
@@ -18,7 +18,7 @@ class SizeLists {
  public:
   explicit SizeLists(const PassContext& context) : known_(context), shapes_(context, /*batched=*/false) {}
 
-  // The list that stands for a part of one; null where it is none of sizes that the tensor has.
+  // The list of single sizes that replaces a slice; null unless the tensor has these axes for certain.
   Value* listOf(Node* slice) const {
     const Node* size = slice->kind() == aten::slice ? mainOperand(slice)->node() : nullptr;
     if (size == nullptr || size->kind() != aten::size || size->inputs().size() != 1 ||
@@ -29,13 +29,13 @@ class SizeLists {
     Value* tensor = inputOf(size, "self");
     const auto start = isNone(slice, "start") ? 0 : wholeNumber(inputOf(slice, "start"));
     auto end = wholeNumber(inputOf(slice, "end"));
-    if (end == 0 || start.value_or(0) < -kMostAxes) { // nothing, or all
+    if (end == 0 || start.value_or(0) < -kMostAxes) { // an empty slice, or the whole list
       return nullptr;
     }
     if (start.value_or(0) < 0 && (isNone(slice, "end") || end.value_or(0) > kMostAxes)) {
       end = 0;
     }
-    // Both count from the same end.
+    // Start and end count from one end.
     if (known_.isWritten(tensor) || !start || !end || *start >= *end || (*start < 0 && *end > 0)) {
       return nullptr;
     }

@@ -1,4 +1,4 @@
-// Compute with sizes as whole numbers, where a trace made tensors of them.
+// Compute with sizes as whole numbers, where a trace has tensors.
 //
 //   %n : int = aten::size(%x, 2)
 //   %t : Tensor = prim::NumToTensor(%n)
@@ -6,8 +6,8 @@
 //   %i : int = aten::Int(%h)
 //   %y = aten::reshape(%x, [%i, -1])                   %y = aten::reshape(%x, [%h, -1])
 //
-// Both wrap around at 64 bits, and round towards minus infinity. Divisors of remainders are constants above 0, since
-// PyTorch has no error for whole numbers by 0, and ends the process.
+// Both wrap around at 64 bits, and round towards minus infinity. The divisor of a remainder must be a constant above
+// 0: PyTorch ends the process at a remainder of whole numbers by 0, without an error.
 #include "facts/shape_facts.h"
 #include "graph/alias.h"
 #include "graph/graph.h"
@@ -22,13 +22,13 @@ class SizeTensors {
  public:
   explicit SizeTensors(const std::shared_ptr<Graph>& graph) : written_(writtenValues(graph)) {}
 
-  // Whether a tensor holds a number that follows from whole numbers.
+  // Whether a tensor holds a number that is computed from whole numbers.
   bool isNumber(Value* tensor) {
     const auto known = known_.find(tensor);
     return known != known_.end() ? known->second : (known_[tensor] = findIsNumber(tensor));
   }
 
-  // The number that it holds, computed in front of whoever makes the tensor.
+  // The number in the tensor, computed in front of the node that makes the tensor.
   Value* numberOf(Value* tensor) {
     if (const auto made = made_.find(tensor); made != made_.end()) {
       return made->second;
@@ -67,7 +67,7 @@ class SizeTensors {
 
   static bool isWhole(const Value* value) { return value->type()->kind() == c10::TypeKind::IntType; }
 
-  // The operator on whole numbers that computes the same.
+  // The operator on whole numbers with the result of this one.
   static std::optional<c10::Symbol> numberedKind(const Node* node) {
     if (node->kind() == aten::add || node->kind() == aten::sub || node->kind() == rsub) {
       const bool plain = node->inputs().size() == 3 && constantNumber(node, "alpha") == 1.0;

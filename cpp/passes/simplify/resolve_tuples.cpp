@@ -3,7 +3,7 @@
 //   %t = prim::TupleConstruct(%a, %b)
 //   %x, %y = prim::TupleUnpack(%t)               ->   %a, %b
 //
-// Traced models return tuples from modules, and take them apart where they call these.
+// Traced models return tuples from modules, and take them apart after the call.
 #include <torch/csrc/jit/passes/lower_tuples.h>
 
 #include "graph/alias.h"
@@ -12,7 +12,7 @@
 namespace jit_passes {
 namespace {
 
-// A branch gives what its tuples are made of, if both sides make one there.
+// A branch gives the elements of a tuple if both sides make the tuple.
 bool splitTuples(Node* branch) {
   bool changed = false;
   for (size_t i = branch->kind() == prim::If ? branch->outputs().size() : 0; i-- > 0;) {
@@ -53,7 +53,7 @@ bool resolveTuples(PassContext& context) {
     return false;
   }
   const bool split = changeNodes(*graph, splitTuples);
-  torch::jit::LowerSimpleTuples(graph->block()); // the form for graphs removes writes behind dropout
+  torch::jit::LowerSimpleTuples(graph->block()); // the other overload removes writes after dropout
   removeDeadNodes(graph);
   return split || nodesInOrder(*graph).size() != before.size();
 }

@@ -9,14 +9,14 @@
 //     block0(): -> (True)
 //     block1(): -> (%b)
 //
-// Where the graph knows how many axes a tensor has, that decides. A question that is asked twice has one answer. The
-// device of a result is that of what it is computed from, and it is nested only if that is. Within a branch its condition
-// is known, and behind a check that raises an error the check did not fail; so is a number that it compares with a
-// constant, as the rank that `interpolate` checks. A result that is the same value on both sides
-// is that value, and one that is true on one side and false on the other is the condition. Branches on constants are left
-// to the propagation of constants.
+// Known ranks decide questions about the number of axes. A question that is asked twice has one answer. A result has
+// the device of its operands, and is nested only if they are. Inside a branch its condition is known, and after a
+// check that raises an error the check has not failed. If such a condition compares a number with a constant, the
+// number is known too, such as the rank that `interpolate` checks. A branch's result with one value on both sides is
+// that value, and a result that is true on one side and false on the other is the condition. The propagation of
+// constants handles branches on constants.
 //
-// Scripted transformers make all their checks once more in each layer.
+// Scripted transformers repeat all their checks in each layer.
 #include "facts/assumed_ranks.h"
 #include "facts/known_values.h"
 #include "facts/shape_facts.h"
@@ -30,7 +30,8 @@ namespace {
 
 const auto is_nested = symbol("prim::is_nested");
 
-// A function of its operands alone, which are tensors that nobody writes to, and scalars; or of which values they are.
+// Whether the answer depends on the operands alone: tensors that no node writes to, and scalars. `is` and `is not`
+// depend on the identity of their operands alone.
 bool isQuestion(const Node* node, const KnownValues& known) {
   static const auto kinds = symbols(
       {"aten::dim", "aten::size", "prim::is_nested", "prim::device", "prim::dtype", "prim::type", "aten::eq",
@@ -49,7 +50,7 @@ std::string keyOfQuestion(const Node* node) {
   std::string key = node->kind().toQualString();
   for (const Value* operand : node->inputs()) {
     const auto constant = constantOf(operand);
-    if (constant && (constant->isInt() || constant->isNone())) { // constants may have copies
+    if (constant && (constant->isInt() || constant->isNone())) { // equal constants may be several values
       key += constant->isNone() ? "|none" : "|int" + std::to_string(constant->toInt());
     } else {
       const size_t number = operand->unique();
@@ -60,12 +61,12 @@ std::string keyOfQuestion(const Node* node) {
   return key;
 }
 
-using Asked = std::map<std::string, Value*>; // whose iterators stay valid
+using Asked = std::map<std::string, Value*>; // a map, since its iterators stay valid
 
-// Questions that are asked again, where the first one has an answer.
+// Replaces a question by an earlier equal one whose answer is visible there.
 bool mergeQuestions(Block* block, const KnownValues& known, Asked& asked) {
   bool changed = false;
-  std::vector<Asked::iterator> here; // whose answers are not there behind the block
+  std::vector<Asked::iterator> here; // questions whose answers are not visible after the block
   for (auto it = block->nodes().begin(); it != block->nodes().end();) {
     Node* node = *it++;
     for (Block* inner : node->blocks()) {
@@ -101,8 +102,8 @@ bool isWithin(const Node* node, const Block* block) {
 
 using Fact = std::pair<Value*, c10::IValue>;
 
-// A fact about an operand of the node that follows, if its result is known: of a condition that it is the opposite of,
-// a number that is compared with a constant, or to which one is added.
+// The fact about an operand that follows from the node's result: the condition that the node negates, or the number
+// that it compares with a constant or adds a constant to.
 std::optional<Fact> factBehind(const Node* node, const c10::IValue& result) {
   if (node->kind() == aten::__not__) {
     return Fact(const_cast<Value*>(node->input()), !result.toBool());
@@ -125,7 +126,7 @@ std::optional<Fact> factBehind(const Node* node, const c10::IValue& result) {
   return std::nullopt;
 }
 
-// The condition, and what follows from it.
+// The condition and the facts that follow from it.
 std::vector<Fact> factsOf(Value* condition, bool holds) {
   std::vector<Fact> facts{{condition, holds}};
   while (const auto behind = factBehind(facts.back().first->node(), facts.back().second)) {
@@ -134,7 +135,7 @@ std::vector<Fact> factsOf(Value* condition, bool holds) {
   return facts;
 }
 
-// The tensors that others are computed from, by operators whose operands are on one device.
+// For each tensor, the tensor that it is computed from by operators whose operands are on one device.
 class Origins {
  public:
   Value* of(Value* tensor) {
@@ -151,7 +152,7 @@ class Origins {
     }
     const bool computes =
         weightedOperator(node) || keepsShape(node) || movesData(node) || spatialOf(node) > 0;
-    const bool moves = node->kind() == aten::to || node->kind() == aten::type_as; // to another device
+    const bool moves = node->kind() == aten::to || node->kind() == aten::type_as; // perhaps to another device
     return computes && !moves ? of(mainOperand(node)) : tensor;
   }
 
@@ -170,7 +171,8 @@ bool askOrigins(Graph& graph) {
   });
 }
 
-// Tensors that are not nested, found in program order: what convolutions and tables give, and what is computed from such.
+// Tensors that are not nested, found in program order: results of convolutions and embeddings, and tensors that are
+// computed from them.
 class Strided {
  public:
   explicit Strided(const KnownValues& known) : known_(known) {}
@@ -228,11 +230,11 @@ bool decideNested(const PassContext& context) {
   });
 }
 
-// Branches that ranks decide, which the graph knows.
+// Decides branches by known ranks.
 bool decideByRanks(const PassContext& context) {
   const Shapes shapes(context, /*batched=*/false);
   AssumedRanks known(shapes, {});
-  std::vector<std::pair<Node*, bool>> found; // all of them before the first edit
+  std::vector<std::pair<Node*, bool>> found; // all before the first edit: facts hold for the unedited graph
   for (Node* branch :
        nodesWhere(*context.graph(), [](const Node* node) { return node->kind() == prim::If; })) {
     const auto number = isConstant(branch->input()) ? std::nullopt : known.number(branch->input());

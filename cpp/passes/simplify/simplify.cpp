@@ -1,18 +1,18 @@
-// Compute what a graph tells before it runs: constants, checks for None, ranks, sizes, dtypes, the content of containers,
-// and the branches and loops that follow from these. Without the option `tensors`, functions of constant tensors stay: a
-// reference model computes with the integers of its weights.
+// Compute all that is known before a graph runs: constants, checks for None, ranks, sizes, dtypes, the content of
+// containers, and the branches and loops that they decide. Without the option `tensors`, functions of constant
+// tensors stay: a reference model computes with the integers of its weights.
 //
 // One answer leads to the next: constants decide branches, branches tell ranks, ranks tell sizes, and sizes are
 // constants. So the steps take turns until none of them changes anything. Each file of this folder has one step, and
-// says there what it does to the IR.
+// begins with the change that it makes to the IR.
 //
-// The pass propagate_constants runs the steps that look at constants and types alone, once each. It takes graphs with
-// calls too, and files, which spell lists of numbers out.
+// The pass propagate_constants runs the steps that look at constants and types alone, once each. It also takes
+// graphs with calls, and loaded files, which have lists of numbers element by element.
 #include "simplify.h"
 
 namespace jit_passes {
 
-// A loop that runs a known number of times becomes that many copies of its body.
+// Unrolls a loop that runs a known number of times.
 bool unrollLoops(PassContext& context) {
   auto graph = context.graph();
   return torch::jit::UnrollConstantLoops(graph);
@@ -26,7 +26,7 @@ constexpr std::array kSteps{
     settleBranches,    removeRankChecks,  foldSizes,          foldMovedConstants,
 };
 constexpr std::array kStepsOfConstants{resolveNoneChecks, propagateConstants, foldConstantLists};
-// Real models take two or three. A bound, since nothing proves that steps never undo each other.
+// Real models need two or three rounds. The bound guards against steps that undo each other.
 constexpr size_t kMostRounds = 100;
 
 bool simplify(PassContext& context) {

@@ -8,7 +8,7 @@ namespace {
 
 const auto pad_kind = symbol("aten::pad"), min_kind = symbol("prim::min"), max_kind = symbol("prim::max");
 
-// The tensor and the axis that a number is a size of.
+// The tensor and the axis whose size a number is.
 std::optional<std::pair<Value*, int64_t>> askedBy(const Value* number) {
   const Node* node = number->node();
   const auto axisIn = [](const Value* value) {
@@ -28,7 +28,7 @@ std::optional<std::pair<Value*, int64_t>> askedBy(const Value* number) {
   return axis ? std::optional(std::pair(inputOf(list, "self"), *axis)) : std::nullopt;
 }
 
-// A number of a list of one for each axis, or of one number for all.
+// An element of a list with one number for each axis, or with one number for all axes.
 std::optional<int64_t> listed(const Node* node, const char* name, int64_t index) {
   const Value* operand = operandOf(node, name);
   const auto list = operand ? constantInts(operand) : std::nullopt;
@@ -155,7 +155,7 @@ Value* SizeFormulas::find(const Value* tensor, int64_t axis) {
   return node->kind() == aten::cat || node->kind() == aten::flatten ? ofJoined(node, axis) : nullptr;
 }
 
-// Of a convolution or pool: (size + 2 padding - dilation (window - 1) - 1) / stride + 1, rounded down.
+// For a convolution or pool: (size + 2 padding - dilation (window - 1) - 1) / stride + 1, rounded down.
 Value* SizeFormulas::ofWindow(const Node* node, int64_t axis, int64_t spatial) {
   const auto weighted = weightedOperator(node);
   static const auto pools = symbols(
@@ -184,7 +184,7 @@ Value* SizeFormulas::ofWindow(const Node* node, int64_t axis, int64_t spatial) {
   return make(aten::add, *stride == 1 ? size : make(aten::floordiv, size, *stride), int64_t{1});
 }
 
-// Pads are given in pairs, those of the last axis first.
+// The list of pads has two numbers for each axis, beginning with the last axis.
 Value* SizeFormulas::ofPadded(const Node* pad, int64_t axis) {
   const int64_t pair = *shapes_.rank(pad->output()) - 1 - axis;
   const Value* pads = inputOf(pad, "pad");
@@ -203,7 +203,7 @@ Value* SizeFormulas::ofPadded(const Node* pad, int64_t axis) {
   return size;
 }
 
-// Of the axis that it cuts: (end - start + step - 1) / step, with ends within the tensor.
+// For the axis that a slice cuts: (end - start + step - 1) / step, with start and end clamped to the axis.
 Value* SizeFormulas::ofSlice(const Node* slice, int64_t axis) {
   if (slice->inputs().size() != 5) {
     return nullptr;
@@ -235,7 +235,7 @@ Value* SizeFormulas::ofSlice(const Node* slice, int64_t axis) {
   return by == 1 ? end : make(aten::floordiv, make(aten::add, end, by - 1), by);
 }
 
-// max(a, b), and 0 where one of them is: sizes are equal, or one is 1.
+// The size of an axis that broadcasts: max(a, b), or 0 if one of them is 0. Both are equal, or one of them is 1.
 Value* SizeFormulas::ofBroadcast(const Node* node, int64_t axis) {
   const int64_t behind = axis - *shapes_.rank(node->output());
   std::vector<Value*> sizes;
@@ -265,7 +265,7 @@ Value* SizeFormulas::ofBroadcast(const Node* node, int64_t axis) {
   return make(aten::mul, make(max_kind, sizes[0], sizes[1]), some);
 }
 
-// Of an axis along which tensors are put in a row, or to which axes are joined.
+// For an axis along which cat joins tensors, or that flatten makes.
 Value* SizeFormulas::ofJoined(const Node* node, int64_t axis) {
   const bool adds = node->kind() == aten::cat;
   const Node* list = mainOperand(node)->node();

@@ -1,23 +1,22 @@
-// Sizes of what a model computes, as formulas of sizes of what it takes.
+// Sizes of computed tensors, as formulas of sizes of the model's inputs.
 #pragma once
 
 #include "facts/shapes.h"
 
 namespace jit_passes {
 
-// Writes formulas into a graph, each number once. Those that come later may be made of earlier ones, so they are asked for
-// in program order.
+// Writes formulas into a graph, each number once. A formula may use earlier ones, so callers ask in program order.
 class SizeFormulas {
  public:
-  // `is_early` says of a tensor whether its sizes may be asked for as they are.
+  // `is_early` tells whether formulas may ask for the sizes of a tensor.
   SizeFormulas(const Shapes& shapes, std::function<bool(const Value*)> is_early)
       : shapes_(shapes), is_early_(std::move(is_early)) {}
 
-  // The same number in front of a node, made of sizes of early tensors; null where that is not known.
+  // The number as a formula of sizes of early tensors, in front of a node. Null if there is none.
   Value* ofNumber(Value* number, Node* before);
-  // Whether it is made of sizes of others.
+  // Whether the number is a formula of other sizes.
   bool isLate(const Value* number);
-  // Takes away what nobody reads of the formulas. No more are asked for.
+  // Removes nodes of formulas that have no uses. To be called last.
   void removeUnused();
 
  private:

@@ -19,17 +19,18 @@ using torch::jit::Graph;
 
 const auto lookup_table_kind = c10::Symbol::fromQualString("jit_passes::lookup_table");
 
-// A float value that quantize makes codes of: an operator, a clip, and what moves the result.
+// A float value that a later quantize will turn into codes: an operator, then a clip, then operators that move the
+// result.
 struct Pending {
   Operator op;
-  std::optional<int64_t> floats = {}; // its result, where it is computed in float32
+  std::optional<int64_t> floats = {}; // its result in float32, if that is computed too
   double low = -std::numeric_limits<double>::infinity(), high = std::numeric_limits<double>::infinity();
   std::vector<Operator> moves = {};
-  // Values of the graph that it is on the way, each behind so many moves.
+  // Values of the graph on the way, each after this number of moves.
   std::vector<std::pair<const Value*, size_t>> names = {};
 };
 
-// Walks over the region from the first node to the last.
+// Writes the program of a region, node by node.
 class Walk : ProgramWriter {
  public:
   Walk(const RegionReader& reader, Block* block, const NodeNames& names)
@@ -115,7 +116,7 @@ class Walk : ProgramWriter {
       value = close(pending->second, codes.grid);
     } else {
       const auto known = valueOf(x);
-      refuseUnless(known.has_value(), "it quantizes what no operator of a plan gives");
+      refuseUnless(known.has_value(), "it quantizes a value that no operator of a plan gives");
       value = requantized(node, *known, codes.grid);
     }
     codes_[node->output()] = {value, codes.shift};
@@ -125,7 +126,7 @@ class Walk : ProgramWriter {
     return emit(quantizeOperator(name), {floats}, to);
   }
 
-  // Inputs of the region.
+  // The program's value for an input of the region.
   std::optional<int64_t> inputOf(const Value* value) {
     const auto& inputs = block_->inputs();
     const auto found = std::find(inputs.begin(), inputs.end(), value);
@@ -145,7 +146,7 @@ class Walk : ProgramWriter {
     return coded != floats_.end() ? coded->second : inputOf(value);
   }
 
-  // Codes of another grid; the same where the grid is the same.
+  // The value with the codes of another grid. If the grid is equal, the value itself.
   int64_t requantized(const Node* node, int64_t from, const Grid& to) {
     const Grid& grid = program_.grids[from];
     if (grid.is_float) {
@@ -177,10 +178,10 @@ class Walk : ProgramWriter {
 
   void visitDequantize(Node* node) {
     if (reader_.find(node->input(0))) {
-      return; // a weight, which whoever reads it understands
+      return; // a weight: the operator that reads it decodes it
     }
     const auto codes = codes_.find(node->input(0));
-    refuseUnless(codes != codes_.end(), "its codes are computed by what no plan has");
+    refuseUnless(codes != codes_.end(), "its codes come from an operator that no plan has");
     const auto [scale, zero_point] = reader_.scaleOf(node);
     const Grid& grid = program_.grids[codes->second.value];
     refuseUnless(
@@ -191,7 +192,7 @@ class Walk : ProgramWriter {
 
   void visitTable(Node* node) {
     const auto codes = codes_.find(node->input(0));
-    refuseUnless(codes != codes_.end(), "its codes are computed by what no plan has");
+    refuseUnless(codes != codes_.end(), "its codes come from an operator that no plan has");
     const auto [table, shift] =
         reader_.tableOf(node, program_.grids[codes->second.value], codes->second.shift);
     const Grid grid = reader_.gridOfTable(node, table, shift);
@@ -199,7 +200,7 @@ class Walk : ProgramWriter {
     codes_[node->output()] = {value, shift};
   }
 
-  // Says that a value is to be quantized later.
+  // Notes that a value is quantized later.
   void wait(const Value* value, Pending pending) {
     pending.names.emplace_back(value, pending.moves.size());
     pending_.emplace(value, std::move(pending));
@@ -229,7 +230,7 @@ class Walk : ProgramWriter {
       return;
     }
     const auto coded = floats_.find(node->input(0));
-    // Zero has a code; other ends may lie between two.
+    // Zero has a code; another end may lie between two codes.
     const bool at_a_code = low == 0 && std::isinf(high);
     if (coded == floats_.end() || program_.grids[coded->second].is_float || !at_a_code) {
       return visitPlanned(node, clipping(node, low, high));
@@ -241,7 +242,7 @@ class Walk : ProgramWriter {
     floats_[node->output()] = emit(tableOperator(nameOf(node), table), {from}, grid);
   }
 
-  // Of what a node moves: codes, or a value that is still to be quantized.
+  // For a node that moves codes, or a value that is quantized later.
   void move(const Node* node, Planned planned, const Value* result) {
     const Value* from = node->input(0);
     Operator& op = planned.op;
@@ -260,7 +261,7 @@ class Walk : ProgramWriter {
 
   void visitParts(Node* node) {
     Node* list = node->input(0)->node();
-    refuseUnless(keepsCodes(list), "its list is made by what no plan has");
+    refuseUnless(keepsCodes(list), "its list comes from an operator that no plan has");
     for (size_t i = 0; i < node->outputs().size(); ++i) {
       Planned part = plannedOperator(reader_, list);
       part.op.attributes[PartAttributes::Number] = i;
@@ -301,7 +302,7 @@ class Walk : ProgramWriter {
     refuseUnless(isPlanned(node), "a plan has no such operator");
     if (keepsCodes(node)) {
       Planned planned = plannedOperator(reader_, node);
-      if (isTensor(resultOf(node))) { // else the node that unpacks the list moves codes
+      if (isTensor(resultOf(node))) { // for a list, the node that unpacks it moves codes
         move(node, std::move(planned), resultOf(node));
       }
       return;
@@ -346,8 +347,8 @@ class Walk : ProgramWriter {
     wait(node->output(), std::move(pending));
   }
 
-  // A sum with the result of a layer that is still to be quantized becomes part of that layer, where both of its operands
-  // have codes and the sum gets some. Elsewhere the layer gives float32.
+  // If a layer's result that is quantized later is added to codes, and the sum is quantized, the sum becomes part of
+  // the layer. Otherwise the layer gives float32.
   void takeSum(const Node* node, Planned& planned) {
     for (size_t own = 0; own < planned.operands.size(); ++own) {
       const auto found = pending_.find(planned.operands[own]);
@@ -363,7 +364,7 @@ class Walk : ProgramWriter {
     }
   }
 
-  // Whether a value has codes by now.
+  // Whether a value has codes already.
   bool hasCodes(const Value* value) const {
     const auto known = floats_.find(value);
     if (known != floats_.end()) {
@@ -383,14 +384,14 @@ class Walk : ProgramWriter {
   const RegionReader& reader_;
   Block* block_;
   const NodeNames& names_;
-  std::unordered_map<const Value*, Stored> codes_;    // of codes
-  std::unordered_map<const Value*, int64_t> floats_;  // of what dequantize gives: the codes; or float32
-  std::unordered_map<const Value*, int64_t> inputs_;  // of what the region takes
-  std::unordered_map<const Value*, Pending> pending_; // of what is still to be quantized
-  // Of what was: its codes, or those in front of what moves it.
+  std::unordered_map<const Value*, Stored> codes_;    // for values in codes
+  std::unordered_map<const Value*, int64_t> floats_;  // for float values: their codes, or float32
+  std::unordered_map<const Value*, int64_t> inputs_;  // for inputs of the region
+  std::unordered_map<const Value*, Pending> pending_; // for values that are quantized later
+  // For values that have been quantized: their codes, or the codes before they are moved.
   std::unordered_map<const Value*, int64_t> closed_;
   GraphNumbers numbers_{reader_, program_, [this](const Value* tensor) { inputOf(tensor); }};
-  // Of concatenations that are never rounded: their parts.
+  // For concatenations that are never rounded: their parts.
   std::unordered_map<const Value*, std::vector<int64_t>> joined_;
 };
 
@@ -399,7 +400,7 @@ class Walk : ProgramWriter {
 Program build(const torch::jit::Module& region) {
   const Options no_options;
   PassContext context(cloneModule(region, "forward"), "forward", no_options);
-  NodeNames names = nodeNames(*context.graph()); // those that the caller knows
+  NodeNames names = nodeNames(*context.graph()); // names in the model's graph
   quantizeMoved(*context.graph());
   findPass("fold_lookup_tables")->run(context);
   const auto graph = context.graph();

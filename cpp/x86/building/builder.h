@@ -6,16 +6,15 @@
 
 namespace jit_passes::x86 {
 
-// The program of a region: its graph takes and returns float tensors, one or a tuple, and quantizes what it
-// computes. Throws where one of them cannot be part of a plan:
-// see planRefusals.
+// The program of a region, whose graph takes and returns float tensors, one or a tuple. An operator that cannot be
+// part of a plan is an error: see planRefusals.
 Program build(const torch::jit::Module& region);
 
-// How a plan has a kind of operators: on codes that it only moves, and in float32.
+// The forms in which a plan has a kind of operators.
 struct PlannedKind {
   bool moves_codes, in_floats;
 };
-// Besides these, a plan has tables of all functions that work element by element.
+// A plan also has all functions that work element by element, as tables.
 std::map<std::string, PlannedKind> plannedKinds();
 
 } // namespace jit_passes::x86

@@ -13,7 +13,7 @@ namespace {
 struct Planner {
   Planned (*plan)(const RegionReader&, Node*);
   const Declaration* declaration;
-  size_t any_dtype; // of the node
+  size_t any_dtype; // position among the node's operands
 };
 
 const std::unordered_map<c10::Symbol, Planner>& planners() {

@@ -1,4 +1,4 @@
-// From nodes of a reference model to operators of a plan: what the functions of several operators share.
+// Functions by which several operators of a plan are made from nodes of a reference model.
 #pragma once
 
 #include "reader.h"
@@ -7,14 +7,15 @@
 
 namespace jit_passes::x86 {
 
-// A linear layer or convolution, as it is where its input is quantized as the model runs.
+// The dynamic form of a linear layer or convolution, if its input is quantized at run time.
 Planned withChoice(const RegionReader& reader, const Node* node, Planned planned);
 
-// Numbers for depth, height and width, of the last axes; the others have `rest`.
+// Writes the numbers of the last spatial axes to the positions of depth, height and width. The other positions get
+// `rest`.
 void setLast(std::vector<int64_t>& attributes, size_t at, const std::vector<int64_t>& numbers, int64_t rest);
-// Weight, scales and bias.
+// The tensors of an operator with weights: weight, scales and bias.
 std::vector<at::Tensor> weighted(const RegionReader& reader, const Node* node);
-// Of a number, or a tensor without axes.
+// The value of a constant number, or of a tensor without axes.
 std::optional<double> numberOf(const RegionReader& reader, const Value* value);
 
 Planned function(Node* node, FloatFunction::Which which, const std::vector<double>& numbers = {});

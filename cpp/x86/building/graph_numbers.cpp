@@ -135,7 +135,7 @@ void GraphNumbers::settle(const std::function<std::optional<int64_t>(const Value
     }
     known[op.output] = true;
   }
-  for (Number& number : program_.numbers) { // that no operator needs
+  for (Number& number : program_.numbers) { // numbers that no operator needs
     number = number.how != Number::How::Constant && number.a < 0 ? Number{Number::How::Constant} : number;
   }
 }

@@ -6,7 +6,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// The dequantize whose codes a value has, if operators that move them lie in between.
+// The dequantize whose result other operators have moved to give the value, or null.
 Node* movedFrom(const Value* value) {
   Node* node = const_cast<Node*>(value->node());
   bool moved = false;

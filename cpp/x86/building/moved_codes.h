@@ -6,11 +6,11 @@
 
 namespace jit_passes::x86 {
 
-// Quantizes and dequantizes what was moved, where a function of one value reads it: on the grid that it has, so it
-// stays the same, and the function becomes a table of these codes.
+// Quantizes and dequantizes a moved value again if an elementwise operator reads it. The grid is the value's own, so
+// the value does not change, and a function of this value alone becomes a table of its codes.
 void quantizeMoved(Graph& graph);
 
-// Of the result of an operator that moves codes: a padding adds the zero point to them.
+// The grid of the result of an operator that moves codes. A padding adds the zero point to the codes that can occur.
 Grid movedGrid(Kind kind, Grid grid);
 
 } // namespace jit_passes::x86

@@ -9,7 +9,7 @@ namespace jit_passes::x86 {
 
 class ProgramWriter {
  public:
-  // Returns the value that the operator gives, on that grid.
+  // Adds an operator whose result has this grid, and returns the result.
   int64_t emit(Operator op, std::vector<int64_t> inputs, const Grid& grid) {
     op.inputs = std::move(inputs);
     op.output = static_cast<int64_t>(program_.grids.size());
@@ -20,7 +20,7 @@ class ProgramWriter {
     return program_.operators.back().output;
   }
 
-  // In float32, of its inputs. Sums take codes as they are, and so do layers.
+  // Adds an operator with inputs and result in float32. Sums and layers take inputs in codes too.
   int64_t emitFloats(Operator op) {
     for (int64_t& input : op.inputs) {
       const Types types = declarationOf(op.kind).types;
@@ -33,7 +33,7 @@ class ProgramWriter {
 
  protected:
   Program program_;
-  std::vector<int64_t> axes_; // of its values: see checkAxes
+  std::vector<int64_t> axes_; // of the program's values: see checkAxes
 
  private:
   int64_t dequantized(int64_t value) {
@@ -44,7 +44,7 @@ class ProgramWriter {
     return known->second;
   }
 
-  std::unordered_map<int64_t, int64_t> dequantized_; // of codes: float32
+  std::unordered_map<int64_t, int64_t> dequantized_; // float32 values of codes
 };
 
 } // namespace jit_passes::x86

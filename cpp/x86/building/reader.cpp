@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kSignedShift = 128;
 
-// The number that is added to codes of a dtype; nothing for dtypes that do not fit in a byte.
+// The number that is added to codes of a dtype for storage; nothing for dtypes that do not fit into a byte.
 std::optional<int64_t> shiftOf(at::ScalarType dtype) {
   return dtype == at::kByte   ? std::optional<int64_t>(0)
          : dtype == at::kChar ? std::optional(kSignedShift)
@@ -22,7 +22,7 @@ bool isDequantize(const Node* node) {
   return node->kind() == dequantize || node->kind() == dequantize_per_channel;
 }
 
-// Whether all that read it, moved or as it is, take it in any dtype: as truths or as indices.
+// Whether all readers of the value, also after moves, take any dtype, for truths or indices.
 bool isReadInAnyDtype(const Value* value) {
   return std::ranges::all_of(value->uses(), [](const torch::jit::Use& use) {
     return takesAnyDtype(use) || (repeatsOrCuts(use.user) && isReadInAnyDtype(use.user->output()));
@@ -230,7 +230,7 @@ std::optional<std::pair<at::Tensor, Grid>> RegionReader::constant(const Value* v
   }
   if (!coded) {
     at::Tensor floats = held->toTensor().detach().contiguous();
-    const bool number = floats.dim() == 0 && !floats.is_complex(); // what tracing makes of one
+    const bool number = floats.dim() == 0 && !floats.is_complex(); // a number in a trace
     floats = number || isReadInAnyDtype(value) ? floats.to(at::kFloat) : floats;
     refuseUnless(floats.scalar_type() == at::kFloat, "its constant is not float32");
     return std::pair(floats, kFloat32);
@@ -316,7 +316,7 @@ std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, cons
 
 namespace {
 
-// Whether a node quantizes the value, or clips or moves it.
+// Whether a node quantizes the value, or clips or moves it before that.
 bool leavesForLater(const RegionReader& reader, Node* node, const Value* value) {
   try {
     if (node->kind() == c10::prim::Return || node->inputs().empty() || node->input(0) != value) {

@@ -9,19 +9,19 @@ namespace jit_passes::x86 {
 using torch::jit::Node;
 using torch::jit::Value;
 
-// Axes of a tensor by its type, and 0 where that does not say.
+// The number of axes in a tensor's type; 0 if the type does not have it.
 int64_t axesOf(const Value* tensor);
 
-// Codes of a dtype: `shift` is added to them where they are stored, and to their zero point.
+// The grid of codes in a program. `shift` is added to the codes of the model's dtype, and to their zero point.
 struct Codes {
   Grid grid;
   int64_t shift;
 };
 
-// Attributes of an operator that the model computes of sizes, by position.
+// Attributes of an operator that the model computes from sizes, by position.
 using Computed = std::vector<std::pair<int64_t, Value*>>;
 
-// One number or some, of which the model computes those; they are 1 here.
+// One number or several. `known` has 1 in place of the numbers that the model computes.
 struct Numbers {
   std::vector<int64_t> known;
   Computed computed;
@@ -29,23 +29,23 @@ struct Numbers {
 
 class RegionReader {
  public:
-  // `sized`: weights in float count as weights of int8 that have sizes and no elements, on the device meta, so that a
-  // model can be asked before it is quantized.
+  // `sized`: for a model that is not quantized yet. A float weight counts as an int8 weight on the device meta,
+  // which has sizes and no elements.
   explicit RegionReader(const PassContext& context, bool sized = false)
       : known_(context, /*attributes_apart=*/sized), sized_(sized) {}
 
-  // Constants, attributes that nobody changes, and lists of these.
+  // The content of a constant, of an attribute that does not change, or of a list of these.
   std::optional<c10::IValue> find(const Value* value) const;
-  // The operand of that name. Refuses one that is not known.
+  // The operand of that name. Refuses a node whose operand is not known.
   c10::IValue operand(const Node* node, const std::string& name) const;
   double number(const Node* node, const std::string& name) const;
   // A number for each of `count` axes, or one for all of them.
   std::vector<int64_t> integers(const Node* node, const std::string& name, size_t count) const;
-  // A whole number, or a list of these, which the model may compute. Refuses other operands.
+  // A whole number, or a list of whole numbers, which the model may compute. Refuses other operands.
   Numbers numbers(const Node* node, const std::string& name) const;
-  bool has(const Node* node, const std::string& name) const; // and not None
+  bool has(const Node* node, const std::string& name) const; // whether the operand exists and is not None
 
-  // The grid of the codes that quantize makes; scale and zero point that dequantize reads.
+  // The grid of a quantize's codes; and the scale and zero point of a dequantize.
   Codes codesOf(const Node* quantize) const;
   std::pair<double, int64_t> scaleOf(const Node* dequantize) const;
 
@@ -53,20 +53,20 @@ class RegionReader {
   // ends of the operand's grid have the entry of the end.
   std::pair<at::Tensor, int64_t> tableOf(const Node* lookup, const Grid& from, int64_t from_shift) const;
 
-  // The grid of its results: that with which they are dequantized.
+  // The grid of a lookup_table's results, from the dequantize that reads them.
   Grid gridOfTable(const Node* lookup, const at::Tensor& table, int64_t shift) const;
 
-  // int8 weights and a scale for each result, of a value that is dequantized. Results lie along that axis.
+  // int8 weights and one scale for each output of a dequantized value. `axis` is the axis of outputs.
   std::pair<at::Tensor, at::Tensor> weights(const Value* value, int64_t axis = 0) const;
   // The bias in float32, as the reference model computes it.
   at::Tensor bias(const Value* value, int64_t count) const;
 
-  // Codes and their grid, of a tensor that is dequantized, or float32, of a number too; nothing for what the model
-  // computes.
+  // The codes and grid of a dequantized constant, or the float32 of a constant tensor or number. Nothing for
+  // computed values.
   std::optional<std::pair<at::Tensor, Grid>> constant(const Value* value) const;
 
   bool isWritten(const Value* value) const { return known_.isWritten(value); }
-  // Whether weights have sizes alone.
+  // Whether weights have sizes only.
   bool isSized() const { return sized_; }
 
  private:
@@ -80,36 +80,37 @@ struct Planned {
   std::vector<Value*> operands;
   Computed computed = {};
 };
-// Adds to its attributes.
+// Adds the numbers to the operator's attributes.
 void append(Planned& planned, const Numbers& numbers);
 
 // Whether a plan may have the node as an operator.
 bool isPlanned(const Node* node);
 // Whether a plan has the node, and takes that operand in any dtype.
 bool takesAnyDtype(const torch::jit::Use& use);
-// The result that a plan gives: others are refused where they are read.
+// The result of the node that a plan can give. A plan refuses readers of other results.
 inline Value* resultOf(Node* node) { return node->outputs().at(0); }
-// Whether its result has the codes of its operand.
+// Whether the result has the codes of the operand.
 bool keepsCodes(const Node* node);
-// Refuses by way of `Refusal`.
+// The operator of a plan for a node. Throws Refusal if there is none.
 Planned plannedOperator(const RegionReader& reader, Node* node);
 
-// Whether it is a concatenation of channels.
+// Whether the node is a concatenation of channels.
 bool isJoin(const RegionReader& reader, const Node* node);
-// Whether that is never rounded: batch norms and concatenations take parts, each with a grid of its own.
+// Whether the concatenation's result is never rounded as a whole: batch norms and concatenations read its parts,
+// each with a grid of its own.
 bool isReadInParts(const RegionReader& reader, const Node* node);
 
-// Operators that give back their operand, whatever it is.
+// Operators that return their operand unchanged.
 const std::unordered_set<c10::Symbol>& identityKinds();
-// Whether a node gives back its operand.
+// Whether a node returns its operand unchanged.
 bool isIdentity(const Node* node);
-// Whether it has no part in what tensors hold.
+// Whether the node has no effect on the content of tensors.
 bool isSilent(const Node* node);
 
-// The ends of a node that limits its operand, infinite where it has none; nothing for others.
+// The limits of a node that clips its operand, infinite where it has none; nothing for other nodes.
 std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, const Node* node);
 
-// Whether all that reads the value quantizes it, in the same block, behind clips and what moves it.
+// Whether all readers of the value quantize it in its block, perhaps after clips and moves.
 bool isQuantizedLater(const RegionReader& reader, const Value* value);
 
 } // namespace jit_passes::x86

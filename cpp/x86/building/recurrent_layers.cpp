@@ -18,7 +18,7 @@ const std::unordered_map<c10::Symbol, Cell>& cells() {
   return known;
 }
 
-// The elements of a list that is made right for the node.
+// The elements of a list that the graph constructs and does not change.
 at::ArrayRef<Value*> listed(const RegionReader& reader, Node* node, const char* name) {
   Value* list = operandOf(node, name);
   refuseUnless(
@@ -27,7 +27,7 @@ at::ArrayRef<Value*> listed(const RegionReader& reader, Node* node, const char* 
   return list->node()->inputs();
 }
 
-// A node with its options, and how its operators are made.
+// A recurrent node with its options. Writes the operators of its layers.
 class Layers {
  public:
   Layers(const RegionReader& reader, Node* node, std::string name, ProgramWriter& to)
@@ -50,7 +50,7 @@ class Layers {
   std::vector<int64_t> write(const std::vector<int64_t>& operands) {
     int64_t x = operands[0];
     std::vector<std::vector<int64_t>> last(
-        statesOf(cell_)); // states of all layers and directions, of both kinds
+        statesOf(cell_)); // hidden states, and memories of an LSTM, of all layers and directions
     for (int64_t layer = 0; layer < layers_; ++layer) {
       Operator product = weighted(product_.kind, layer, 0, product_.attributes);
       product.inputs = {x};
@@ -82,7 +82,7 @@ class Layers {
  private:
   int64_t each() const { return biases_ ? 4 : 2; }
 
-  // Of the input, 0, or the state, 1; in the first direction of a layer.
+  // The weight of the input (which = 0) or of the state (which = 1).
   Value* weight(int64_t layer, int64_t direction, int64_t which) const {
     return weights_[(layer * directions_ + direction) * each() + which];
   }
@@ -90,7 +90,7 @@ class Layers {
     return reader_.weights(weight(layer, 0, which)).first.size(1);
   }
 
-  // An operator with the weights of both directions, one behind the other.
+  // An operator with the weights of both directions one after the other.
   Operator weighted(Kind kind, int64_t layer, int64_t which, std::vector<int64_t> attributes) const {
     std::vector<at::Tensor> tensors[3];
     for (int64_t direction = 0; direction < directions_; ++direction) {
@@ -116,7 +116,7 @@ class Layers {
     return write(Kind("narrow"), {value}, {axis, start, length, drops});
   }
 
-  // The states with which a direction ends, [1, rows, units].
+  // The last states of a direction, [1, rows, units].
   int64_t lastOf(int64_t states, int64_t direction, int64_t start, int64_t units) {
     const int64_t step = narrow(states, batch_first_, direction == 0 ? -1 : 0, 1, true);
     return write(Kind("unsqueeze"), {narrow(step, -1, start, units)}, {0});

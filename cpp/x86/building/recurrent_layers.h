@@ -1,4 +1,4 @@
-// Recurrent layers of reference models, whose input is quantized as the model runs.
+// Recurrent layers of reference models whose input is quantized at run time.
 #pragma once
 
 #include "program_writer.h"
@@ -9,16 +9,15 @@ namespace jit_passes::x86 {
 bool isRecurrent(const Node* node);
 std::vector<c10::Symbol> recurrentKinds();
 
-// The values that a plan reads in its place: the input, the hidden states, and of an LSTM the memories.
+// The values that a plan reads for the node: the input, the hidden states, and the memories of an LSTM.
 std::vector<Value*> recurrentOperands(const RegionReader& reader, Node* node);
 
-// Refuses a layer that reads its weights in another way than a plan does. Nothing is said of a layer whose input is in
-// float.
+// Refuses a layer whose weights a plan cannot read. A layer with a float input is not checked.
 void checkRecurrent(const RegionReader& reader, Node* node);
 
-// Writes its layers one after the other, of values that stand for its operands, and returns its results. An operator
-// makes what the input of a layer gives to all steps and directions; another goes through them. The input of a later
-// layer is quantized as the first one is, as a whole or row by row.
+// Writes the node's layers one after the other, and returns its results. `operands` are the program's values of its
+// operands. One operator computes the products of a layer's input for all steps and directions, and another one goes
+// through the steps. The input of a later layer is quantized like the first input, as a whole or row by row.
 std::vector<int64_t> writeRecurrent(
     const RegionReader& reader, Node* node, const std::string& name, const std::vector<int64_t>& operands,
     ProgramWriter& to);

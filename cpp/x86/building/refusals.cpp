@@ -24,14 +24,14 @@ class Refusals {
       check(node);
     } catch (const Refusal& refusal) {
       return refusal.reason;
-    } catch (const c10::Error&) { // a text where a number should be, as no graph of PyTorch has it
+    } catch (const c10::Error&) { // an operand of a wrong type, such as a string instead of a number
       return "an operand has another type than the operator takes";
     }
     return std::nullopt;
   }
 
  private:
-  // Functions of each element, and quantizing and dequantizing.
+  // Whether the node is a function of each element, a quantize or a dequantize.
   static bool keepsAxes(const Node* node) {
     return !node->inputs().empty() && node->outputs().size() == 1 && isTensor(node->output()) &&
            (keepsShape(node) || startsWith(node, "jit_passes::"));
@@ -49,7 +49,7 @@ class Refusals {
     }
   }
 
-  // A result with too many axes has them for its readers.
+  // Checks the node without its sizes. Readers of a result with too many axes are refused.
   void checkPlanned(Planned planned, const Value* result) {
     Operator& op = planned.op;
     const Declaration& form = declarationOf(op.kind);
@@ -59,7 +59,7 @@ class Refusals {
       op.inputs.push_back(op.inputs.size());
     }
     const int64_t first = axes.empty() ? 0 : axes[0], most = axes.empty() ? 0 : std::ranges::max(axes);
-    // A layer takes more axes in the mode dynamic than in the mode static.
+    // A dynamic layer takes more axes than a static one.
     const bool in_float = !op.tensors.empty() && op.tensors[0].is_meta();
     const int64_t most_axes = in_float ? kMostMovedAxes : form.most_axes;
     axes_[result] = form.least_axes(op, first, most);
@@ -80,10 +80,10 @@ class Refusals {
     return std::max(x86::axesOf(value), found == axes_.end() ? 0 : found->second);
   }
 
-  // Returns how many axes it has at least.
+  // Returns the fewest axes that the operand can have.
   int64_t checkOperand(const Value* operand) {
     if (const Node* moved = movedConstant(operand->node())) {
-      reader_.constant(moved->output()); // each region moves it anew
+      reader_.constant(moved->output()); // each region has a copy of the moves
     }
     if (const auto constant = reader_.constant(operand)) {
       const at::Tensor& elements = constant->first;
@@ -98,8 +98,8 @@ class Refusals {
 
   const bool codes_;
   const RegionReader reader_;
-  std::unordered_map<const Value*, int64_t> axes_; // at least, of results; those of types are left out
-  Program program_;                                // of the numbers alone
+  std::unordered_map<const Value*, int64_t> axes_; // fewest axes of results whose type does not tell
+  Program program_;                                // used for numbers only
   GraphNumbers numbers_{reader_, program_, [](const Value*) {}};
 };
 

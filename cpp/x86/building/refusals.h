@@ -1,4 +1,4 @@
-// Which nodes of a graph a plan can compute: asked before the graph is cut into regions, and before weights are
+// The nodes of a graph that a plan can compute, before the graph is cut into regions, and before weights are
 // quantized.
 #pragma once
 
@@ -6,9 +6,9 @@
 
 namespace jit_passes::x86 {
 
-// Why nodes can be no operators of a plan, by their number in program order. Nodes of kinds that no plan has are left
-// out: see plannedKinds. A node that passes may still be no operator of a plan for the types of its operands; with
-// `codes`, its result can be codes.
+// The reasons why nodes cannot be operators of a plan, by their number in program order. Nodes of kinds that no plan
+// has are left out: see plannedKinds. A node without a reason may still be refused later for the types of its
+// operands. With `codes`, nodes must also have a form whose result is codes.
 std::map<int64_t, std::string> planRefusals(
     const torch::jit::Module& module, const std::string& method, bool codes);
 

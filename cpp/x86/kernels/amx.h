@@ -1,8 +1,9 @@
 // Sums of a tile of the convolution by AMX: up to 32 pixels by 32 output channels in four tile registers.
 //
-// A tile register has up to 16 rows of 64 bytes. One of pixels has a row for each pixel, with up to 16 fours of
-// neighbouring bytes; one of weights has a row for each of these fours, with 16 channels, as packed for AVX-512 VNNI.
-// tdpbusd adds the product of both to 16 x 16 sums: 16384 products in 16 cycles, where vpdpbusd takes 128.
+// A tile register has up to 16 rows of 64 bytes. A register of pixels has one row for each pixel, with up to 16
+// groups of four neighbouring bytes. A register of weights has one row for each of these groups, with 16 channels,
+// as packed for AVX-512 VNNI. tdpbusd adds the product of both to 16 x 16 sums: 16384 products in 16 cycles, where
+// vpdpbusd takes 128.
 #pragma once
 
 #include <array>
@@ -24,8 +25,8 @@ struct TwoSixteens {
 // Fewer pixels in a part keep a tile register waiting for its weights.
 constexpr int64_t kFewestForAmx = 4;
 
-// A run of fours in steps of equal depth. Weights are filled up with zeros so that they are; since that takes fewer
-// than 16 fours, what is read behind a run is within kSlack.
+// A run of groups of four bytes, divided into steps of equal depth. Weights are padded with zeros to whole steps, by
+// fewer than 16 groups, so the bytes that are read after a run are within kSlack.
 struct RunSteps {
   explicit RunSteps(int64_t quads)
       : count((quads + TwoSixteens::kPixels - 1) / TwoSixteens::kPixels),
@@ -37,11 +38,11 @@ struct RunSteps {
 
 #ifdef JIT_PASSES_HAS_AMX
 
-// The tile registers of the thread that makes it, as long as it lives.
+// Configures the tile registers of the calling thread for the lifetime of the object.
 class TileRegisters {
  public:
   struct Shape {
-    uint8_t rows = 0, bytes = 0; // of each row
+    uint8_t rows = 0, bytes = 0; // bytes of one row
   };
 
   explicit TileRegisters(const std::array<Shape, 8>& registers) {
@@ -57,7 +58,7 @@ class TileRegisters {
   }
   TileRegisters(const TileRegisters&) = delete;
   TileRegisters& operator=(const TileRegisters&) = delete;
-  // The system would save what is left in these registers whenever the thread loses its processor.
+  // Releases the registers: the system would save them whenever the thread loses its processor.
   ~TileRegisters() { asm volatile("tilerelease"); }
 
   template <int kRegister>
@@ -78,15 +79,15 @@ class TileRegisters {
   }
 };
 
-// Registers 0 to 3 are sums, 4 and 5 the pixels of both parts, 6 and 7 the weights of the first and the last 16
-// channels.
+// Registers 0 to 3 are sums, 4 and 5 pixels of the two parts, 6 and 7 weights of the first and the last 16 channels.
 class AmxSums : TileRegisters {
  public:
   using Shape = TwoSixteens;
 
   AmxSums(int64_t pixels, int64_t quads) : AmxSums(pixels, RunSteps(quads)) {}
 
-  // Of `parts` parts and `columns` times 16 channels, as `multiplyTile` of convolution_tile.h leaves them.
+  // Computes the sums of `parts` parts and `columns` times 16 channels, in the order of `multiplyTile`
+  // (convolution_tile.h).
   void operator()(
       const TileOf<Shape>& tile, int64_t parts, int64_t columns, int64_t /*pixels*/, int64_t channel,
       const int8_t* weight, const int8_t* ahead, const int32_t* start, int32_t* sums) const {

@@ -1,4 +1,4 @@
-// Kernels of transformers: products of two activations, softmax and layer norm. See kernels.h for what holds for all
+// Kernels of transformers: products of two activations, softmax and layer norm. kernels.h has the rules for all
 // kernels.
 #pragma once
 
@@ -6,20 +6,22 @@
 
 namespace jit_passes::x86 {
 
-// So many codes of both operands make a sum: no part of it leaves int32.
+// A limit for the products of codes in one sum: no part of the sum exceeds int32.
 constexpr int64_t kMostCodeProducts = kMostProducts / 4;
-// So many codes make a row that is normalized: the sum of their squares fits in int32.
+// A limit for the codes of a normalized row: the sum of their squares fits int32.
 constexpr int64_t kMostNormalized = (int64_t{1} << 31) / (255 * 255) - 1;
 
-// Products of matrices of codes, a batch of them: an image's pixels along the width are rows, and its channels columns.
+// Products of a batch of matrices of codes. The pixels of an image along its width are rows, and its channels
+// columns.
 //
 //   y = table[code of fma(float(sum), multiplier, offset)]
 //   sum[m, n] = sum over k of (a[m, k] - a_zero_point) (b[k, n] - b_zero_point)
 //
-// multiplier = s_a s_b / s_y and offset = z_y; see CodeRange. The table is optional. With `transposed`, rows of `b` are the columns n.
-// Where `a` or `b` have one image, one plane or one row of images, it stands for all of `out`.
+// multiplier = s_a s_b / s_y and offset = z_y; see CodeRange. The table is optional. With `transposed`, rows of `b`
+// are the columns n. If `a` or `b` have one image, one plane or one row of images, it serves for all of `out`.
 //
-// The right operand is packed first, each time, as convolutions' weights are: `packedBytes` of it, at a multiple of 64.
+// The right operand is packed first in each call, like the weights of convolutions, into `packedBytes` bytes at a
+// multiple of 64.
 struct MatrixProduct {
   bool transposed = false;
   int32_t a_zero_point = 0, b_zero_point = 0;
@@ -45,8 +47,8 @@ struct MatrixProduct {
 //   e = high[d / 16] low[d % 16], which is exp(-d s_x)
 //   y = code of fma(high[d / 16] factor, low[d % 16], offset), factor = 1 / s_y / (sum of e)
 //
-// The sum has 64 parts, of the channels with the same number modulo 64, each a chain of fused multiply-adds. Parts 16
-// apart are added in pairs, and then halves of what is left. offset is z_y. Items: rows.
+// The sum has 64 parts, one for each channel number modulo 64, each a chain of fused multiply-adds. Parts at a
+// distance of 16 are added in pairs, and then the halves of the remaining ones. offset is z_y. Items: rows.
 struct Softmax {
   Softmax(double in_scale, double out_scale, Form form = bestForm());
 
@@ -59,13 +61,13 @@ struct Softmax {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// Over the channels of each pixel, of which there are `kMostNormalized` at most. Sums are exact, and so is the
-// difference that makes the variance:
+// Over the channels of each pixel, at most `kMostNormalized`. The sums are exact, and so is their difference in the
+// variance:
 //
 //   factor = 1 / sqrt(fma(n sum of x^2 - (sum of x)^2, 1 / n^2, eps)), in double
 //   y = code of fma(fma(x, float(factor), float(-mean factor)), multiplier[c], offset[c])
 //
-// eps is that of the model by s_x^2; multiplier = weight / s_y and offset = z_y + bias / s_y. Items: rows.
+// eps is the model's divided by s_x^2; multiplier = weight / s_y and offset = z_y + bias / s_y. Items: rows.
 struct LayerNorm {
   const float *multiplier, *offset;
   double eps;
@@ -75,8 +77,8 @@ struct LayerNorm {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// Over the channels of a group, of which all have as many, in all pixels of an image. See LayerNorm. Items: images
-// times blocks of channels, which are whole groups.
+// Over the channels of a group in all pixels of an image. All groups have equally many channels. See LayerNorm.
+// Items: images times blocks of channels, which are whole groups.
 struct GroupNorm {
   int64_t groups;
   const float *multiplier, *offset;

@@ -1,4 +1,4 @@
-// Pieces that the forms for registers of 256 bits share.
+// Functions for all forms with registers of 256 bits.
 #pragma once
 
 #include "plain.h"
@@ -20,16 +20,16 @@ JIT_PASSES_AVX2_INLINE __m128i load128(const void* from) {
   return _mm_loadu_si128(static_cast<const __m128i*>(from));
 }
 
-// For AVX-512 too, whose functions need not have FMA.
+// Also for functions with AVX-512, whose target may lack FMA.
 __attribute__((target("avx"), always_inline)) inline float sumOfEight(__m256 eight) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-// Floats to codes as ToCode does it, in packs of 32. Packing saturates, so the zero point is added to int16, and `low`
-// and `high` are applied to bytes. Only a float of 2^31 or more, which int32 does not hold, needs a float minimum first.
-// `order` puts back what packing within 128-bit lanes mixes up.
+// Converts floats to codes like ToCode, 32 at a time. Packing saturates, so the zero point is added to int16, and
+// `low` and `high` are applied to bytes. Only a float of 2^31 or more, which does not fit int32, needs a minimum of
+// floats before. `order` restores the order, which packing within 128-bit lanes changes.
 struct Rounding256 {
   JIT_PASSES_AVX2 explicit Rounding256(const CodeRange& range)
       : most(_mm256_set1_ps(static_cast<float>(range.high))),
@@ -42,7 +42,7 @@ struct Rounding256 {
   __m256i zero_point, low, high, order;
 };
 
-// 32 codes, where the 8 of a register are four in each lane.
+// 32 codes. The 8 codes of a register are four in each lane.
 JIT_PASSES_AVX2_INLINE __m256i packCodes(const __m256 (&v)[4], const Rounding256& rounding) {
   __m256i whole[4];
 #pragma GCC unroll 4
@@ -67,7 +67,7 @@ JIT_PASSES_AVX2_INLINE __m256 eightFloatsOf(const uint8_t* codes) {
   return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(some));
 }
 
-// All bits of the first `count` of 32 bytes, of which there may be none.
+// A mask with all bits of the first `count` of 32 bytes, which may be 0.
 JIT_PASSES_AVX2_INLINE __m256i firstBytes(int64_t count) {
   alignas(64) static constexpr int8_t kOnes[64] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
                                                    -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,
@@ -75,7 +75,7 @@ JIT_PASSES_AVX2_INLINE __m256i firstBytes(int64_t count) {
   return load256(kOnes + 32 - (count < 32 ? count : 32));
 }
 
-// The first `count` of 32 codes.
+// Stores the first `count` of 32 codes.
 JIT_PASSES_AVX2_INLINE void storeFirst(uint8_t* to, __m256i codes, int64_t count) {
   if (count >= 32) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), codes);
@@ -96,14 +96,14 @@ JIT_PASSES_AVX2_INLINE void storeFirst(uint8_t* to, __m256i codes, int64_t count
   }
 }
 
-// The first `count` of 32 floats as codes, by way of the table where there is one.
+// Stores the first `count` of 32 floats as codes, after the table if there is one.
 JIT_PASSES_AVX2_INLINE void putCodes(
     uint8_t* to, const __m256 (&v)[4], const Rounding256& rounding, int64_t count, const uint8_t* table) {
   storeFirst(to, roundToCodes(v, rounding), count);
   lookUpInPlace(to, count, table);
 }
 
-// 16 floats, of which eight at a time are picked by the lowest four bits of a number each.
+// A table of 16 floats. A lookup takes eight at a time, by the lowest four bits of eight numbers.
 struct Sixteen {
   JIT_PASSES_AVX2 explicit Sixteen(const float* from)
       : lower(_mm256_loadu_ps(from)), upper(_mm256_loadu_ps(from + 8)) {}

@@ -1,4 +1,4 @@
-// Images of another size, by cubic interpolation: a row of the input along its pixels first, and then four rows.
+// Resizes images by cubic interpolation: first along the pixels of a row, and then over four rows.
 #include <array>
 
 #include "floats.h"
@@ -8,13 +8,13 @@
 namespace jit_passes::x86 {
 namespace {
 
-// The sum of four numbers times their shares.
+// The sum of four numbers times their weights.
 [[gnu::always_inline]] inline float cubic(float a, float b, float c, float d, const float* shares) {
   return __builtin_fmaf(
       d, shares[3], __builtin_fmaf(c, shares[2], __builtin_fmaf(b, shares[1], a * shares[0])));
 }
 
-// `pixel`: floats from one pixel of the row to the next.
+// `pixel` is the number of floats from one pixel of the row to the next.
 JIT_PASSES_VECTORIZED void alongCubics(
     const float* row, int64_t pixel, const CubicFloats::Taps* taps, int64_t count, int64_t channels,
     float* __restrict out) {

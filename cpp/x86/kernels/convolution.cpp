@@ -1,7 +1,7 @@
 // Convolution: packing, and the plain form.
 //
-// Weights of the plain form lie as they came: [out channel][tap][in channel of the group]. The window of a pixel is
-// copied together, so that a sum is one product of two rows.
+// The plain form keeps the given order of weights: [out channel][tap][in channel of the group]. It copies the window
+// of a pixel into one row, so that a sum is one product of two rows.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -19,7 +19,7 @@ JIT_PASSES_VECTORIZED void store(
   const float* multiplier = how.multiplier + first;
   const float* offset = how.offset + first;
   const ToCode code(how.range);
-  float with[kPlainBlock]; // what is added; the residual may lie where the result goes
+  float with[kPlainBlock]; // the addend, copied since the residual may be the result's memory
   std::copy_n(offset, count, with);
   for (int64_t c = 0; residual && c < count; ++c) {
     with[c] = __builtin_fmaf(residual[c], how.residual_multiplier, offset[c]);
@@ -30,7 +30,7 @@ JIT_PASSES_VECTORIZED void store(
   lookUpInPlace(out, count, how.table);
 }
 
-// With codes of 16 bits the compiler finds the instruction that adds products of pairs.
+// Codes have 16 bits so that the compiler uses the instruction that adds products of pairs.
 JIT_PASSES_VECTORIZED void multiplyRows(
     const int16_t* x, const int8_t* weight, int64_t products, int64_t count, const int32_t* start,
     int32_t* sums) {
@@ -61,7 +61,7 @@ JIT_PASSES_VECTORIZED void widen(const uint8_t* from, int64_t count, int16_t* to
 
 namespace {
 
-// The codes that a pixel of the output is made of, side by side: `channels` of each tap.
+// Copies the codes of the window of an output pixel into one row: `channels` of each tap.
 void copyWindow(const uint8_t* first, const Window& w, const Image& in, int64_t channels, int16_t* to) {
   const bool joined = in.pixel == channels && w.dilation_w == 1;
   const int64_t runs = joined ? 1 : w.kernel_w, length = joined ? w.kernel_w * channels : channels;
@@ -126,7 +126,8 @@ void Convolution::packPlain(const int8_t* weight) {
   }
 }
 
-// Where a weight goes is found by packing its number, byte by byte. Numbers begin with 1: 0 is what fills up.
+// Finds the place of each weight by packing the numbers of weights, byte by byte. Numbers begin with 1, since 0 is
+// padding.
 void Convolution::unpack(int8_t* weight) const {
   const int64_t count = out_channels_ * window_.taps() * (in_channels_ / window_.groups);
   std::vector<int8_t> bytes(count);

@@ -1,4 +1,4 @@
-// Convolution for AMX. Packed weights are those of AVX-512 VNNI, so tiles with few pixels take its form.
+// Convolution for AMX. Weights are packed as for AVX-512 VNNI, so tiles with few pixels can use its form.
 #include "amx.h"
 #include "convolution_tiles.h"
 #include "tiles_to_floats.h"
@@ -48,7 +48,7 @@ class AmxToCodes {
  private:
   __mmask16 lanesOf(int64_t i) const { return static_cast<__mmask16>(lanes_ >> (i * kLanes)); }
 
-  // Two pixels at a time. Members are copied: for all that a compiler knows, stores might change them.
+  // Two pixels at a time. Members are copied, since a compiler must assume that stores change them.
   template <bool kDirect, bool kAdds>
   JIT_PASSES_VNNI void finish(const TileWork<Shape>& work, const TargetOf<Shape>& target) const {
     Rounding rounding = rounding_;

@@ -1,8 +1,8 @@
-// Convolution as an implicit matrix product, for AVX-VNNI and for AVX2 alone. Only the inner loop differs
-// (convolution_tile_avx2.h), and what lies where in the weights (convolution_packing.cpp).
+// Convolution as an implicit matrix product, for AVX-VNNI and for AVX2 alone. Both differ only in the inner loop
+// (convolution_tile_avx2.h) and in the order of weights (convolution_packing.cpp).
 //
-// A tile is any six pixels of the output by 32 channels: rows of the output have no ends. Sums pass through memory,
-// which the first cache keeps, and become codes here.
+// A tile is any six pixels of the output by 32 channels, across the ends of rows. Sums pass through memory in the
+// first cache, and become codes here.
 #include "convolution_tile_avx2.h"
 #include "convolution_tiles.h"
 #include "plain.h"
@@ -38,7 +38,8 @@ class SixToCodes {
   }
 
  private:
-  // Operands of the loop are copied first: bytes that are stored may be anything's, so it would be read again.
+  // Operands of the loop are copied first: stores of bytes may change any object for the compiler, which would read
+  // them again.
   template <bool kAdds>
   JIT_PASSES_AVX2 void store(const TileWork<Shape>& work, const TargetOf<Shape>& target) const {
     const Rounding256 rounding = rounding_;

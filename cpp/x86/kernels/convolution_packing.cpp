@@ -1,10 +1,10 @@
 // Weights of a convolution for the tiles of all vector forms.
 //
-// They lie in blocks of 32 output channels, as [block][run][four bytes][channel][4] for AVX-512: runs are filled up to
-// fours with zeros, so what lies behind a run does not count. The last block of a group has 16 channels if that is
-// enough. For AMX runs are filled up to steps of equal depth. For AVX-VNNI a block is
-// [16 channels][run][four bytes][channel][4], and for AVX2, which multiplies pairs,
-// [16 channels][run][two bytes][channel][2]; the last of its parts has 8 channels if that is enough.
+// Weights are packed in blocks of 32 output channels. For AVX-512 the order is [block][run][four bytes][channel][4].
+// Runs are padded with zeros to groups of four, so the bytes after a run do not matter. The last block of a group
+// has 16 channels if that is enough. For AMX runs are padded to steps of equal depth. For AVX-VNNI a block is [16
+// channels][run][four bytes][channel][4]; for AVX2, which multiplies pairs, [16 channels][run][two
+// bytes][channel][2]. The last part of a block has 8 channels if that is enough.
 #include <algorithm>
 
 #include "amx.h"
@@ -14,8 +14,8 @@
 namespace jit_passes::x86 {
 namespace {
 
-// As many neighbouring groups as fill a register are one, with weights of 0 between them: that takes no more
-// products, since a register is multiplied as a whole.
+// The number of neighbouring groups that fill a register together. They become one group, with weights of 0 between
+// them, which takes no more products: a register is always multiplied as a whole.
 int64_t mergedGroups(int64_t groups, int64_t out_group, int64_t lanes) {
   int64_t merged = 1;
   for (int64_t i = 2; i * out_group <= lanes; ++i) {
@@ -24,7 +24,7 @@ int64_t mergedGroups(int64_t groups, int64_t out_group, int64_t lanes) {
   return merged;
 }
 
-// The place in a block of `columns` registers of the weight of channel `c` and byte `i` of all `quads` fours.
+// The place of the weight of channel `c` and byte `i` in a block of `columns` registers and `quads` groups of four.
 int64_t placeInBlock(Form form, int64_t columns, int64_t quads, int64_t c, int64_t i) {
   if (form >= Form::Avx512) {
     return (i / 4 * columns * 16 + c) * 4 + i % 4;
@@ -35,7 +35,8 @@ int64_t placeInBlock(Form form, int64_t columns, int64_t quads, int64_t c, int64
   return part * quads * 4 * kSixChannels + (i / together * lanes + lane) * together + i % together;
 }
 
-// Sums of tile registers pass through memory on the way to codes. With few products, that takes longer than these.
+// Sums of tile registers become codes through memory. With fewer groups of four, that takes longer than the
+// products.
 constexpr int64_t kFewestQuads = 4;
 
 } // namespace

@@ -4,8 +4,8 @@
 // multiplied by the weights of these four for 16 channels each (vpdpbusd). Per four bytes that is 28
 // multiplications, 14 broadcasts, which are loads, and 2 loads.
 //
-// Written with intrinsics, g++ 12 keeps the sums in memory; so the loop is assembly, with registers by number. Sums
-// become codes there too: stored as such they would take 28 stores and loads.
+// With intrinsics, g++ 12 keeps the sums in memory, so the loop is assembly, with registers by number. The assembly
+// also turns sums into codes, which saves 28 stores and loads of sums.
 #pragma once
 
 #include "tile.h"
@@ -17,20 +17,20 @@ namespace jit_passes::x86 {
 
 constexpr int64_t kHalf = TwoHalves::kPixels, kLanes = 16;
 
-// The first pixel of a residual for each half, the bytes from one to the next, and its scale.
+// A residual: its first pixel for each half, the bytes from pixel to pixel, and its scale.
 struct TileResidual {
   const uint8_t* half[2];
   int64_t step;
   float multiplier;
 };
 
-// Where the codes of each half go, and the bytes from one pixel to the next.
+// The places of the codes of each half, and the bytes from one pixel to the next.
 struct TileCodes {
   uint8_t* half[2];
   int64_t step;
 };
 
-// Scales of its channels, what they are clipped to in floats and in codes, and what puts back what packing mixes up.
+// The scales of the channels, the limits in floats and in codes, and the order that undoes packing.
 struct alignas(64) TileResult {
   int32_t order[kLanes];
   uint8_t low[4 * kLanes], high[4 * kLanes];
@@ -50,8 +50,9 @@ static_assert(offsetof(TileResult, offset) == offsetof(TileResult, multiplier) +
 
 // clang-format off
 
-// Pixel `p` of both halves, or of the only one, if there are so many, times the four bytes number `\u` of weights: `at`
-// is its place behind a half's first pixel, and the others are numbers of registers.
+// Multiplies pixel `p` of both halves, or of the only one, by group number `\u` of four weights, if there are so
+// many pixels. `at` is the pixel's distance from the first pixel of a half; the other arguments are numbers of
+// registers.
 #define JIT_PASSES_PIXEL(p, at, a0, a1, b0, b1)     \
   ".if %c[half] > " #p "\n"                         \
   "vpbroadcastd 4*\\u(%[first]" at "), %%zmm30\n"   \
@@ -75,7 +76,7 @@ static_assert(offsetof(TileResult, offset) == offsetof(TileResult, multiplier) +
   do(5, ",%[step5]", 10, 11, 24, 25) \
   do(6, ",%[step3],2", 12, 13, 26, 27)
 
-// All pixels, times as many fours of bytes as `numbers` lists.
+// Multiplies all pixels by the groups of four bytes that `numbers` lists.
 #define JIT_PASSES_QUADS(numbers, count)                 \
   ".irp u," numbers "\n"                                 \
   "vmovdqa32 64*%c[columns]*\\u(%[weight]), %%zmm28\n"   \
@@ -88,7 +89,7 @@ static_assert(offsetof(TileResult, offset) == offsetof(TileResult, multiplier) +
   "add $4*" #count ", %[first]\n"                        \
   "add $4*" #count ", %[second]\n"
 
-// Moves from register to register cost nothing, and loads one cycle each.
+// Sums begin as moves between registers, which cost nothing; a load costs one cycle.
 #define JIT_PASSES_BEGIN(p, at, a0, a1, b0, b1)   \
   ".if %c[half] > " #p "\n"                       \
   "vmovdqa32 %%zmm28, %%zmm" #a0 "\n"             \
@@ -110,9 +111,9 @@ static_assert(offsetof(TileResult, offset) == offsetof(TileResult, multiplier) +
   "vmovdqa32 %%zmm" #b1 ", 256*" #p "+192(%[result])\n" \
   ".endif\n.endif\n.endif\n"
 
-// Sums as codes: pixel `p` of both halves in one register. Here `first` and `second` are pixels of a residual, `jumps`
-// and `runs` those of the result, `weight` and `ahead` go from one to the next, and once the first sums are packed,
-// register 14 has the order.
+// Turns sums into codes, pixel `p` of both halves in one register. Here the operands `first` and `second` are pixels
+// of a residual, `jumps` and `runs` pixels of the result, and `weight` and `ahead` the steps between pixels. Once
+// the first sums are packed, register 14 has the order.
 #define JIT_PASSES_CODES(p, at, a0, a1, b0, b1)                       \
   ".if %c[half] > " #p "\n"                                         \
   JIT_PASSES_PACK(a0, a1, "first")                                  \
@@ -147,7 +148,7 @@ static_assert(offsetof(TileResult, offset) == offsetof(TileResult, multiplier) +
   "add %[weight], %[second]\n"                                      \
   ".endif\n.endif\n"
 
-// One pixel as int16, not clipped yet: of each register four in each lane.
+// Packs one pixel to int16, not clipped yet: four numbers of each register in each lane.
 #define JIT_PASSES_PACK(sum0, sum1, pixel)                                \
   JIT_PASSES_ROUND(sum0, pixel, "0", "28", "30")                        \
   ".if %c[columns] > 1\n"                                               \
@@ -160,8 +161,8 @@ static_assert(offsetof(TileResult, offset) == offsetof(TileResult, multiplier) +
   "vpaddsw %c[zero](%[result]), %%zmm" #sum0 ", %%zmm" #sum0 "\n"       \
   ".endif\n"
 
-// Of 16 channels from `channel` on. Where a residual is added, its pixels are at `first` and `second`, its scale is in
-// register 31, and `left` is where the offsets are; else these are in a register.
+// Rounds 16 channels from `channel` on. With a residual, its pixels are at `first` and `second`, its scale is in
+// register 31, and `left` points to the offsets. Without one, the offsets are in a register.
 #define JIT_PASSES_ROUND(sum, pixel, channel, multiplier, offset)             \
   "vcvtdq2ps %%zmm" #sum ", %%zmm" #sum "\n"                                  \
   ".if %c[gives] & 2\n"                                                            \
@@ -177,13 +178,13 @@ static_assert(offsetof(TileResult, offset) == offsetof(TileResult, multiplier) +
   ".endif\n"                                                                  \
   "vcvtps2dq %%zmm" #sum ", %%zmm" #sum "\n"
 
-// Results of a tile. Direct is 1, added 2 and sums 4, for the assembly. As sums: [pixel of a half][half][channel]. As codes, 16 or 32 for each pixel, where a TileResult
-// says. Direct: see Rounding; what packing saturates at clips them, too. Added: a residual is added before they are
-// rounded.
+// The form of a tile's results. The assembly tests bits: direct is 1, added 2 and sums 4. Sums are [pixel of a
+// half][half][channel]. Codes are 16 or 32 for each pixel, at the places of a TileResult. Direct: see Rounding; the
+// saturation of packing also clips. Added: a residual is added before rounding.
 enum class Gives { Codes, DirectCodes, AddedCodes, DirectAddedCodes, Sums };
 
-// Multiplies a tile, or its first half alone; `result` is int32 sums, or a TileResult. Meanwhile, two cache lines from `ahead` on are fetched
-// with each 16 bytes of input.
+// Multiplies a tile, or only its first half. `result` is int32 sums, or a TileResult. With each 16 bytes of input,
+// two cache lines from `ahead` on are prefetched.
 template <int kHalves, int kPixels, int kColumns, Gives kGives>
 JIT_PASSES_VNNI void multiplyTile(
     const TileOf<TwoHalves>& tile, int64_t channel, const int8_t* weight, const int8_t* ahead, const int32_t* start,
@@ -279,7 +280,7 @@ inline MultiplyTile multiplyTileFor(Gives gives, int64_t halves, int64_t columns
   }
 }
 
-// Sums of a tile, [pixel][half][32 channels]. Kernels that finish sums take this or AmxSums (amx.h).
+// Computes the sums of a tile, [pixel][half][32 channels]. Kernels that finish sums use this or AmxSums (amx.h).
 struct VnniSums {
   using Shape = TwoHalves;
 

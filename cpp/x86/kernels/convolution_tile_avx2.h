@@ -1,16 +1,16 @@
 // The inner loop of the convolution for registers of 256 bits: one tile of 6 pixels by 16 output channels.
 //
-// 12 of the 16 registers hold sums, two weights, one input. The pixels are any six of the output, with a pointer each:
-// they move on together, by one number that is added to all pointers. With AVX-VNNI, four neighbouring bytes of a pixel
+// 12 of the 16 registers hold sums, two weights, one input. The pixels are any six of the output, with one pointer
+// each; one number, added to all pointers, moves them on together. With AVX-VNNI, four neighbouring bytes of a pixel
 // are broadcast and multiplied by the weights of these four for 8 channels each (vpdpbusd): per four bytes that is 12
 // multiplications, 6 broadcasts, which are loads, and 2 loads.
 //
-// AVX2 alone multiplies pairs of int16 (vpmaddwd), which is exact, and adds them up in an instruction of its own.
-// vpmaddubsw multiplies bytes, but its sum of two products saturates. Codes are widened before: once for all channels.
-// Weights are widened as they are loaded. Per two codes that is 12 multiplications, 12 additions, 6 broadcasts and 2
-// loads.
+// AVX2 alone multiplies pairs of int16 (vpmaddwd), which is exact, and adds them in a separate instruction.
+// vpmaddubsw multiplies bytes, but its sum of two products saturates. Codes are widened ahead, once for all
+// channels, and weights when they are loaded. Per two codes that is 12 multiplications, 12 additions, 6 broadcasts
+// and 2 loads.
 //
-// Written with intrinsics, g++ 12 keeps the sums in memory; so the loop is assembly, with registers by number.
+// With intrinsics, g++ 12 keeps the sums in memory, so the loop is assembly, with registers by number.
 #pragma once
 
 #include "avx2.h"
@@ -24,8 +24,8 @@ namespace jit_passes::x86 {
 
 // clang-format off
 
-// Pixel `p`, if there are so many, times step number `\u` of weights, which is four bytes of the pixel. The others are
-// numbers of registers.
+// Multiplies pixel `p`, if there are so many, by step number `\u` of weights, which is four bytes of the pixel. The
+// other arguments are numbers of registers.
 #define JIT_PASSES_SIX_PIXEL(p, a0, a1)                           \
   ".if %c[pixels] > " #p "\n"                                     \
   "vpbroadcastd 4*\\u(%[pixel" #p "],%[at]), %%ymm14\n"           \
@@ -45,7 +45,7 @@ namespace jit_passes::x86 {
 #define JIT_PASSES_EACH_OF_SIX(do)                                        \
   do(0, 0, 1) do(1, 2, 3) do(2, 4, 5) do(3, 6, 7) do(4, 8, 9) do(5, 10, 11)
 
-// All pixels, times as many steps as `numbers` lists.
+// Multiplies all pixels by the steps that `numbers` lists.
 #define JIT_PASSES_SIX_STEPS(numbers, count)                              \
   ".irp u," numbers "\n"                                                  \
   ".if %c[vnni]\n"                                                        \
@@ -77,9 +77,9 @@ namespace jit_passes::x86 {
   "vmovdqa %%ymm" #a1 ", 128*" #p "+32(%[left])\n"                        \
   ".endif\n.endif\n"
 
-// Multiplies some pixels by 8 or 16 channels; sums are [pixel][32], of which these are the first. In `tile`, fours are
-// of bytes: codes, or for AVX2 pairs of codes in 16 bits. With each four of these, a cache line from `ahead` on is
-// fetched.
+// Multiplies some pixels by 8 or 16 channels, the first ones of the sums [pixel][32]. `quads` of `tile` counts
+// groups of four bytes: four codes, or, for AVX2, two codes of 16 bits. With each four groups, a cache line from
+// `ahead` on is prefetched.
 template <int kPixels, int kColumns, bool kVnni>
 JIT_PASSES_AVX2 void multiplySixPixels(
     const TileOf<SixPixels>& tile, int64_t channel, const int8_t* weight, const int8_t* ahead, const int32_t* start,
@@ -131,7 +131,7 @@ constexpr MultiplySixPixels kMultiplySix[SixPixels::kParts] = {
     multiplySixPixels<3, kColumns, kVnni>, multiplySixPixels<4, kColumns, kVnni>,
     multiplySixPixels<5, kColumns, kVnni>, multiplySixPixels<6, kColumns, kVnni>};
 
-// The sums of a block of channels, which has 1 to 4 columns of 8, for the first `pixels` of a tile: [pixel][32].
+// Computes the sums of a block with 1 to 4 columns of 8 channels, for the first `pixels` of a tile: [pixel][32].
 inline void multiplySix(
     bool vnni, const TileOf<SixPixels>& tile, int64_t pixels, int64_t channel, int64_t columns,
     const int8_t* weight, const int8_t* ahead, const int32_t* start, int32_t* sums) {
@@ -145,7 +145,7 @@ inline void multiplySix(
   }
 }
 
-// The pixels of a tile in 16 bits, one after the other, runs without gaps.
+// The pixels of a tile widened to 16 bits, one after the other, with runs without gaps.
 class WidenedTile {
  public:
   JIT_PASSES_AVX2 const TileOf<SixPixels>& widen(
@@ -156,7 +156,7 @@ class WidenedTile {
       tile_.part[p] = reinterpret_cast<const uint8_t*>(to);
       const uint8_t* in = from.part[p] + channel;
       for (int64_t run = 0; run < from.runs; ++run) {
-        // Bytes that are written behind a run are written again with the next one.
+        // Bytes that are written beyond a run are overwritten by the next run.
         for (int64_t i = 0; i < 4 * from.quads; i += 16) {
           const __m128i some = load128(in + i);
           _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm256_cvtepu8_epi16(some));
@@ -174,11 +174,11 @@ class WidenedTile {
   alignas(64) int16_t codes_[SixPixels::kParts * (kMostWidened + 32)];
 };
 
-// The products of the tiles that a form computes, one after the other.
+// Computes the products of tiles, one tile after the other.
 template <bool kVnni>
 class SixProducts {
  public:
-  // Another tile comes.
+  // Begins another tile.
   void place() { channel_ = -1; }
 
   void multiply(

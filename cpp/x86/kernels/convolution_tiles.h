@@ -8,14 +8,14 @@
 
 namespace jit_passes::x86 {
 
-// Whether each pixel is made of the one in its place. Without padding an image may still have others behind its own.
+// Whether each output pixel depends only on the input pixel at its place, and both images have equal sizes.
 inline bool isPointwise(const Window& w, const Image& in, const Image& out) {
   return w.taps() == 1 && w.stride_d == 1 && w.stride_h == 1 && w.stride_w == 1 && w.pad_front == 0 &&
          w.pad_top == 0 && w.pad_left == 0 && in.depth == out.depth && in.height == out.height &&
          in.width == out.width;
 }
 
-// One row after the other, where the pixels of all of them are evenly spaced in all images.
+// Joins rows to one row if their pixels are evenly spaced in all images.
 inline void joinRows(std::initializer_list<Image*> images) {
   const auto join = [&](int64_t Image::* count, int64_t Image::* stride) {
     const auto even = [&](const Image* image) {
@@ -32,7 +32,7 @@ inline void joinRows(std::initializer_list<Image*> images) {
       join(&Image::images, &Image::image);
 }
 
-// The rows of an output.
+// The rows of an output, divided into parts of tiles.
 template <typename Shape>
 struct TileParts : Division<Shape> {
   TileParts(const Window& window, const Image& in_image, const Image& out_image, const Image* other)
@@ -43,11 +43,11 @@ struct TileParts : Division<Shape> {
     Division<Shape>::operator=(Division<Shape>(out.width, out.rows()));
   }
 
-  Image in, out, residual; // which is the output where there is none
+  Image in, out, residual; // `residual` is the output if there is none
 };
 
-// A part of a row, and where its pixels begin. Going on to the next one needs no divisions, which would take as
-// long as the products of a tile with few input channels.
+// A part of a row, with the places of its first pixels. The step to the next part needs no divisions, which would
+// take as long as the products of a tile with few input channels.
 template <typename Shape>
 struct TilePlace {
   TilePlace(const TileParts<Shape>& work, const Window& window, int64_t part)
@@ -63,7 +63,7 @@ struct TilePlace {
     }
   }
 
-  // The first pixel; the last part of a row overlaps the one before.
+  // The column of the first pixel. The last part of a row overlaps the part before.
   int64_t column(const TileParts<Shape>& work) const {
     return std::min(part * work.pixels, work.out.width - work.pixels);
   }
@@ -85,8 +85,8 @@ struct TilePlace {
   }
 };
 
-// Where the results of a tile go: of each part the first pixel in the output and in a residual, its number among all
-// pixels, and how many pixels the part before has stored already. `count` parts exist.
+// The places of a tile's results: for each part its first pixel in the output and in a residual, its number among
+// all pixels, and the number of pixels that the part before has stored already. `count` parts exist.
 template <typename Shape>
 struct TargetOf {
   uint8_t* out[Shape::kParts];
@@ -104,9 +104,9 @@ struct TileWork {
   const int32_t* start;
 };
 
-// `finish` has a `Shape`, `place()` for another tile than before, `enter(first, count)` for other channels, and
-// `run(work, target)` for each tile and block of channels. The larger of weights and input is gone through once, and
-// divided between threads.
+// `finish` has a `Shape`, and functions that are called: `place()` for each new tile, `enter(first, count)` for new
+// channels, and `run(work, target)` for each tile and block of channels. The larger one of weights and input is read
+// once, and divided between threads.
 template <typename Finish>
 void Convolution::runTiles(
     const Image& in_image, const Image& out_image, const Image* other, Finish& finish, int64_t begin,
@@ -133,7 +133,7 @@ void Convolution::runTiles(
   const auto setTile = [&](TilePlace<Shape>& place) {
     target.count = 0;
     for (int64_t i = 0; i < Shape::kParts; ++i) {
-      // The last tile's later parts may not exist: they repeat the first one and are not stored.
+      // Parts of the last tile that do not exist repeat the first part, and are not stored.
       const bool exists = place.row < out.rows();
       if (exists) {
         const int64_t x = place.column(work);
@@ -152,7 +152,7 @@ void Convolution::runTiles(
     finish.place();
   };
 
-  // While a block of weights is used, the tiles fetch the next one.
+  // While a block of weights is in use, the tiles prefetch the next one.
   const int64_t block_bytes = runs_ * quads_ * kBlockChannels * 4,
                 fetched_by_tile = runs_ * (quads_ / 4) * 128;
   const int64_t inner = by_block ? work.tiles : blocks;

@@ -1,9 +1,9 @@
 // Convolution as an implicit matrix product, for AVX-512 VNNI.
 //
-// A pixel's input is a list of runs of neighbouring bytes: with channels innermost, k x k taps are k runs. A tile
-// (convolution_tile.h) is 14 pixels by 32 output channels. The 14 pixels are two halves of up to 7 neighbours in a
-// row, which need not be neighbours of each other: so widths that are no multiple of 14 lose little. The last part
-// of a row overlaps the one before and is stored once.
+// The input of a pixel is a list of runs of neighbouring bytes: with channels innermost, k x k taps are k runs. A
+// tile (convolution_tile.h) is 14 pixels by 32 output channels. The 14 pixels are two halves of up to 7 neighbours
+// in a row. The halves may come from different places, so a width that is no multiple of 14 loses little. The last
+// part of a row overlaps the part before, and the overlap is stored once.
 //
 // Share of the peak, one thread of Zen 4, in the caches: 98 to 100 % for 3 x 3 with 64 channels or more, 93 to 98 % for
 // 1 x 1 with 128 and more, 70 to 88 % with 24 to 96, where rounding and storing take 63 to 76 cycles of a tile.
@@ -18,10 +18,10 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Bytes from one pixel to the next of codes that are not where they belong yet: those of both halves are neighbours.
+// Bytes from one pixel to the next in the buffer of codes. Pixels of both halves are neighbours there.
 constexpr int64_t kBuffered = 2 * kBlockChannels;
 
-// Codes of one tile, out of a buffer; `work.count` of the 32 channels exist, and all of them if `kFull`.
+// Stores the codes of one tile from a buffer. `work.count` of the 32 channels exist, or all of them if `kFull`.
 template <bool kFull>
 JIT_PASSES_VNNI void storeTile(
     const uint8_t* codes, const TileWork<TwoHalves>& work, const TargetOf<TwoHalves>& target,
@@ -30,7 +30,7 @@ JIT_PASSES_VNNI void storeTile(
   const int64_t skip0 = target.skip[0], skip1 = target.skip[1];
   uint8_t *out0 = target.out[0] + work.first, *out1 = target.out[1] + work.first;
   const Table entries = table ? loadTable(table) : Table{};
-  // A read as wide as what was written does not wait for the memory.
+  // A read as wide as the write before does not wait for the memory.
   const auto half = [&](const uint8_t* at) __attribute__((always_inline, target("avx512vl"))) {
     return work.columns == 1 ? _mm256_castsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(at)))
                              : _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
@@ -61,7 +61,7 @@ using StoreTile =
     void (*)(const uint8_t*, const TileWork<TwoHalves>&, const TargetOf<TwoHalves>&, const uint8_t*, int64_t);
 constexpr StoreTile kStoreTile[2] = {storeTile<false>, storeTile<true>};
 
-// Scales of a block, in a copy where the block has fewer channels.
+// Takes the scales of a block, as a copy if the block has fewer channels.
 void takeScales(const Requantize& requantize, int64_t first, int64_t count, TileResult& result) {
   result.multiplier = requantize.multiplier + first, result.offset = requantize.offset + first;
   if (count < 2 * kLanes) {

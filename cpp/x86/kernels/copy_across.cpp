@@ -1,7 +1,7 @@
-// Copies between orders of axes. Where channels lie side by side on one side and pixels on the other, a row of pixels is
-// transposed in tiles, so that both sides stay within a few lines of the cache. In registers, elements of four bytes go by
-// eights, and bytes by sixteens; the last tile of a side overlaps the one before. Channels with a step go pixel by pixel.
-// Rows that follow one another in memory are one.
+// Copies between orders of axes. If channels are neighbours on one side and pixels on the other, a row of pixels is
+// transposed in tiles, so that both sides stay within a few cache lines. In registers, tiles are 8 x 8 elements of
+// four bytes, or 16 x 16 bytes; the last tile overlaps the tile before. Channels with a step are copied pixel by
+// pixel. Rows that follow one another in memory count as one row.
 #include "copy_across.h"
 
 #include <algorithm>
@@ -47,7 +47,7 @@ void copyTiles(const From& from, const To& to, int64_t pixels, int64_t first, in
 
 #ifdef JIT_PASSES_HAS_AVX2
 
-// Eight pixels of eight channels, which lie side by side in `from`; the pixels do in `to`.
+// Transposes eight pixels of eight channels. Channels are neighbours in `from`, and pixels in `to`.
 JIT_PASSES_AVX2_INLINE void transposeEights(const From& from, const To& to, int64_t x, int64_t c) {
   __m256 t[8], u[8];
 #pragma GCC unroll 8
@@ -83,7 +83,8 @@ JIT_PASSES_AVX2 void transposeFloats(const From& from, const To& to, int64_t pix
   }
 }
 
-// Sixteen pixels of sixteen channels, likewise. After four rounds of pairs that interleave, rows are columns.
+// Transposes sixteen pixels of sixteen channels of one byte. Four rounds of interleaved pairs turn rows into
+// columns.
 JIT_PASSES_AVX2_INLINE void transposeSixteens(const From& from, const To& to, int64_t x, int64_t c) {
   __m128i t[16], u[16];
 #pragma GCC unroll 16
@@ -118,7 +119,7 @@ JIT_PASSES_AVX2 void transposeBytes(const From& from, const To& to, int64_t pixe
   }
 }
 
-// Copies every second byte of `from`. One byte behind the last one may be read.
+// Copies every second byte of `from`. One byte after the last one may be read.
 JIT_PASSES_AVX2 void copySeconds(const uint8_t* from, int64_t count, uint8_t* to) {
   const __m256i lower = _mm256_set1_epi16(255);
   const __m128i lower_half = _mm256_castsi256_si128(lower);
@@ -146,7 +147,7 @@ void transposeFloats(const From&, const To&, int64_t, int64_t) {}
 void transposeBytes(const From&, const To&, int64_t, int64_t) {}
 #endif
 
-// Copies the channels of each pixel, which lie `from.channel` bytes apart.
+// Copies the channels of each pixel, which are `from.channel` bytes apart.
 template <size_t kBytes>
 void pickChannels(const From& from, const To& to, int64_t pixels, int64_t channels, bool vectors) {
   for (int64_t x = 0; x < pixels; ++x) {
@@ -160,7 +161,7 @@ void pickChannels(const From& from, const To& to, int64_t pixels, int64_t channe
   }
 }
 
-// Rows that have the same distance from pixel to pixel across their ends.
+// The number of rows that can be joined, since the distance from pixel to pixel is equal across their ends.
 int64_t rowsTogether(const Image& image) {
   const bool rows = image.row == image.width * image.pixel;
   const bool planes = image.depth == 1 || image.plane == image.height * image.row;
@@ -191,7 +192,7 @@ void CopyAcross::run(const Image& in, const Image& out, int64_t begin, int64_t e
     } else if (vectors && in.pixel == bytes && out_channel == bytes) {
       transpose(from.transposed(), to.transposed(), out.channels, pixels);
     } else if (out_channel == bytes && (out.channels - 1) * in_channel < in.pixel) {
-      // Pixels that follow one another as their channels do are one.
+      // Dense pixels count as one pixel.
       const bool dense = in.pixel == out.channels * in_channel && out.pixel == out.channels * bytes;
       pick(from, to, dense ? 1 : pixels, dense ? pixels * out.channels : out.channels, vectors);
     } else {

@@ -1,11 +1,11 @@
-// Elements that go elsewhere as they are, in another order of axes. See kernels.h for what holds for all kernels.
+// Copies to another order of axes. kernels.h has the rules for all kernels.
 #pragma once
 
 #include "kernels.h"
 
 namespace jit_passes::x86 {
 
-// y = x, elements of one byte or of four, where channels of each are so many bytes apart. Items: rows.
+// y = x, for elements of one byte or four. The fields are the distances of channels in bytes. Items: rows.
 struct CopyAcross {
   int64_t in_channel, out_channel, bytes;
   Form form = bestForm();

@@ -1,4 +1,4 @@
-// How many threads find a processor, where other processes want one too.
+// The number of threads for a call, if other processes use processors too.
 #pragma once
 
 #include <algorithm>
@@ -8,20 +8,20 @@
 
 namespace jit_passes::x86 {
 
-// Where a thread comes late in two of a few calls, calls leave one thread more out for a while. In a call behind a
-// pause it was asleep, which is no sign. Then a call tries with one more again; if that is late too, or a later one
-// soon is, it is longer until the next try. Any threads may ask and tell at once: what is lost then is a better guess.
-// Times are nanoseconds of a clock that only grows.
+// If a thread comes late in two of a few calls, calls use one thread less for a while. A call after a pause does not
+// count, since the threads were asleep. Later a call tries one thread more again. If a thread is late in that call
+// or soon after, the next try comes later. Several threads may ask and report at one time: a lost update only makes
+// the guess worse. Times are nanoseconds of a monotonic clock.
 class Crowd {
  public:
-  // How many threads a call should take, of so many that it could have.
+  // The number of threads that a call should use, of the `most` that it could have.
   int threads(int most, int64_t now) const {
     const int out = out_.load(std::memory_order_relaxed);
     const bool tries = now >= until_.load(std::memory_order_relaxed);
     return std::max(1, most - std::max(0, out - tries));
   }
 
-  // A call has left out so many threads. Whether one of the others came late is known where there was another.
+  // To be called after a call that has left out so many threads. A thread can be late only if the call had several.
   void finished(int left_out, bool was_late, int64_t begun, int64_t now) {
     if (begun - last_.exchange(now, std::memory_order_relaxed) > kAwake) {
       return;
@@ -45,11 +45,12 @@ class Crowd {
   }
 
  private:
-  // A thread that is late costs a time slice, some 4 ms; one that is left out for nothing, half of a call at most.
+  // A late thread costs a time slice, some 4 ms. A thread that is left out without need costs half of a call at
+  // most.
   static constexpr int64_t kShortest = 10'000'000, kLongest = 640'000'000;
-  static constexpr int64_t kAwake = 5'000'000; // less than OpenMP's threads wait for work before they sleep
+  static constexpr int64_t kAwake = 5'000'000; // OpenMP's threads wait longer for work before they sleep
 
-  std::atomic<int> out_{0};      // threads
+  std::atomic<int> out_{0};      // threads to leave out
   std::atomic<uint8_t> late_{0}; // a bit for each of the last calls that took several threads
   std::atomic<int64_t> pause_{kShortest}, until_{-kLongest}, last_{-kLongest};
 };

@@ -1,6 +1,6 @@
 // Depthwise convolution: one input channel for each output channel.
 //
-// The plain form has weights [tap][channel], and sums up a block of channels tap by tap.
+// The plain form has weights [tap][channel], and sums a block of channels tap by tap.
 #include <algorithm>
 
 #include "plain.h"

@@ -1,11 +1,11 @@
 // Depthwise convolution for AVX-VNNI and for AVX2 alone: dot products of four taps below each other, as for AVX-512
 // (depthwise_vnni.cpp), in blocks of 32 channels.
 //
-// Four rows of the window are interleaved byte by byte, so that 32 bits are four taps of one channel. With AVX-VNNI
-// they are multiplied as they are. AVX2 alone takes even and odd bytes apart, as 16 bits, and has two products of
-// pairs; weights are taken apart alike, once for a block and two rows of the output.
+// Four rows of the window are interleaved byte by byte, so that 32 bits are four taps of one channel. AVX-VNNI
+// multiplies them directly. AVX2 alone separates even and odd bytes as 16 bits, for two products of pairs. Weights
+// are separated in this way too, once for a block and two rows of the output.
 //
-// Two rows of the output that are neighbours share interleaved columns where four rows are enough for both; else two
+// Two neighbouring rows of the output share interleaved columns if four rows are enough for both; otherwise two
 // pixels do.
 #include "depthwise.h"
 
@@ -23,10 +23,10 @@ constexpr int64_t kChannels256 = 32;
 
 // One block of channels along one row of the output, or two rows.
 struct Stretch256 {
-  const uint8_t* in;   // of the first pixel's first tap
+  const uint8_t* in;   // the first tap of the first pixel
   const int64_t* rows; // bytes to each row of the window, in fours
   int64_t fours, columns, sets, step, tap;
-  const int8_t* weight; // for AVX2 alone in 16 bits
+  const int8_t* weight; // in 16 bits for AVX2 alone
   const int32_t* start;
 };
 
@@ -41,14 +41,14 @@ JIT_PASSES_AVX2_INLINE void takeColumn256(const uint8_t* column, const int64_t* 
   v[3] = _mm256_unpackhi_epi16(ab1, cd1);
 }
 
-// How a stretch is unrolled; `columns` is the width of a window without dilation, and 0 stands for any other one. The
+// The unrolling of a stretch. `columns` is the width of a window without dilation, or 0 for any other window. The
 // sums of two results are in registers.
 struct Unroll256 {
   bool vnni;
   int columns, stride, rows, pixels;
 };
 
-// Of one tap, weights have so many bytes.
+// The bytes of the weights of one tap.
 constexpr int64_t tapBytes(bool vnni) { return kChannels256 * (vnni ? 4 : 8); }
 
 // Adds the products of one interleaved column with one tap of each row, for one pixel.
@@ -62,12 +62,12 @@ JIT_PASSES_AVX2_INLINE void addTap256(
 #pragma GCC unroll 2
     for (int row = 0; row < kUnroll.rows; ++row) {
       const int8_t* from = weight + row * set_bytes;
-      __m256i sum = sums[row][pixel][i]; // an operand in an array would keep that in memory
+      __m256i sum = sums[row][pixel][i]; // as an operand of the assembly, an array would stay in memory
       if constexpr (kUnroll.vnni) {
         const auto& w = *reinterpret_cast<const __m256i*>(from + 32 * i);
         asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(v[i]), "m"(w));
       } else {
-        // With intrinsics, g++ 12 takes more registers than there are.
+        // With intrinsics, g++ 12 needs more registers than there are.
         const auto& w = *reinterpret_cast<const __m256i(*)[2]>(from + 64 * i);
         __m256i products;
         asm("vpmaddwd %4, %2, %1\n"
@@ -113,7 +113,7 @@ JIT_PASSES_AVX2_INLINE void addRows256(
   }
 }
 
-// Codes of a block's pixels; scales are in the order of its registers.
+// Turns the sums of a block's pixels into codes. Scales are in the order of its registers.
 class ToCodes256 {
  public:
   JIT_PASSES_AVX2 explicit ToCodes256(const Requantize& how) : how_(how), rounding_(how.range) {}
@@ -178,7 +178,7 @@ class ToFloats256 {
   int64_t first_ = 0, count_ = 0;
 };
 
-// The pixels from x on; those before `skip` are stored already.
+// Computes the pixels from x on. Pixels before `skip` are stored already.
 template <Unroll256 kUnroll, typename Put>
 JIT_PASSES_AVX2_INLINE void computePixels256(
     const Stretch256& s, const Put& put, const Image& out, const Pixel& at, int64_t skip) {
@@ -209,12 +209,12 @@ JIT_PASSES_AVX2_INLINE void computePixels256(
   }
 }
 
-// A row of the output from `at` on, or two rows.
+// Computes one or two rows of the output, from `at` on.
 template <bool kVnni, int kColumns, int kStride, int kRows, typename Put>
 JIT_PASSES_AVX2 void computeStretch256(
     const Stretch256& stretch, const Put& put, const Image& image, const Pixel& at) {
   constexpr int kPixels = 2 / kRows;
-  const Stretch256 s = stretch; // bytes that are stored may be anything's
+  const Stretch256 s = stretch; // a copy, since stores of bytes may change any object
   const Image out = image;
   Pixel pixel = at;
   if (out.width < kPixels) {
@@ -244,7 +244,7 @@ ComputeStretch256<Put> computeStretch256For(const Window& w) {
   return key == 31 ? computeStretch256<kVnni, 3, 1, kRows, Put> : computeStretch256<kVnni, 0, 0, kRows, Put>;
 }
 
-// Weights of four taps in 16 bits: even ones, then odd ones.
+// Widens the weights of four taps to 16 bits: even ones, then odd ones.
 JIT_PASSES_AVX2 void takeApart(const int8_t* weight, int64_t registers, int8_t* to) {
   for (int64_t i = 0; i < registers; ++i) {
     const __m256i bytes = load256(weight + 32 * i);

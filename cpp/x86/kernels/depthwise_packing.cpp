@@ -5,8 +5,8 @@
 // that order.
 //
 // Weights: [block][rows in fours][row of the output][column of the window][register][channel][4], with zeros where
-// the window of that row has none. In the last block for AVX-512, if no more than 32 channels are left, the halves of
-// a register have the same ones.
+// the window of that output row has no tap. If at most 32 channels are left for the last block for AVX-512, both
+// halves of a register have these channels.
 #include "depthwise.h"
 
 #include <algorithm>
@@ -53,7 +53,7 @@ void Convolution::packDepthwiseTiles(const int8_t* weight) {
   start_ = std::move(start);
 }
 
-// An item is a block of channels of two rows.
+// An item is a block of channels in two rows.
 int64_t Convolution::itemsDepthwiseTiles(const Image& out) const {
   return out.images * out.depth * ((out.height + 1) / 2) * static_cast<int64_t>(blocks_.size());
 }

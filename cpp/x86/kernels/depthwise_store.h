@@ -1,4 +1,4 @@
-// Depthwise kernels for AVX-512 VNNI make codes of their sums, or float32.
+// From sums to codes or float32, for the depthwise kernels of AVX-512 VNNI.
 #pragma once
 
 #include "depthwise.h"
@@ -15,7 +15,7 @@ struct Floats {
   __m512 v[4];
 };
 
-// Registers of 16 channels each, one after the other, to those of a block's order, and back.
+// Converts four registers of 16 consecutive channels into the order of a block, or back.
 JIT_PASSES_VNNI_INLINE Floats exchanged(const __m512 (&n)[4]) {
   const __m512 a = _mm512_shuffle_f32x4(n[0], n[1], 0x44), b = _mm512_shuffle_f32x4(n[2], n[3], 0x44);
   const __m512 c = _mm512_shuffle_f32x4(n[0], n[1], 0xEE), d = _mm512_shuffle_f32x4(n[2], n[3], 0xEE);
@@ -24,7 +24,7 @@ JIT_PASSES_VNNI_INLINE Floats exchanged(const __m512 (&n)[4]) {
        _mm512_shuffle_f32x4(c, d, 0xDD)}};
 }
 
-// Scales of a block in its order, where both halves of a split block have the same ones.
+// The scales of a block, in its order. Both halves of a split block have equal scales.
 JIT_PASSES_VNNI_INLINE Floats mixed(const float* from, int64_t count, bool split) {
   __m512 n[4];
   for (int i = 0; i < 4; ++i) {
@@ -37,32 +37,33 @@ JIT_PASSES_VNNI_INLINE Floats mixed(const float* from, int64_t count, bool split
 // One block of channels along one row of the output, or two rows.
 struct Stretch {
   const uint8_t* in;     // of the first pixel's first tap
-  int64_t second;        // bytes to the right half, where the block is split
-  int64_t second_begin;  // its first pixel that the left half has not
+  int64_t second;        // bytes to the right half of a split block
+  int64_t second_begin;  // the right half's first pixel that the left half lacks
   const int64_t* rows;   // bytes to each row of the window, in fours
-  int64_t fours, last;   // groups of four rows, and how many rows the last one has
+  int64_t fours, last;   // groups of four rows, and the rows of the last group
   int64_t step, tap;     // bytes from pixel to pixel of the output, and from tap to tap
   int64_t columns, sets; // of the window; rows of the output that have weights
   const int8_t* weight;
   const int32_t* start;
   uint8_t* out[2];            // of each row
-  const uint8_t* residual[2]; // null without
+  const uint8_t* residual[2]; // null if there is none
   int64_t out_step, residual_step, out_second, residual_second;
   int64_t count; // channels
   Floats scale, offset;
-  Floats zero; // of float32: int32 numbers, which sums are less
+  Floats zero; // for float32: int32 numbers to subtract from sums
   __m512 residual_multiplier;
   Rounding rounding;
   const uint8_t* table;
 };
 
-// Scales and bounds that make codes of sums, apart from the stretch: no store through a pointer to bytes can change it.
+// Scales and bounds for codes. They are separate from the stretch, so that no store of bytes can change them for the
+// compiler.
 struct Scaling {
   Floats scale, offset;
   Rounding rounding;
 };
 
-// 32 channels of two pixels where the block is split.
+// Stores a pixel, or 32 channels of two pixels if the block is split.
 template <bool kSplit>
 JIT_PASSES_VNNI_INLINE void storeFloats(const __m512i (&sums)[4], const Stretch& s, int row, int64_t x) {
   __m512 v[4];
@@ -82,15 +83,16 @@ JIT_PASSES_VNNI_INLINE void storeFloats(const __m512i (&sums)[4], const Stretch&
   }
 }
 
-// Sums become float32, codes, or codes that are direct (see Rounding), without a residual and a table. All is decided
-// when a stretch is compiled: branches for each pixel took a tenth of the time.
+// The form of results: float32; codes; or direct codes (see Rounding) without a residual and a table. It is decided
+// at compile time, since branches for each pixel took a tenth of the time.
 enum class Ends { Floats, Codes, BareCodes };
 
-// Sums of two of a block's four registers, with the residual, as int16: half of a pixel's codes, not clipped yet.
+// Packs the sums of two of a block's four registers, with the residual, to int16: half of a pixel's codes, not
+// clipped yet.
 template <bool kSplit, Ends kEnds, int kFirst, int kCount>
 JIT_PASSES_VNNI_INLINE __m512i
 halfOf(const __m512i (&sums)[kCount], const Stretch& s, const Scaling& scaling, int row, int64_t x) {
-  constexpr int kFrom = kCount == 4 ? kFirst : 0; // the others are not there
+  constexpr int kFrom = kCount == 4 ? kFirst : 0; // the other registers do not exist
   __m512 v[2];
   __m512 offset[2] = {scaling.offset.v[kFirst], scaling.offset.v[kFirst + 1]};
   if (kEnds == Ends::Codes && s.residual[row]) {
@@ -136,7 +138,7 @@ JIT_PASSES_VNNI_INLINE void storeCodes(__m512i codes, const Stretch& s, int row,
   }
 }
 
-// The part that all blocks of a result share, and then the part of each block.
+// Sets the fields that all blocks of a result share. setScales sets those of each block.
 JIT_PASSES_VNNI inline void setHow(const Requantize& how, int64_t channels, Stretch& s) {
   s.residual_step = how.residual ? how.residual->pixel : 0;
   s.residual_multiplier = _mm512_set1_ps(how.residual_multiplier);
@@ -152,7 +154,7 @@ JIT_PASSES_VNNI inline void setScales(
 
 inline void setHow(const SumsToFloats& /*how*/, int64_t /*channels*/, Stretch& /*s*/) {}
 
-// `number`: of a pixel, whose sample has the same grid everywhere.
+// `number` is the number of a pixel. All pixels of a sample have one grid.
 JIT_PASSES_VNNI inline void setScales(
     const SumsToFloats& how, int64_t first, int64_t number, bool split, Stretch& s) {
   const auto [scale, zero_point] = how.grids[how.per_row ? number : 0];
@@ -166,7 +168,7 @@ JIT_PASSES_VNNI inline void setScales(
   }
 }
 
-// The function and the sum behind float32, of the channels of a row.
+// Applies the function and the addition after float32 to the channels of a row.
 inline void finishRow(const Requantize&, const Image&, const Pixel&, int64_t, int64_t) {}
 
 inline void finishRow(

@@ -5,11 +5,11 @@
 // 128-bit lanes: register i of four has the channels 16 L + 4 i to 16 L + 4 i + 3 in lane L. Weights, starts and
 // scales come in that order, and packing the results to bytes undoes it.
 //
-// Two rows of the output that are neighbours share interleaved columns where four rows are enough for both. They have
-// weights of their own, those of the second row one row further down.
+// Two neighbouring rows of the output share interleaved columns if four rows are enough for both. Each has its own
+// weights; the second row's are one row further down.
 //
-// A block has 64 channels. In the last one, if no more than 32 are left, the halves of a register take the left and
-// the right half of a row.
+// A block has 64 channels. If at most 32 are left for the last block, the two halves of a register compute the left
+// and the right half of a row.
 //
 // Weights: see depthwise_packing.cpp.
 //
@@ -37,18 +37,18 @@ JIT_PASSES_VNNI_INLINE __m512i load(const uint8_t* from, int64_t second) {
   }
 }
 
-// Of a window of any number of columns, of which pixels that are neighbours share all but one.
+// A window of any number of columns. Neighbouring pixels share all of them but one.
 constexpr int kShared = -1;
 
-// How a stretch is unrolled. `columns` is the width of a window without dilation, and 0 stands for any other one.
-// `registers` of a block's four are computed at a time, for so many pixels.
+// The unrolling of a stretch. `columns` is the width of a window without dilation, or 0 for any other window.
+// `registers` of a block's four are computed at a time, for `pixels` pixels.
 struct Unroll {
   int columns, stride, rows, pixels, registers;
   bool split;
   Ends ends;
 };
 
-// One column of four rows of the window, or of one: some of the four registers of the block.
+// Interleaves one column of four rows of the window, or of one row, for some of the block's four registers.
 template <Unroll kUnroll, bool kOneRow, int kFirst>
 JIT_PASSES_VNNI_INLINE void takeColumn(
     const uint8_t* column, const Stretch& s, const int64_t* rows, __m512i (&v)[kUnroll.registers]) {
@@ -130,7 +130,7 @@ JIT_PASSES_VNNI_INLINE void addRows(
   }
 }
 
-// The sums of neighbouring pixels.
+// Computes the sums of neighbouring pixels.
 template <Unroll kUnroll, int kFirst>
 JIT_PASSES_VNNI_INLINE void addWindow(const Stretch& s, const uint8_t* in, Sums<kUnroll>& sums) {
 #pragma GCC unroll 2
@@ -144,7 +144,7 @@ JIT_PASSES_VNNI_INLINE void addWindow(const Stretch& s, const uint8_t* in, Sums<
     }
   }
   const int8_t* weight = s.weight + kFirst * kWide;
-  if constexpr (kUnroll.rows == 2) { // they share four rows
+  if constexpr (kUnroll.rows == 2) { // both rows share four rows of the window
     addRows<kUnroll, false, kFirst>(s, in, s.rows, weight, sums);
     return;
   }
@@ -157,7 +157,7 @@ JIT_PASSES_VNNI_INLINE void addWindow(const Stretch& s, const uint8_t* in, Sums<
   }
 }
 
-// The pixels from x on; those before `skip` are stored already.
+// Computes the pixels from x on. Pixels before `skip` are stored already.
 template <Unroll kUnroll>
 JIT_PASSES_VNNI_INLINE void computePixels(const Stretch& s, const Scaling& scaling, int64_t x, int64_t skip) {
   constexpr bool kAtOnce = kUnroll.registers == 4;
@@ -170,7 +170,7 @@ JIT_PASSES_VNNI_INLINE void computePixels(const Stretch& s, const Scaling& scali
 #pragma GCC unroll 8
       for (int p = 0; p < kUnroll.pixels; ++p) {
         halves[row][p] = halfOf<kUnroll.split, kUnroll.ends, 0>(sums[row][p], s, scaling, row, x + p);
-        asm volatile("" : "+v"(halves[row][p])); // else g++ keeps the sums until the other half is there
+        asm volatile("" : "+v"(halves[row][p])); // else g++ keeps the sums until then
       }
     }
     addWindow<kUnroll, 2>(s, s.in + x * s.step, sums);
@@ -198,8 +198,8 @@ JIT_PASSES_VNNI_INLINE void computePixels(const Stretch& s, const Scaling& scali
   }
 }
 
-// Half of the registers for twice as many pixels take half as many loads of weights, and twice as many of columns, of
-// which two rows have few.
+// Half of the registers for twice as many pixels need half as many loads of weights, and twice as many loads of
+// columns. With two rows there are few columns to load.
 template <int kColumns, int kStride, int kRows, bool kSplit, Ends kEnds>
 JIT_PASSES_VNNI void computeStretch(const Stretch& s, int64_t width) {
   constexpr int kRegisters = kEnds == Ends::BareCodes && kRows == 2 && kColumns > 0 ? 2 : 4;
@@ -242,7 +242,7 @@ ComputeStretch computeStretchFor(const Window& w, bool is_shared) {
   return key == 31 ? computeStretch<3, 1, kRows, kSplit, kEnds> : computeStretch<0, 0, kRows, kSplit, kEnds>;
 }
 
-// For a row of the output or two, and blocks that are split or not.
+// The functions for one row of the output or two, and for split blocks and others.
 struct Stretches {
   ComputeStretch compute[2][2];
 };
@@ -270,11 +270,11 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
     const Image& in, const Image& out, const How& how, int64_t begin, int64_t end) const {
   const bool is_folded = isFolded(window_, form_);
   const Window w = is_folded ? folded(window_) : window_;
-  // Pixels as far apart as columns of a folded window share these: they are computed together.
+  // Pixels whose distance is a column of a folded window share columns, so they are computed together.
   const bool is_shared = is_folded && w.stride_w == 1;
   const int64_t apart = is_shared ? w.dilation_w : 1;
   constexpr bool kFloats = std::is_same_v<How, SumsToFloats>;
-  const Image* residual = kFloats ? nullptr : how.residual; // of float32, finishRow adds it
+  const Image* residual = kFloats ? nullptr : how.residual; // for float32, finishRow adds it
   Stretch s{};
   s.sets = sharesRows(w) ? 2 : 1;
   const int64_t rows = w.kernel_d * w.kernel_h;

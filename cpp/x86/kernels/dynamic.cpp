@@ -1,5 +1,4 @@
-// Linear layers and convolutions whose input is quantized as the model runs: ranges, rows of codes, and sums that
-// become float32.
+// Linear layers and convolutions whose input is quantized at run time: ranges, rows of codes, and float32 from sums.
 #include "dynamic.h"
 
 #include <algorithm>
@@ -17,7 +16,7 @@ namespace {
 constexpr int64_t kExtentParts = 64;
 constexpr float kNoNumber = std::numeric_limits<float>::quiet_NaN();
 
-// One by one: numbers that are not finite are rare.
+// One by one, since numbers that are not finite are rare.
 Extent extentOfFinite(const float* x, int64_t count) {
   Extent found{0, 0, false};
   for (int64_t i = 0; i < count; ++i) {
@@ -28,7 +27,7 @@ Extent extentOfFinite(const float* x, int64_t count) {
   return found;
 }
 
-// Comparing leaves a NaN out, so its bits are looked at too.
+// Comparisons ignore a NaN, so the bits of the numbers are tested too.
 JIT_PASSES_VECTORIZED Extent extentOfPlain(const float* x, int64_t count) {
   float low[kExtentParts] = {}, high[kExtentParts] = {};
   int32_t size[kExtentParts] = {};
@@ -55,7 +54,7 @@ JIT_PASSES_VECTORIZED Extent extentOfPlain(const float* x, int64_t count) {
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-// In whatever order numbers are compared: a minimum takes the second operand where the first is a NaN.
+// The order of operands matters: a minimum is the second operand if the first is a NaN.
 JIT_PASSES_VNNI Extent extentOfVnni(const float* x, int64_t count) {
   __m512 low[4] = {}, high[4] = {};
   __m512i size[4] = {};
@@ -103,14 +102,14 @@ const uint8_t* rowOf(const Image& image, int64_t row) {
                            : image.rowAt(row / image.width) + row % image.width * image.pixel;
 }
 
-// So many rows at a time, where they are neighbours in memory.
+// The number of rows that are neighbours in memory, to be taken at one time.
 int64_t rowsAtOnce(const Image& image) {
   const bool dense = image.rows() == 1 && image.pixel == image.channels * int64_t(sizeof(float));
   return dense ? image.width : 1;
 }
 
-// In double, with steps of 6.1e-5 at least, for which the ends move out in proportion: chooseFbgemm in
-// cpp/ops/dynamic.cpp, number by number.
+// In double, with a scale of at least 6.1e-5, for which the ends move out in proportion. Equals chooseFbgemm in
+// cpp/ops/dynamic.cpp.
 RowGrid fbgemmGrid(float low, float high) {
   constexpr float kSmallestStep = 6.1e-5F;
   constexpr double kTop = 255, kWhole = kSmallestStep * 255.0F;
@@ -146,7 +145,7 @@ RowGrid gridOf(const Extent& extent, RangeForm form) {
     const double span = 2 * static_cast<double>(std::max(-low, high));
     return {usable(static_cast<float>(span / kSteps)), 128};
   }
-  const float span = high - low; // of finite numbers, it may be infinite
+  const float span = high - low; // may be infinite for finite numbers
   const float found =
       std::isinf(span) ? static_cast<float>((static_cast<double>(high) - low) / kSteps) : span / kSteps;
   const float scale = usable(found);

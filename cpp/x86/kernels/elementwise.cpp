@@ -72,7 +72,7 @@ JIT_PASSES_VNNI_INLINE void storeCodes(
   }
 }
 
-// 16 codes of `count`, from `at` on, in 32 bits each.
+// 16 of `count` codes, from `at` on, in 32 bits each.
 template <bool kFull>
 JIT_PASSES_VNNI_INLINE __m512i quarter(const uint8_t* codes, int64_t at, int64_t count) {
   if constexpr (kFull) {
@@ -107,7 +107,7 @@ JIT_PASSES_VNNI_INLINE void multiplyCodes64(
   for (int i = 0; i < 4; ++i) {
     const __m512i x = _mm512_sub_epi32(quarter<kFull>(a, 16 * i, count), za);
     const __m512i y = _mm512_sub_epi32(quarter<kFull>(b, 16 * i, count), zb);
-    // Differences fit in 16 bits; the sign bits above one of them are multiplied by 0.
+    // Differences fit 16 bits. The upper 16 bits of y are cleared, so the sign bits of x are multiplied by 0.
     const __m512i product = _mm512_madd_epi16(x, _mm512_and_si512(y, _mm512_set1_epi32(0xFFFF)));
     v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(product), m, offset);
   }
@@ -161,7 +161,7 @@ constexpr auto multiplyRunVnni = multiplyRun;
 constexpr auto lookUpRunVnni = lookUpRun;
 #endif
 
-// Up to `kChunk` codes of an operand: where it has one channel, as many copies of it.
+// The most codes of an operand at one time. An operand with one channel is copied so often.
 constexpr int64_t kChunk = 1024;
 
 const uint8_t* codesAt(
@@ -178,8 +178,8 @@ bool denseRow(const Image& image, const Image& out) {
   return image.channels == out.channels && image.pixel == out.channels;
 }
 
-// run(a, b, count, out) for all that lies together. Operands have the rows of the output, whatever their own
-// sizes are: strides of 0 broadcast.
+// Calls run(a, b, count, out) for all contiguous stretches. Operands have the rows of the output; strides of 0
+// broadcast.
 template <typename Run>
 void overOperands(Image a, Image b, const Image& out, int64_t begin, int64_t end, const Run& run) {
   for (Image* operand : {&a, &b}) {

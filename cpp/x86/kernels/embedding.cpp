@@ -1,4 +1,4 @@
-// Rows of a table of codes, as float32.
+// Decodes rows of a table of codes to float32.
 #include "embedding.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ void CodedRows::decode(int64_t row, float* out) const {
       decodeBytes(of_row + begin, size, zero_point, scale, out + begin);
       continue;
     }
-    const int64_t lower = std::clamp(half, begin, end); // where the upper halves begin
+    const int64_t lower = std::clamp(half, begin, end); // the upper halves begin here
     decodeLower(of_row + begin, lower - begin, zero_point, scale, out + begin);
     decodeUpper(of_row + lower - half, end - lower, zero_point, scale, out + lower);
   }

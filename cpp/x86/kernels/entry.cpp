@@ -1,8 +1,8 @@
 // The edges of a region: float tensors to codes with channels innermost, and back.
 //
-// A row of the tensor is taken in tiles of pixels and channels, so that reading along the width, as NCHW has it,
-// and writing along the channels both stay within cache lines that are near. The form for AVX-512 has tiles of 16
-// pixels by 16 channels: 32 bits take the codes of four channels, and 4 x 4 of these are transposed in registers.
+// A row of the tensor is divided into tiles of pixels and channels, so that reads along the width, for NCHW, and
+// writes along the channels both stay within a few cache lines. The form for AVX-512 has tiles of 16 pixels by 16
+// channels: the codes of four channels are 32 bits, and 4 x 4 of these are transposed in registers.
 #include <algorithm>
 
 #include "plain.h"
@@ -30,8 +30,8 @@ JIT_PASSES_VECTORIZED void dequantizeRun(
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-// So many floats ahead are fetched: an input that the caller has just made is in no cache of this core. Half of the
-// time of eight images without.
+// The distance of prefetches in floats. An input that the caller has just made is in no cache of this core. For
+// eight images this halves the time.
 constexpr int64_t kFetched = 512;
 
 JIT_PASSES_VNNI_INLINE __m512 scaled(__m512 x, const Quantize& q) {
@@ -70,7 +70,7 @@ JIT_PASSES_VNNI void dequantizeRunVnni(
   }
 }
 
-// Where the codes of 16 dense pixels of up to four channels are, with one pixel in 32 bits, and the reverse.
+// The positions of the codes of 16 dense pixels with up to four channels, one pixel in 32 bits, and the inverse.
 struct FewChannels {
   constexpr explicit FewChannels(int channels) {
     for (int i = 0; i < 16 * channels; ++i) {
@@ -83,7 +83,8 @@ struct FewChannels {
 constexpr FewChannels kFewChannels[] = {
     FewChannels(0), FewChannels(1), FewChannels(2), FewChannels(3), FewChannels(4)};
 
-// Up to 16 pixels and 16 channels of a row whose pixels are neighbours, `plane` floats from channel to channel.
+// Quantizes up to 16 pixels and 16 channels of a row whose pixels are neighbours, with `plane` floats from channel
+// to channel.
 JIT_PASSES_VNNI void quantizeTile(
     const float* in, int64_t plane, int64_t pixels, int64_t channels, const Quantize& q, uint8_t* out,
     int64_t step) {
@@ -211,7 +212,7 @@ int64_t rowOffset(const Strides& strides, const Image& image, int64_t index) {
   return index / image.height / image.depth * strides.image + z * strides.depth + y * strides.height;
 }
 
-// Whether a row of both is one run of neighbours.
+// Whether a row is contiguous on both sides.
 bool oneRun(const Strides& strides, const Image& image) {
   return image.pixel == image.channels && ((strides.channel == 1 && strides.width == image.channels) ||
                                            (image.channels == 1 && strides.width == 1));

@@ -8,8 +8,8 @@
 
 namespace jit_passes::x86 {
 
-// exp(d) = value * power for a number that is not above 0, where power is one of two. Sums and products that a compiler
-// may join are joined here, so that all levels of vector units round alike.
+// exp(d) = value * power for d <= 0, where power is a power of two. Sums and products that a compiler may fuse are
+// fused explicitly here, so that all levels of vector instructions round alike.
 struct Exponential {
   float value, power;
 };
@@ -17,7 +17,7 @@ struct Exponential {
 constexpr float kLeast = -87, kLog2E = 1.44269504F, kLn2High = 0.693359375F, kLn2Low = -2.12194440e-4F;
 constexpr float kShift =
     12582912; // 1.5 * 2^23: added to a small number it leaves an integer in the last bits
-// The series, of which |r| <= ln(2) / 2 needs no more.
+// The terms of the series that |r| <= ln(2) / 2 needs.
 constexpr float kTaylor[] = {1.0F / 5040, 1.0F / 720, 1.0F / 120, 1.0F / 24, 1.0F / 6, 0.5F, 1, 1};
 
 // x = n ln(2) + r, with n in the last bits of `shifted`.
@@ -39,7 +39,7 @@ inline __attribute__((always_inline)) int32_t powerIn(float shifted) {
 template <size_t kTerms>
 inline __attribute__((always_inline)) float seriesOf(float r) {
   float value = kTaylor[0];
-#pragma GCC unroll 8 // else loops of this have loops in them, and are not vectors
+#pragma GCC unroll 8 // otherwise loops around this are nested, and do not vectorize
   for (size_t i = 1; i < kTerms; ++i) {
     value = __builtin_fmaf(value, r, kTaylor[i]);
   }
@@ -53,7 +53,7 @@ inline __attribute__((always_inline)) Exponential exponentialOf(float d) {
   return {seriesOf<8>(r), d < kLeast ? 0 : std::bit_cast<float>(exponent << 23)};
 }
 
-// exp(x) for any number, in two factors, as the power may be too large or too small for one.
+// exp(x) for any number, with two factors, since one power of two may overflow or underflow.
 inline __attribute__((always_inline)) float expOf(float x) {
   const float above = x < -104 ? -104 : x, within = above > 89 ? 89 : above; // a NaN stays
   const auto [shifted, r] = reducedOf(within);
@@ -63,7 +63,7 @@ inline __attribute__((always_inline)) float expOf(float x) {
   return seriesOf<8>(r) * one * other;
 }
 
-// exp(x) - 1 for a number that is not above 0: the series without its first term loses no digits.
+// exp(x) - 1 for x <= 0. The series without its first term loses no digits.
 inline __attribute__((always_inline)) float expMinusOneOf(float x) {
   const float within = x < -30 ? -30 : x; // a NaN stays
   const auto [shifted, r] = reducedOf(within);
@@ -71,7 +71,7 @@ inline __attribute__((always_inline)) float expMinusOneOf(float x) {
   return __builtin_fmaf(seriesOf<7>(r) * r, power, power - 1);
 }
 
-// log(1 + u) for 0 <= u <= 1: 2 artanh(s) with s = u / (2 + u), which is not above 1/3.
+// log(1 + u) for 0 <= u <= 1: 2 artanh(s) with s = u / (2 + u), which is at most 1/3.
 inline __attribute__((always_inline)) float logOnePlusOf(float u) {
   const float s = u / (2 + u), square = s * s;
   float sum = 1.0F / 15;
@@ -82,8 +82,8 @@ inline __attribute__((always_inline)) float logOnePlusOf(float u) {
   return 2 * s * sum;
 }
 
-// log(x) of a normal number above 0, in double to 13 digits: x = 2^n m, with m between the roots of 1/2 and of 2, and
-// log(m) = 2 artanh(s) with s = (m - 1) / (m + 1). Infinities and NaNs give some number.
+// log(x) of a positive normal number, in double to 13 digits: x = 2^n m, with m between the roots of 1/2 and of 2,
+// and log(m) = 2 artanh(s) with s = (m - 1) / (m + 1). The result for infinities and NaNs is undefined.
 inline __attribute__((always_inline)) double logOf(double x) {
   constexpr uint64_t kOne = 1023, kLeastBits = 0x3FE6A09E667F3BCD; // the root of 1/2
   constexpr double kBits = 4503599627370496;                       // 2^52: a whole number is in its last bits
@@ -103,7 +103,7 @@ inline __attribute__((always_inline)) double logOf(double x) {
 constexpr double kWideTaylor[] = {1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120,
                                   1.0 / 24,      1.0 / 6,      0.5,         1,          1};
 
-// exp(x) to 11 digits, for |x| <= 700; a NaN stays.
+// exp(x) to 11 digits, for |x| <= 700. A NaN stays NaN.
 inline __attribute__((always_inline)) double wideExpOf(double x) {
   constexpr double kWideShift = 6755399441055744; // 1.5 * 2^52
   const double shifted = __builtin_fma(x, 1.44269504088896340736, kWideShift), n = shifted - kWideShift;
@@ -117,7 +117,8 @@ inline __attribute__((always_inline)) double wideExpOf(double x) {
   return value * std::bit_cast<double>((power + 1023) << 52);
 }
 
-// Quotients of 1 and exp(-|x|), so that no digits are lost. Sums and products that a compiler may join are joined here.
+// Quotients of 1 and exp(-|x|), so that no digits are lost. Sums and products that a compiler may fuse are fused
+// here.
 inline __attribute__((always_inline)) float sigmoidOf(float x) {
   const auto [value, power] = exponentialOf(-__builtin_fabsf(x));
   return (x < 0 ? value * power : 1) / __builtin_fmaf(value, power, 1);

@@ -1,6 +1,6 @@
-// The kernels, and the choice of a number of threads, for callers without C++, by ctypes: tests and benchmarks. Images
-// and parameters are the structs of kernels.h, whose fields these callers repeat. All of a result is computed in one
-// call on one thread, in parts of `part` items.
+// The kernels, and the choice of a number of threads, for tests and benchmarks, which call them by ctypes. Images
+// and parameters are the structs of kernels.h, whose fields these callers repeat. A call computes a whole result on
+// one thread, in parts of `part` items.
 #include <algorithm>
 #include <memory>
 
@@ -36,7 +36,8 @@ std::vector<Span> spansAt(const Span*& spans, int64_t count) {
 
 JIT_PASSES_FACE bool jit_passes_x86_has_form(int32_t form) { return hasForm(formOf(form)); }
 
-// Multiply-adds in registers, `count` times, and how many these are each time: the peak of a form's instructions.
+// Runs multiply-adds in registers `count` times, and returns their number in each round: the peak of a form's
+// instructions.
 JIT_PASSES_FACE int64_t jit_passes_x86_multiply_add(int64_t count, [[maybe_unused]] int32_t form) {
 #ifdef JIT_PASSES_HAS_VNNI
 #define JIT_PASSES_LOOP(sums, body) \
@@ -150,7 +151,7 @@ JIT_PASSES_FACE void jit_passes_x86_resample(
       resample.items(*out), part, [&](int64_t begin, int64_t end) { resample.run(*in, *out, begin, end); });
 }
 
-// Spans of one axis: adaptive ones where the kernel is 0.
+// The spans of one axis, adaptive ones if the kernel is 0.
 JIT_PASSES_FACE void jit_passes_x86_spans(
     int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, int64_t pad_before,
     int64_t pad_after, bool include_pad, Span* spans) {
@@ -160,7 +161,7 @@ JIT_PASSES_FACE void jit_passes_x86_spans(
   std::copy(found.begin(), found.end(), spans);
 }
 
-// `spans`: those of the depth, the height and the width, one after the other.
+// `spans` are the spans of depth, height and width, one after the other.
 JIT_PASSES_FACE void jit_passes_x86_max_pool(
     const Image* in, const Image* out, const Span* spans, int64_t dilation_d, int64_t dilation_h,
     int64_t dilation_w, int32_t form, int64_t part) {
@@ -191,7 +192,7 @@ JIT_PASSES_FACE void jit_passes_x86_average_pool(
   inParts(pool.items(*out), part, [&](int64_t begin, int64_t end) { pool.run(*in, *out, begin, end); });
 }
 
-// Of the packed right operand.
+// The bytes of the packed right operand.
 JIT_PASSES_FACE int64_t jit_passes_x86_matrix_product_bytes(const Image* b, bool transposed) {
   MatrixProduct product;
   product.transposed = transposed;
@@ -233,7 +234,7 @@ JIT_PASSES_FACE void jit_passes_x86_group_norm(
   inParts(norm.items(*out), part, [&](int64_t begin, int64_t end) { norm.run(*in, *out, begin, end); });
 }
 
-// Operands that are codes have a scale and a zero point; of float32, the scale is 0.
+// An operand in codes has a scale and a zero point. A scale of 0 means float32.
 JIT_PASSES_FACE void jit_passes_x86_add_floats(
     const Image* a, const Image* b, const Image* out, float a_scale, int32_t a_zero_point, float b_scale,
     int32_t b_zero_point, float b_factor, int64_t part) {

@@ -19,7 +19,7 @@ JIT_PASSES_VECTORIZED void scaleFloats(const float* in, float factor, float* out
   }
 }
 
-// A NaN is less than nothing, and stays.
+// A NaN is less than no number, so it stays NaN.
 JIT_PASSES_VECTORIZED void clipFloats(const float* in, float low, float high, float* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const float above = in[i] < low ? low : in[i];
@@ -27,7 +27,7 @@ JIT_PASSES_VECTORIZED void clipFloats(const float* in, float low, float high, fl
   }
 }
 
-// From 0 to 6 between -3 and 3; a NaN stays.
+// Rises from 0 to 6 between -3 and 3. A NaN stays NaN.
 inline __attribute__((always_inline)) float rampOf(float x) {
   const float moved = x + 3, above = moved < 0 ? 0 : moved;
   return above > 6 ? 6 : above;
@@ -139,8 +139,8 @@ JIT_PASSES_VECTORIZED void cubes(const float* in, float* out, int64_t count) {
   }
 }
 
-// |x|^p = exp(p log|x|), where neither is 0 or infinite. The sign is that of x for odd p; if p is no whole number, a
-// number below 0 gives NaN, except minus infinity.
+// |x|^p = exp(p log|x|), unless x is 0 or infinite. For odd p the result has the sign of x. If p is no whole number,
+// a negative x gives NaN, except for minus infinity.
 JIT_PASSES_VECTORIZED void powers(const float* in, float exponent, float* out, int64_t count) {
   const double p = exponent;
   const bool whole = std::floor(p) == p, odd = whole && std::floor(p / 2) * 2 != p;
@@ -148,7 +148,7 @@ JIT_PASSES_VECTORIZED void powers(const float* in, float exponent, float* out, i
               infinity = std::numeric_limits<float>::infinity();
   const float of_zero = p > 0 ? 0 : infinity, of_infinity = p > 0 ? infinity : 0;
   const float sign = odd ? -1 : 1, below = whole ? sign : nan;
-  constexpr double kMost = 200; // beyond it, float32 has no other numbers than 0 and infinity
+  constexpr double kMost = 200; // beyond it, results are 0 or infinite in float32
   for (int64_t i = 0; i < count; ++i) {
     const float x = in[i], a = __builtin_fabsf(x);
     const double product = p * logOf(static_cast<double>(a));
@@ -161,15 +161,16 @@ JIT_PASSES_VECTORIZED void powers(const float* in, float exponent, float* out, i
   }
 }
 
-// The probability P(-a) of 0 <= a < 6, a polynomial in each of 16 intervals, and 0 beyond: 1 - P(a) is less than 1e-9.
+// The probability P(-a) for 0 <= a < 6, a polynomial in each of 16 intervals. Beyond 6 it is 0: 1 - P(a) is below
+// 1e-9.
 constexpr int kIntervals = 16, kDegree = 5;
 constexpr float kTailEnd = 6, kPerUnit = kIntervals / kTailEnd;
-constexpr float kLastPlace = 15.999999F; // the float in front of 16
+constexpr float kLastPlace = 15.999999F; // the largest float below 16
 
 struct alignas(64) Tail {
   float coefficients[kDegree + 1][kIntervals];
 
-  // Through the Chebyshev nodes of each interval, by Newton's formula, which is then expanded in powers.
+  // Interpolates at the Chebyshev nodes of each interval by Newton's formula, and expands the result in powers.
   template <typename Probability>
   explicit Tail(Probability probability) {
     for (int interval = 0; interval < kIntervals; ++interval) {

@@ -1,8 +1,8 @@
 // Products of two activations of float32.
 //
-// The right operand lies in blocks of 32 columns, row by row, filled up with zeros. A tile is 12 rows by 32 columns, in
-// 24 registers; a number of the left operand is broadcast to the columns. With registers of 256 bits it is computed as
-// four parts of 6 rows by 16 columns, in 12.
+// The right operand is packed in blocks of 32 columns, row by row, padded with zeros. A tile is 12 rows by 32
+// columns, in 24 registers; each number of the left operand is broadcast to the columns. With registers of 256 bits a
+// tile is four parts of 6 rows by 16 columns, in 12 registers each.
 #include <algorithm>
 #include <cstring>
 
@@ -28,7 +28,7 @@ struct FloatBlocks {
   int64_t products, columns, blocks, block_floats;
 };
 
-// `step` floats from one column to the next, and `stride` from row to row.
+// `step` is the number of floats from one column to the next, `stride` from row to row.
 struct FloatColumns {
   const float* data;
   int64_t step, stride;
@@ -210,13 +210,13 @@ void multiplyFloatsAvx2(const FloatTile& tile, int64_t rows) {
 constexpr auto multiplyFloatsAvx2 = multiplyFloatsPlain;
 #endif
 
-// A batch's matrix, where one image, plane or row of images may stand for all.
+// The number of the matrix in a batch. One image, plane or row of images may serve for all.
 int64_t floatMatrixOf(const Image& image, int64_t n, int64_t z, int64_t y) {
   const int64_t of_n = image.images == 1 ? 0 : n, of_z = image.depth == 1 ? 0 : z;
   return (of_n * image.depth + of_z) * image.height + (image.height == 1 ? 0 : y);
 }
 
-// Rows of a matrix fall into tiles of nearly equal size.
+// The number of tiles of a matrix. They have nearly equal numbers of rows.
 int64_t tilesOf(const Image& out) { return (out.width + kTileRows - 1) / kTileRows; }
 
 } // namespace

@@ -1,4 +1,4 @@
-// Layer norm and softmax of float32, which give float32, codes, or both; and log softmax.
+// Layer norm and softmax of float32, whose results are float32, codes, or both; and log softmax.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Some rows, and where their results go: one of both may be null.
+// Some rows, and the places of their results as float32 and as codes. One of the two may be null.
 template <size_t kRows>
 struct Rows {
   const float* in[kRows];
@@ -20,12 +20,12 @@ struct Rows {
   uint8_t* codes[kRows];
 };
 
-// The part that all forms have in common: from sums to results.
+// The step from sums to the factor, for all forms.
 inline __attribute__((always_inline)) float normalFactor(float squares, int64_t count, double eps) {
   return static_cast<float>(1 / std::sqrt(static_cast<double>(squares) / static_cast<double>(count) + eps));
 }
 
-// add(part, x) for each number and the part of the sum that it belongs to: whole blocks of parts are vectors.
+// Calls add(part, x) for each number with its part of the sum. Whole blocks of parts vectorize.
 template <typename Add>
 inline __attribute__((always_inline)) void addToParts(
     const float* in, int64_t count, float* parts, const Add& add) {
@@ -40,7 +40,7 @@ inline __attribute__((always_inline)) void addToParts(
   }
 }
 
-// Results go through a block, so that each loop is simple enough for vectors. Either of both may be null.
+// Stores results from a block, so that each loop is simple enough to vectorize. One destination may be null.
 inline __attribute__((always_inline)) void storeBlock(
     const float* y, int64_t count, const ToCodes& to, float* floats, uint8_t* codes) {
   const float inverse = to.inverse_scale, offset = to.offset;
@@ -74,7 +74,8 @@ JIT_PASSES_VECTORIZED void normalizePlain(
   }
 }
 
-// All numbers of a row are taken relative to this. Relative to 0, minus infinities alone have the sum 0.
+// The number that is subtracted from all numbers of a row. With `hides` it is 0 for a row of minus infinities, whose
+// sum then is 0.
 float levelOf(float largest, bool hides) {
   return hides && largest == -std::numeric_limits<float>::infinity() ? 0 : largest;
 }
@@ -126,7 +127,7 @@ JIT_PASSES_VECTORIZED void measureRow(const float* in, int64_t count, LogScale& 
   scale = {largest, sumOfParts(parts)};
 }
 
-// A sum is not below 1, or a NaN, which stays.
+// Sums are at least 1. A NaN stays NaN.
 JIT_PASSES_VECTORIZED void logarithmsOf(const float* sums, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     const auto logarithm = static_cast<float>(logOf(static_cast<double>(sums[i])));
@@ -143,12 +144,12 @@ JIT_PASSES_VECTORIZED void subtractBoth(
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-// 16 of `count` floats, from `at` on; zeros where there are none.
+// The mask of the lanes, from `at` on, that are within `count`.
 JIT_PASSES_VNNI_INLINE __mmask16 lanesAt(int64_t at, int64_t count) {
   return static_cast<__mmask16>(at < count ? firstLanes(count - at) : 0);
 }
 
-// In the order of sumOfParts.
+// The sum of all lanes, in the order of sumOfParts.
 JIT_PASSES_VNNI_INLINE float sumOfFour(const __m512 (&sums)[4]) {
   const __m512 all = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
   const __m256 upper = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(all), 1));
@@ -178,7 +179,7 @@ JIT_PASSES_VNNI_INLINE void storeCodes(__m512 y, const ToCodes& to, uint8_t* out
   _mm_mask_storeu_epi8(out, lanes, _mm512_cvtepi32_epi8(codesOf(v, to.range)));
 }
 
-// add(sum, x, lanes) of each row for its numbers, in the parts that they belong to.
+// Calls add(sum, x, lanes) for the numbers of each row, with their parts of the sum.
 template <size_t kRows, typename Add>
 JIT_PASSES_VNNI_INLINE void addRows(
     const Rows<kRows>& rows, int64_t count, __m512 (&sums)[kRows][4], const Add& add) {
@@ -202,7 +203,7 @@ JIT_PASSES_VNNI_INLINE void addRows(
   }
 }
 
-// Some rows at once, since each waits for its own sums.
+// Several rows at one time, since each row waits for its own sums.
 template <size_t kRows>
 JIT_PASSES_VNNI void normalizeVnni(const Rows<kRows>& rows, int64_t count, const LayerNormFloats& norm) {
   const Rounding rounding = roundingTo(norm.codes.range);
@@ -247,7 +248,7 @@ JIT_PASSES_VNNI void normalizeVnni(const Rows<kRows>& rows, int64_t count, const
   }
 }
 
-// The same as a value and a power of two each.
+// exp of 16 numbers, each as a value and a power of two.
 struct FloatExponentials {
   __m512 value, power;
 };
@@ -269,7 +270,7 @@ JIT_PASSES_VNNI_INLINE FloatExponentials exponentialsOf(__m512 d) {
       value, _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(d, least, _CMP_NLT_UQ), _mm512_castsi512_ps(exponent))};
 }
 
-// take(j, i, lanes) for all numbers of a row, 16 from i on, which belong to the parts from 16 j on.
+// Calls take(j, i, lanes) for all numbers of a row: 16 numbers from i on, which belong to the parts from 16 j on.
 template <typename Take>
 JIT_PASSES_VNNI_INLINE void overParts(int64_t count, const Take& take) {
   const int64_t whole = count / kSumParts * kSumParts;
@@ -287,7 +288,7 @@ JIT_PASSES_VNNI_INLINE void overParts(int64_t count, const Take& take) {
   }
 }
 
-// A NaN is none.
+// A NaN does not count.
 JIT_PASSES_VNNI_INLINE float largestOfRow(const float* in, int64_t count) {
   __m512 most[4];
   std::fill_n(most, 4, _mm512_set1_ps(-std::numeric_limits<float>::infinity()));
@@ -381,7 +382,7 @@ template <size_t kRows>
 void subtractBothVnni(const Rows<kRows>&, int64_t, const LogScale (&)[kRows], const float*) {}
 #endif
 
-// The rows that layer norm takes at once, and the rows whose logarithms are computed at once.
+// The rows that layer norm computes at one time, and the rows whose logarithms are computed at one time.
 constexpr size_t kTogether = 4, kLogarithms = 8;
 
 template <size_t kRows>
@@ -396,7 +397,7 @@ Rows<kRows> rowsFrom(const Image& in, const Image* floats, const Image* codes, i
   return rows;
 }
 
-// run(rows) for all pixels, `kMost` at a time, and those that are left one by one.
+// Calls run(rows) for all pixels, `kMost` at a time, and for the remaining ones one by one.
 template <size_t kMost, typename Run>
 void overRows(
     const Image& in, const Image* floats, const Image* codes, int64_t begin, int64_t end, const Run& run) {

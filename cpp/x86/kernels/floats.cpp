@@ -8,7 +8,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Other functions than the sum's own, which no compiler takes into it: the product is rounded before it is added.
+// A separate function, so that no compiler fuses its product with the sum: the product must be rounded before.
 JIT_PASSES_VECTORIZED void floatsOfCodes(
     const uint8_t* in, int64_t count, float scale, int32_t zero_point, float* out) {
   for (int64_t i = 0; i < count; ++i) {
@@ -16,7 +16,7 @@ JIT_PASSES_VECTORIZED void floatsOfCodes(
   }
 }
 
-// Here `out` may be an operand: a loop that asks whether they overlap would take numbers one by one.
+// `out` may be an operand. A loop with a check for overlap would compute numbers one by one in that case.
 JIT_PASSES_VECTORIZED void addFloats(
     const float* a, const float* b, int64_t count, float a_factor, float b_factor, float* out) {
 #pragma GCC ivdep
@@ -51,12 +51,12 @@ JIT_PASSES_VECTORIZED void selectFloats(
     const float* c, const float* a, const float* b, int64_t count, float* out) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    const float chosen = a[i], other = b[i]; // both are read, so that a vector takes one of them
+    const float chosen = a[i], other = b[i]; // both are read, so that the choice vectorizes
     out[i] = c[i] != 0 ? chosen : other;
   }
 }
 
-// test(a, b) for each.
+// out = test(a, b) for each pair.
 template <typename Test>
 inline __attribute__((always_inline)) void testFloats(
     const float* a, const float* b, int64_t count, float* out, const Test& test) {
@@ -95,11 +95,11 @@ JIT_PASSES_VECTORIZED void preluFloats(const float* x, const float* slopes, int6
   }
 }
 
-// At most so many floats of an operand are taken at once.
+// The most floats of an operand at one time.
 constexpr int64_t kFloats = 1024;
 
-// The operand's floats from channel `first` on. An operand with one channel is copied to all channels once, for the
-// first of them.
+// The operand's floats from channel `first` on. An operand with one channel is copied to all channels once, when
+// `first` is 0.
 const float* floatsAt(
     const FloatOperand& operand, const Image& image, int64_t channels, const uint8_t* pixel, int64_t first,
     int64_t count, float* copies) {
@@ -121,7 +121,7 @@ const float* floatsAt(
   return copies;
 }
 
-// combine(operands, count, out) for all that lies together: the operands of float32 that `which` says how to read.
+// Calls combine(operands, count, out) for all contiguous stretches. `which` tells how to read each operand.
 template <size_t kOperands, typename Combine>
 void overFloatOperands(
     const FloatOperand (&which)[kOperands], Image (&images)[kOperands], const Image& out, int64_t begin,
@@ -132,7 +132,7 @@ void overFloatOperands(
   };
   const auto isNumber = [](const Image& image) { return image.channels == 1 && image.pixel == 0; };
   bool dense = isDense(out, true);
-  for (size_t k = 0; k < kOperands; ++k) { // strides of 0 broadcast
+  for (size_t k = 0; k < kOperands; ++k) { // a stride of 0 broadcasts
     images[k].images = out.images, images[k].depth = out.depth, images[k].height = out.height;
     dense = dense && (isNumber(images[k]) || isDense(images[k], which[k].is_float));
   }
@@ -159,7 +159,7 @@ void overFloatOperands(
   }
 }
 
-// combine(a, b, count, out), likewise.
+// Calls combine(a, b, count, out) in this way.
 template <typename Combine>
 void overFloats(
     const FloatOperand& a, const FloatOperand& b, const Image& left, const Image& right, const Image& out,

@@ -1,20 +1,20 @@
-// Kernels of float32. See kernels.h for what holds for all kernels: of an image of float32, strides are in bytes too,
-// and `channels` counts floats. They have the bits of PyTorch's operators, but for exponentials, gelu, square roots,
-// which are rounded once here, and sums of more than two numbers, which PyTorch adds up in another order.
+// Kernels of float32. kernels.h has the rules for all kernels. Strides of a float32 image are in bytes too, and
+// `channels` counts floats. Results equal PyTorch's operators to the bit, except for exponentials, gelu, square
+// roots, which are rounded once here, and sums of more than two numbers, which PyTorch adds in another order.
 #pragma once
 
 #include "kernels.h"
 
 namespace jit_passes::x86 {
 
-// An operand: float32, or codes, which are (q - zero_point) * scale.
+// An operand: float32, or codes with the values (q - zero_point) * scale.
 struct FloatOperand {
   bool is_float = true;
   float scale = 1;
   int32_t zero_point = 0;
 };
 
-// y = fma(b, b_factor, a * a_factor). An operand is broadcast as for Add, and may lie where the result goes. Items: rows.
+// y = fma(b, b_factor, a * a_factor). An operand broadcasts as for Add, and may be the result's memory. Items: rows.
 struct AddFloats {
   FloatOperand a, b;
   float a_factor = 1, b_factor = 1;
@@ -36,14 +36,14 @@ struct DivideFloats {
   void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y = c is not 0 ? a : b, float32 all of them, which broadcast as for Add. Items: rows.
+// y = c != 0 ? a : b, all float32, which broadcast as for Add. Items: rows.
 struct SelectFloats {
   int64_t items(const Image& out) const { return out.rows(); }
   void run(
       const Image& c, const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y = b is 0 ? a : number. Operands as for AddFloats. Items: rows.
+// y = b == 0 ? a : number. Operands as for AddFloats. Items: rows.
 struct FillFloats {
   FloatOperand a, b;
   float number = 0;
@@ -51,8 +51,9 @@ struct FillFloats {
   void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y = 1 where a test of a and b holds, else 0. A NaN is unequal to all numbers, and neither less nor greater. The last
-// three tests take a and b for truths: each number but 0 is true, and a NaN too. Operands as for AddFloats. Items: rows.
+// y = 1 if a test of a and b holds, else 0. A NaN is unequal to all numbers, and neither less nor greater. For the
+// last three tests a and b are truths: every number but 0 is true, and so is a NaN. Operands as for AddFloats.
+// Items: rows.
 struct CompareFloats {
   enum Which : int64_t { Less, LessOrEqual, Equal, NotEqual, Both, Either, Neither, Count };
   Which which;
@@ -61,14 +62,14 @@ struct CompareFloats {
   void run(const Image& x, const Image& y, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// How float32 becomes codes: as Quantize has them.
+// From float32 to codes, as in Quantize.
 struct ToCodes {
   float inverse_scale = 1, offset = 0;
   CodeRange range = {};
 };
 
-// Over the channels of a group, of which all have as many, in all pixels of an image. Sums are in double; see LayerNorm
-// (attention.h) for the factor, and GroupNorm for items.
+// Over the channels of a group in all pixels of an image. All groups have equally many channels. Sums are in double.
+// LayerNorm (attention.h) has the factor, and GroupNorm the items.
 struct GroupNormFloats {
   int64_t groups;
   const float *weight, *bias;
@@ -83,8 +84,8 @@ struct GroupNormFloats {
 //   factor = float(1 / sqrt((sum of d^2) / n + eps)), in double but for the sums
 //   y = fma(d factor, weight[c], bias[c])
 //
-// A sum has 64 parts, as that of Softmax has. The result is float32 in `floats`, or codes of it in `to`, or both. Where
-// rows are not `centred`, d = x: the norm by the root of the mean square. Items: rows.
+// A sum has 64 parts, as in Softmax. The result is float32 in `floats`, codes in `to`, or both. If rows are not
+// `centred`, d = x, for the norm by the root of the mean square. Items: rows.
 struct LayerNormFloats {
   const float *weight, *bias;
   double eps;
@@ -95,9 +96,9 @@ struct LayerNormFloats {
   void run(const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const;
 };
 
-// Over the channels of each pixel: y = exp(x - (largest x)) / (sum of these), 0 where the exponent is below -87. Minus
-// infinity gives 0, and a row that has no larger number is NaN, or 0 where `hides`. A sum has 64 parts, and results are
-// as those of layer norm. Items: rows.
+// Over the channels of each pixel: y = exp(x - (largest x)) / (sum of these), or 0 if the exponent is below -87.
+// Minus infinity gives 0; a row of minus infinities gives NaN, or 0 with `hides`. A sum has 64 parts, and results
+// have the forms of layer norm. Items: rows.
 struct SoftmaxFloats {
   ToCodes codes = {};
   bool hides = false;
@@ -106,8 +107,8 @@ struct SoftmaxFloats {
   void run(const Image& in, const Image* floats, const Image* to, int64_t begin, int64_t end) const;
 };
 
-// Over the channels of each pixel: y = x - m - log(sum of exp(x - m)), m the largest x. The sum is that of SoftmaxFloats,
-// the logarithm in double. Items: rows.
+// Over the channels of each pixel: y = x - m - log(sum of exp(x - m)), with m the largest x. The sum is computed as
+// in SoftmaxFloats, the logarithm in double. Items: rows.
 struct LogSoftmaxFloats {
   Form form = bestForm();
   int64_t items(const Image& out) const { return out.rows(); }
@@ -121,14 +122,14 @@ struct ScaleFloats {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y = x where x is above 0, else x * slopes[c]; NaN stays. Items: rows.
+// y = x if x > 0, else x * slopes[c]. A NaN stays NaN. Items: rows.
 struct PreluFloats {
   const float* slopes;
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// The largest number of a window, or a NaN if there is one. Items: rows times blocks of channels.
+// The largest number of a window, or NaN if the window has one. Items: rows times blocks of channels.
 struct MaxFloats {
   std::vector<Span> z, y, x;
   int64_t dilation_d = 1, dilation_h = 1, dilation_w = 1;
@@ -136,15 +137,15 @@ struct MaxFloats {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// Between pixels, as Blend has it: y = v. Items: rows.
+// Interpolation between pixels: y = v, with v as in Blend. Items: rows.
 struct BlendFloats {
   std::vector<Blend::Taps> z, y, x;
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y is a weighted sum of 4 x 4 pixels of a plane, along rows first, then along columns: four numbers a, b, c, d with
-// shares s give fma(d, s[3], fma(c, s[2], fma(b, s[1], a s[0]))). Items: rows.
+// y is a weighted sum of 4 x 4 pixels of a plane, first along rows, then along columns: four numbers a, b, c, d with
+// weights s give fma(d, s[3], fma(c, s[2], fma(b, s[1], a s[0]))). Items: rows.
 struct CubicFloats {
   struct Taps {
     int64_t at[4];
@@ -155,7 +156,7 @@ struct CubicFloats {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y = (sum of x, pixel by pixel) / count; `divisor` stands in for the count, if not 0. Items: rows times blocks of
+// y = (sum of x, pixel by pixel) / count. `divisor` replaces the count if it is not 0. Items: rows times blocks of
 // channels.
 struct AverageFloats {
   std::vector<Span> z, y, x;
@@ -164,9 +165,9 @@ struct AverageFloats {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// Over images, planes, rows, columns and channels, each where the result has one of them: the sum, the mean, the root of
-// the sum of squares, the largest or the smallest number. Numbers of a row of pixels are taken together first, those
-// of channels in 64 parts. Items: rows of the result times blocks of channels.
+// The sum, the mean, the root of the sum of squares, the largest or the smallest number, over the axes along which
+// the result has size 1: images, planes, rows, columns and channels. The numbers of a row of pixels are combined
+// first; channels are combined in 64 parts. Items: rows of the result times blocks of channels.
 struct ReduceFloats {
   enum Which { Sum, Mean, Length, Largest, Smallest };
 
@@ -176,7 +177,7 @@ struct ReduceFloats {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y[c] = x[0] + ... + x[c] of the channels of each pixel, in double. Items: rows.
+// y[c] = x[0] + ... + x[c] over the channels of each pixel, in double. Items: rows.
 struct CumulateFloats {
   int64_t items(const Image& out) const { return out.rows(); }
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
@@ -187,7 +188,7 @@ struct CumulateFloats {
 //   Scale           x * first
 //   Clip            min(max(x, first), second), and a NaN as it is
 //   Gelu, GeluTanh  x * P(x), the normal distribution's or PyTorch's approximation of it by tanh
-//   Sigmoid, Tanh   1 / (1 + e) and (1 - e) / (1 + e), with e = exp(-|x|) or exp(-2 |x|), for x that is not below 0
+//   Sigmoid, Tanh   1 / (1 + e) and (1 - e) / (1 + e), with e = exp(-|x|) or exp(-2 |x|), for x >= 0
 //   Silu            x * Sigmoid(x)
 //   HardSigmoid     min(max(x + 3, 0), 6) / 6
 //   HardSwish       x * min(max(x + 3, 0), 6) / 6
@@ -196,10 +197,10 @@ struct CumulateFloats {
 //   InverseRoot     1 / Root(x)
 //   Inverse         1 / x
 //   Absolute        |x|
-//   LeakyRelu       x where that is above 0, and x * first
-//   Elu             x where that is above 0, and first * (exp(x) - 1)
+//   LeakyRelu       x if x > 0, else x * first
+//   Elu             x if x > 0, else first * (exp(x) - 1)
 //   Exp             exp(x)
-//   Softplus        log(1 + exp(first * x)) / first, and x where first * x is above second
+//   Softplus        x if first * x > second, else log(1 + exp(first * x)) / first
 //   Mish            x * Tanh(log(1 + exp(x)))
 //   Cube            x * x * x
 //   Power           x to the power of first, finite and not 0, in double
@@ -247,8 +248,8 @@ struct FloatFunction {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// Products of matrices of float32, as MatrixProduct has them of codes: products are added one after the other, in the
-// order of k, by multiply-adds that round once. The right operand is packed first.
+// Products of matrices of float32, like MatrixProduct for codes. Products are added one after the other, in the
+// order of k, by fused multiply-adds. The right operand is packed first.
 struct FloatProduct {
   bool transposed = false;
   FloatFunction function = {}; // of the result

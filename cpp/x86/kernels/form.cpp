@@ -1,4 +1,4 @@
-// The level of instructions that kernels are made for.
+// The level of instructions for which kernels are made.
 #include <array>
 #include <atomic>
 #include <cstdlib>
@@ -61,8 +61,8 @@ Form formNamed(const std::string& name) {
 
 namespace {
 
-// Whether there are tile registers, and the system lets this process use them: it asks for that, since a thread's
-// state takes 8 KB more to save then.
+// Whether there are tile registers, and the system grants them to this process. A process must ask, since the saved
+// state of its threads then takes 8 KB more.
 bool mayUseTiles() {
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && __GNUC__ >= 11 && !defined(__clang__)
   static const bool allowed = [] {

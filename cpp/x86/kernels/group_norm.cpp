@@ -8,9 +8,9 @@
 namespace jit_passes::x86 {
 namespace {
 
-// So many channels are computed at once. Small groups make a block together, and large ones are one each.
+// The channels that are computed at one time. Small groups share a block; a large group is a block.
 constexpr int64_t kGroupLanes = 32;
-// As many codes are added up in int32 before they go on in 64 bits.
+// The most codes that are added in int32 before the sum is added to one of 64 bits.
 constexpr int64_t kMostInRow = 1 << 15;
 
 struct Moments {
@@ -33,7 +33,7 @@ JIT_PASSES_VECTORIZED void addMoments(
   }
 }
 
-// Channel by channel: as `LayerNorm` has it, with a factor and an offset of each; of float32, the mean itself.
+// The numbers of each channel, as in LayerNorm. `mean` is -mean * factor, or the mean itself for float32.
 struct Lanes {
   float factor[kGroupLanes], mean[kGroupLanes], multiplier[kGroupLanes], offset[kGroupLanes];
 };
@@ -70,7 +70,7 @@ JIT_PASSES_VECTORIZED void addMoments(
   }
 }
 
-// The mean is taken away first: beside a small deviation it would leave few digits of a product.
+// The mean is subtracted first: it may be large compared with the deviation, and a product would lose digits.
 JIT_PASSES_VECTORIZED void normalizePixels(
     const float* in, int64_t in_stride, int64_t pixels, int64_t channels, const Lanes& lanes, float* out,
     int64_t out_stride) {
@@ -86,7 +86,7 @@ JIT_PASSES_VECTORIZED void normalizePixels(
   }
 }
 
-// body(row) for each of an image.
+// Calls body(row) for each row of an image.
 template <typename Body>
 void overRowsOf(const Image& image, int64_t n, const Body& body) {
   for (int64_t row = n * image.depth * image.height; row < (n + 1) * image.depth * image.height; ++row) {
@@ -103,8 +103,8 @@ int64_t blocksOf(const Image& out, int64_t groups) {
   return (groups + at_once - 1) / at_once;
 }
 
-// For each item: moments of its groups by add(first channel, channels, row, moments), the factor and the mean of each
-// by normal(moments), and write(first channel, channels, row, lanes).
+// For each item: finds moments of its groups by add(first channel, channels, row, moments), the factor and the mean
+// of each group by normal(moments), and results by write(first channel, channels, row, lanes).
 template <typename Of, typename Norm, typename Add, typename Normal, typename Write>
 void overGroups(
     const Norm& norm, const Image& in, const Image& out, int64_t begin, int64_t end, const float* multiplier,

@@ -1,4 +1,4 @@
-// Linear layers with a scale for each group of inputs: packing, the plain form, and what becomes of the sums.
+// Linear layers with a scale for each group of inputs: packing, the plain form, and the step from sums to results.
 #include "grouped.h"
 
 #include <algorithm>
@@ -13,13 +13,13 @@ namespace {
 
 constexpr int64_t kOutputs = GroupedShape::kOutputs, kInputs = GroupedShape::kInputs;
 
-// Where the code of an input of a step is: the byte, and by how many bits its half begins later.
+// The place of the code of an input in a step: the byte, and the shift of its half in bits.
 struct Place {
   int64_t byte, shift;
 };
 
 Place placeOf(int64_t input, int64_t output, int64_t bits) {
-  const int64_t run = 8 * 4 / bits; // inputs that lie in four bytes
+  const int64_t run = 8 * 4 / bits; // inputs in four bytes
   return {(input / run * kOutputs + output) * 4 + input % 4, input % run >= 4 ? 4 : 0};
 }
 
@@ -108,8 +108,8 @@ float* floatsAt(const Image& image, int64_t row) {
   return reinterpret_cast<float*>(image.rowAt(row / image.width) + row % image.width * image.pixel);
 }
 
-// `rowAt(row)`: where a row begins. `finish(row, a, header)`: 16 sums become results. `pair`, if there is one, takes two
-// blocks at once.
+// `rowAt(row)` returns the beginning of a row. `finish(row, a, header)` turns 16 sums into results. `pair`, if not
+// null, computes two blocks at one time.
 template <typename T, typename RowAt, typename Finish>
 void runBlocks(
     const GroupedLinear& linear, GroupedTile<T> tile, GroupedTile<T> pair, const RowAt& rowAt,

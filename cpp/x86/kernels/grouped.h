@@ -1,7 +1,8 @@
-// Linear layers whose weights have 4 or 8 bits, and a scale for each group of neighbouring inputs: float32 out, and in
-// either float32, or codes that dynamic.h makes of it. See kernels.h for what holds for all kernels.
+// Linear layers whose weights have 4 or 8 bits and a scale for each group of neighbouring inputs. The input is
+// float32, or codes from the kernels of dynamic.h; the result is float32. kernels.h has the rules for all kernels.
 //
-// Weights are packed in the order in which they are read, for all forms alike, so a file may hold them packed:
+// Weights are packed in the order in which they are read. All forms share this order, so a file may hold them
+// packed:
 //
 //   block of 16 outputs    totals, bias (16 float32 each), groups
 //   group of inputs        scales (16 float32), steps of 32 inputs
@@ -9,7 +10,7 @@
 //                          first in its lower half
 //   step, of 8 bits        [8 quads of inputs][16 outputs][4 bytes]
 //
-// Codes are two's complement. Outputs and inputs are filled up with zeros.
+// Codes are two's complement. Outputs and inputs are padded with zeros.
 #pragma once
 
 #include "dynamic.h"
@@ -17,7 +18,7 @@
 namespace jit_passes::x86 {
 
 struct GroupedShape {
-  static constexpr int64_t kOutputs = 16, kInputs = 32; // of a block, of a step
+  static constexpr int64_t kOutputs = 16, kInputs = 32; // outputs of a block, inputs of a step
 
   int64_t inputs, outputs, group, bits; // a group is a multiple of 32 inputs, or all of them
 
@@ -30,19 +31,19 @@ struct GroupedShape {
   int64_t bytes() const { return blocks() * blockBytes(); }
 };
 
-// Of codes[outputs][inputs], scales[outputs][groups] and bias[outputs], so many bytes as the shape says.
+// Packs codes[outputs][inputs], scales[outputs][groups] and bias[outputs] into the bytes of the shape.
 void packGrouped(
     const GroupedShape& shape, const int8_t* codes, const float* scales, const float* bias, uint8_t* packed);
 
-// For a row x, with the group g of an input, from the first group to the last:
+// For a row x, over groups g of inputs from the first to the last:
 //
-//   of codes    y[c] = fma(fma(-zero_point, total[c], a), scale, bias[c]),  a = fma(sum over g of x w, s[c][g], a)
-//   of float32  y[c] = a + bias[c]
+//   codes       y[c] = fma(fma(-zero_point, total[c], a), scale, bias[c]),  a = fma(sum over g of x w, s[c][g], a)
+//   float32     y[c] = a + bias[c]
 //   y = function(y) + residual                                          a residual has the shape of the output
 //
-// Sums of codes are exact; total[c] = sum over g of s[c][g] (sum of w), in double, rounded once. Sums of float32 have
-// four parts, of the octets of a step in turn, each in order by fused multiply-adds: (a + b) + (c + d).
-// Items: blocks of outputs.
+// Sums of codes are exact; total[c] = sum over g of s[c][g] (sum of w), in double, rounded once. Sums of float32
+// have four parts, one for each octet of a step, each a chain of fused multiply-adds in order. Their sum is (a + b)
+// + (c + d). Items: blocks of outputs.
 struct GroupedLinear {
   GroupedShape shape;
   const uint8_t* packed;
@@ -51,11 +52,11 @@ struct GroupedLinear {
   Form form = bestForm();
 
   int64_t items() const { return shape.blocks(); }
-  // Codes of rows, which begin one behind the other, with a grid for each, or one for all.
+  // For dense rows of codes, with one grid for each row, or one for all.
   void run(
       const uint8_t* codes, const RowGrid* grids, bool per_row, const Image& out, int64_t begin,
       int64_t end) const;
-  // float32, with the inputs of a row one behind the other.
+  // For float32, with dense rows.
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 

@@ -1,4 +1,4 @@
-// Linear layers with a scale for each group of inputs, by AMX: up to 32 rows in two tile registers, by 16 outputs.
+// Linear layers with a scale for each group of inputs, for AMX: up to 32 rows in two tile registers, by 16 outputs.
 #include "amx.h"
 #include "grouped_tile.h"
 
@@ -8,10 +8,10 @@ namespace jit_passes::x86 {
 
 namespace {
 
-constexpr int64_t kAhead = 16; // steps whose weights are decoded at a time: tile registers wait for stores
+constexpr int64_t kAhead = 16; // steps that are decoded at a time, since tile registers wait for stores
 constexpr int64_t kDecoded = 16 * 32; // bytes of a step
 
-// A step of 4 bits as one of 8 bits: the fours of an octet one behind the other.
+// Decodes a step of 4 bits to a step of 8 bits: the two quads of an octet one after the other.
 JIT_PASSES_VNNI_INLINE void decodeStepToBytes(const uint8_t* step, uint8_t* to) {
   const __m512i mask = _mm512_set1_epi8(15);
   const __m512i codes =
@@ -33,13 +33,13 @@ JIT_PASSES_VNNI_INLINE void addScaled(const int32_t* sums, const uint8_t* scales
   }
 }
 
-// Where a group begins: its scales, and 64 bytes further on its steps.
+// The beginning of a group: its scales, and 64 bytes later its steps.
 const uint8_t* scalesOf(const GroupedShape& shape, const uint8_t* block, int64_t group) {
   return block + kGroupedHeader + group * shape.groupBytes();
 }
 
-// Sixteen rows at most, through the steps from `begin` to `end`. The sums of a group pass through memory; they are scaled
-// and added up while the products of the next group are computed.
+// At most sixteen rows, for the steps from `begin` to `end`. The sums of a group pass through memory. They are
+// scaled and added while the products of the next group are computed.
 template <int kBits, int kHalf>
 JIT_PASSES_VNNI void halfAmx(
     const GroupedShape& shape, const uint8_t* block, const uint8_t* decoded, const GroupedRows<uint8_t>& rows,
@@ -81,7 +81,7 @@ JIT_PASSES_VNNI void halfAmx(
   }
 }
 
-// Registers 0 and 1 are the sums of both halves of the rows, 4 and 5 the halves, and 6 weights, of one step or of two.
+// Registers 0 and 1 are sums of the two halves of rows, 4 and 5 these halves, and 6 the weights of one step or two.
 template <int kBits>
 JIT_PASSES_VNNI void codesTileAmx(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
@@ -114,7 +114,7 @@ JIT_PASSES_VNNI void codesTileAmx(
 
 void groupedCodesAmx(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
-  constexpr int64_t kFewest = 8; // fewer keep a register waiting for its weights
+  constexpr int64_t kFewest = 8; // with fewer rows, a register waits for its weights
   if (rows.count < kFewest) {
     return groupedCodesVnni(shape, block, rows, a);
   }

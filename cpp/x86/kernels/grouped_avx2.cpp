@@ -1,4 +1,4 @@
-// Linear layers with a scale for each group of inputs, for registers of 256 bits: eight outputs in each.
+// Linear layers with a scale for each group of inputs, for registers of 256 bits with eight outputs each.
 #include <cstring>
 
 #include "avx2.h"
@@ -15,7 +15,7 @@ JIT_PASSES_AVX2_INLINE __m256i broadcastQuad(const uint8_t* codes) {
   return _mm256_set1_epi32(quad);
 }
 
-// The halves of bytes, each as int8.
+// The two halves of bytes, as int8.
 struct Halves256 {
   JIT_PASSES_AVX2 Halves256()
       : mask(_mm256_set1_epi8(15)),
@@ -29,8 +29,8 @@ struct Halves256 {
   __m256i mask, codes;
 };
 
-// The sums of products of a step. int16 holds those of codes with halves of bytes: two products of 255 and -8, eight
-// times; of 255 and 15, four times.
+// The sums of products of a step. For weights of 4 bits, int16 can hold them: two products of 255 and -8, eight
+// times; or of 255 and 15, four times.
 template <int kRows, int kBits>
 struct CodesStep256;
 
@@ -193,16 +193,16 @@ JIT_PASSES_AVX2_INLINE void decodeStep(const uint8_t* step, float* weights) {
   }
 }
 
-constexpr int64_t kStepsTogether = 4; // whose weights are decoded at a time
+constexpr int64_t kStepsTogether = 4; // steps whose weights are decoded at a time
 
-// Decoded steps of a group: where they lie, how many they are, and whether they are the first and the last ones.
+// Decoded steps of a group: their place and number, and whether they include the first and the last step.
 struct Decoded256 {
   const float* weights; // [steps][32 inputs][16 outputs]
   int64_t steps;
   bool first, last;
 };
 
-// Adds the products of the octets `first` and first + 1 to a part each, of both halves of the outputs.
+// Adds the products of the octets `first` and first + 1 to one part each, for both halves of the outputs.
 template <int kRows>
 JIT_PASSES_AVX2_INLINE void addOctets256(
     const Decoded256& decoded, const float* const* x, int first, __m256 (&sums)[kRows][2][2]) {
@@ -233,8 +233,8 @@ JIT_PASSES_AVX2_INLINE void addOctets256(
   }
 }
 
-// Parts of sums wait in `parts`, [rows][4 octets][16 outputs], for other steps of their group. After the last ones they
-// are added up and scaled, and go to `a`. Two octets at a time: so products of three rows need 12 registers.
+// Parts of sums stay in `parts`, [rows][4 octets][16 outputs], until all steps of their group are done. They are
+// then added, scaled, and added to `a`. With two octets at a time, products of three rows need 12 registers.
 template <int kRows>
 JIT_PASSES_AVX2 void addDecoded(
     const Decoded256& decoded, const float* const* x, const float* scales, float* parts, float* a) {
@@ -258,7 +258,7 @@ JIT_PASSES_AVX2 void addDecoded(
     for (int i = 0; i < kRows * 2; ++i) {
       const int r = i / 2, h = i % 2;
       const __m256 both = _mm256_add_ps(sums[r][0][h], sums[r][1][h]);
-      float* half = parts + 64 * r + 8 * h; // of the sum, once its parts are known
+      float* half = parts + 64 * r + 8 * h; // becomes the sum of the parts
       if (first == 0) {
         _mm256_store_ps(half, both);
         continue;
@@ -270,7 +270,7 @@ JIT_PASSES_AVX2 void addDecoded(
   }
 }
 
-// Many rows take the weights of some steps in float32 one after the other.
+// Decodes the weights of some steps to float32, which many rows then use one after the other.
 template <int kBits>
 JIT_PASSES_AVX2 void decodedTile256(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
@@ -328,7 +328,7 @@ void groupedFloatsAvx2(
     return decoded(shape, block, rows, a);
   }
   inTiles<float>(
-      {floatsTileOf<1>, floatsTileOf<2>}, shape, block, rows, a); // there are no registers for more
+      {floatsTileOf<1>, floatsTileOf<2>}, shape, block, rows, a); // there are not enough registers for more
 }
 
 } // namespace jit_passes::x86

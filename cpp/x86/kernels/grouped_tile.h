@@ -1,4 +1,4 @@
-// Some rows times a block of 16 outputs: what each form of grouped.h has of its own.
+// Some rows times a block of 16 outputs: the part of grouped.h that each form implements.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace jit_passes::x86 {
 
-// The most rows of a tile: rows of two tile registers of AMX, or rows that share weights decoded to float32.
+// The most rows of a tile: the rows of two tile registers of AMX, or the rows that share weights decoded to float32.
 template <typename T>
 constexpr int64_t kGroupedRows = 32;
 template <>
@@ -19,7 +19,7 @@ struct GroupedRows {
   const T* row[kGroupedRows<T>];
   int64_t count;
 
-  // At most so many of them, from a row on.
+  // At most `most` rows, from row `first` on.
   GroupedRows from(int64_t first, int64_t most) const {
     GroupedRows some{{}, std::min(most, count - first)};
     std::copy_n(row + first, some.count, some.row);
@@ -27,12 +27,12 @@ struct GroupedRows {
   }
 };
 
-// Writes the sums `a` of each row, [rows][16], or of two blocks one after the other.
+// Writes the sums `a` of each row, [rows][16], or of two blocks, one after the other.
 template <typename T>
 using GroupedTile =
     void (*)(const GroupedShape& shape, const uint8_t* block, const GroupedRows<T>& rows, float* a);
 
-// Runs the tile for one row, for two, and so on, with as many rows at a time as there are tiles.
+// Runs a tile for all rows. `tiles` has the functions for one row, two rows, and so on; the largest is used first.
 template <typename T, size_t kMost>
 void inTiles(
     const GroupedTile<T> (&tiles)[kMost], const GroupedShape& shape, const uint8_t* block,
@@ -46,15 +46,15 @@ void inTiles(
 void groupedCodesAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
 void groupedFloatsAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
 void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
-// In AMX where there are rows enough, else as groupedCodesVnni.
+// By AMX if there are enough rows, else by groupedCodesVnni.
 void groupedCodesAmx(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
 void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
-// Two blocks at a time. Decoding weights for them pays with several rows only.
+// Two blocks at a time. Decoding weights for two blocks pays only with several rows.
 void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
 constexpr int64_t kFewToDecode512 = 8;
 
-// The inputs of a step, of which the last of a row may have fewer than 32: the others are 0, and nothing behind the row
-// is read.
+// The inputs of a step. The last step of a row may have fewer than 32: the others are 0, and memory after the row is
+// not read.
 template <int kRows>
 struct StepOfFloats {
   const float* row[kRows];

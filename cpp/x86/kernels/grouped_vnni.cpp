@@ -1,4 +1,4 @@
-// Linear layers with a scale for each group of inputs, for AVX-512: 16 outputs in a register.
+// Linear layers with a scale for each group of inputs, for AVX-512 with 16 outputs in a register.
 #include <cstring>
 
 #include "grouped_tile.h"
@@ -15,8 +15,8 @@ JIT_PASSES_VNNI_INLINE __m512i quadOf(const uint8_t* codes) {
   return _mm512_set1_epi32(quad);
 }
 
-// With one row, weights that come from memory are all of the time: the processor fetches ahead within a page of 4 KB,
-// and stops at its end. Nothing is read where there is no memory.
+// With one row, reading the weights takes all of the time. The processor prefetches only within a page of 4 KB, so
+// this prefetches beyond it. A prefetch of an invalid address has no effect.
 template <int kRows>
 JIT_PASSES_VNNI_INLINE void fetchAhead(const uint8_t* weights) {
   constexpr int64_t kAhead = 4096;
@@ -25,7 +25,7 @@ JIT_PASSES_VNNI_INLINE void fetchAhead(const uint8_t* weights) {
   }
 }
 
-// Sums of products of a step, in two parts, which instructions add to in turn.
+// The sums of products of a step, in two parts, to which instructions add in turn.
 template <int kRows, int kBits>
 JIT_PASSES_VNNI_INLINE void addCodes(
     const uint8_t* step, const GroupedRows<uint8_t>& rows, int64_t first, __m512i (&sums)[kRows][2]) {
@@ -86,7 +86,7 @@ JIT_PASSES_VNNI void codesTile512(
 // The codes of an input of an octet, for 16 outputs.
 template <int kBits>
 JIT_PASSES_VNNI_INLINE __m512 weightsOf512(const uint8_t* step, int octet, int input) {
-  if constexpr (kBits == 4) { // only the lowest four bits of an index count
+  if constexpr (kBits == 4) { // only the lowest four bits of an index are used
     const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
     const __m512i bytes = _mm512_loadu_si512(step + 64 * octet);
     return _mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 8 * (input % 4) + input / 4 * 4), codes);
@@ -137,7 +137,7 @@ JIT_PASSES_VNNI void floatsTile512(
   }
 }
 
-constexpr int64_t kStepsAhead = 4; // whose weights are decoded at a time
+constexpr int64_t kStepsAhead = 4; // steps whose weights are decoded at a time
 
 // The weights of a step in float32, [32 inputs][16 outputs].
 template <int kBits>
@@ -151,14 +151,14 @@ JIT_PASSES_VNNI_INLINE void decodeStep512(const uint8_t* step, float* weights) {
   }
 }
 
-// Decoded steps of a group: where they lie, how many they are, and whether they are the first and the last ones.
+// Decoded steps of a group: their place and number, and whether they include the first and the last step.
 struct Decoded512 {
   const float* weights; // [blocks][kStepsAhead][32 inputs][16 outputs]
   int64_t steps;
   bool first, last;
 };
 
-// Adds the products of the octets `first` and first + 1 to a part each.
+// Adds the products of the octets `first` and first + 1 to one part each.
 template <int kRows, int kBlocks>
 JIT_PASSES_VNNI_INLINE void addOctets512(
     const Decoded512& decoded, const float* const* x, int first, __m512 (&sums)[kRows][kBlocks][2]) {
@@ -194,9 +194,9 @@ JIT_PASSES_VNNI_INLINE void addOctets512(
   }
 }
 
-// Parts of sums wait in `parts`, [rows][blocks][4 octets][16 outputs], for other steps of their group. After the last
-// ones they are added up and scaled, and go to `a`, [blocks][rows of all][16 outputs]. Two octets are taken at a time, so
-// products of four rows and two blocks need 16 registers, and half as many loads as products.
+// Parts of sums stay in `parts`, [rows][blocks][4 octets][16 outputs], until all steps of their group are done. They
+// are then added, scaled, and added to `a`, [blocks][all rows][16 outputs]. With two octets at a time, products of
+// four rows and two blocks need 16 registers, and half as many loads as products.
 template <int kRows, int kBlocks>
 JIT_PASSES_VNNI void addDecoded512(
     const Decoded512& decoded, const float* const* x, const float* const* scales, int64_t rows, float* parts,
@@ -236,11 +236,11 @@ JIT_PASSES_VNNI void addDecoded512(
   }
 }
 
-// Many rows take the weights of some steps in float32 one after the other.
+// Decodes the weights of some steps to float32, which many rows then use one after the other.
 template <int kBits, int kBlocks>
 JIT_PASSES_VNNI void decodedTile512(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
-  constexpr int64_t kOctets = 64; // floats of the parts of a row
+  constexpr int64_t kOctets = 64; // floats in the parts of one row
   constexpr int kMost = 8 / kBlocks;
   using Add = void (*)(const Decoded512&, const float* const*, const float* const*, int64_t, float*, float*);
   constexpr Add kRest[] = {addDecoded512<1, kBlocks>, addDecoded512<2, kBlocks>, addDecoded512<3, kBlocks>};

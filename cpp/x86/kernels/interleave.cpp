@@ -1,4 +1,4 @@
-// Channels of several parts, one of each after the other.
+// Interleaves the channels of several parts.
 #include <algorithm>
 
 #include "vnni.h"
@@ -21,7 +21,7 @@ void interleaveRun(
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-// 64 places of a result that begins `first` codes behind that of the first operands.
+// The positions of 64 codes of the result, from code `first` on.
 JIT_PASSES_VNNI_INLINE __m512i placesFrom(int64_t first) {
   alignas(64) uint8_t from[64];
   for (int64_t i = 0; i < 64; ++i) {

@@ -1,4 +1,4 @@
-// Rows of an image that is resized, as they are once their pixels are blended.
+// A cache of rows of a resized image, after interpolation along their pixels.
 #pragma once
 
 #include <algorithm>
@@ -6,15 +6,15 @@
 
 namespace jit_passes::x86 {
 
-constexpr int64_t kKept = 1024; // floats of a row of the input that are blended at a time
+constexpr int64_t kKept = 1024; // floats of a row that are interpolated at a time
 
-// Rows of the input as they are blended along their pixels. A row of the output reads up to four, and the next one
-// often reads some of them again.
+// Interpolated rows of the input. A row of the output reads up to four, and the next row often reads some of them
+// again.
 struct KeptRows {
   const uint8_t* from[4] = {};
   float values[4][kKept];
 
-  // The kept rows of these of the input; make(row, values) makes one that is not there.
+  // Finds the interpolated rows of `count` rows of the input. make(row, values) computes a missing one.
   template <typename Make>
   void find(const uint8_t* const* rows, int count, const Make& make, const float** found) {
     const uint8_t* const* const end = rows + count;
@@ -23,7 +23,7 @@ struct KeptRows {
       if (kept == 4) {
         kept = 0;
         while (std::find(rows, end, from[kept]) != end) {
-          ++kept; // a row that is still read
+          ++kept; // this one is needed
         }
         from[kept] = rows[i];
         make(rows[i], values[kept]);

@@ -1,14 +1,15 @@
-// Kernels on integer codes for x86: what a plan of an int8 region is made of. No PyTorch in here.
+// Kernels on integer codes for x86, of which plans of int8 regions consist. They do not depend on PyTorch.
 //
-// A value is an image batch of uint8 codes, channels innermost, with one scale and zero point. Codes that were
-// int8 are stored with 128 added to them and to the zero point. Weights are int8 and symmetric.
+// A value is a batch of images of uint8 codes, with channels innermost and one scale and zero point. int8 codes and
+// their zero points are stored plus 128. Weights are int8 and symmetric.
 //
-// Each kernel is an object with the parameters and packed weights, shared between shapes and threads. `items`
-// is the number of parts in which a result can be computed, and `run(..., begin, end)` computes some of them:
-// the division never changes a result. Nothing is allocated in `run`.
+// Each kernel is an object with parameters and packed weights, which shapes and threads share. `items` is the number
+// of parts of a result, and `run(..., begin, end)` computes some of them. The division into calls never changes a
+// result. `run` allocates nothing.
 //
-// Each has a plain C++ form, which defines it and runs on any processor, and forms for vector instructions with the
-// same bits: sums are exact in int32, and each float step is one fused multiply-add or conversion in all of them.
+// Each kernel has a plain C++ form, which defines the result and runs on any processor, and forms for vector
+// instructions with equal results to the bit: sums are exact in int32, and each float step is one fused multiply-add
+// or conversion.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 
 namespace jit_passes::x86 {
 
-// Levels of instructions. Each includes those before, but for AVX-VNNI, which the last two may lack:
+// Levels of instructions. Each includes the levels before, except that the last two may lack AVX-VNNI:
 //
 //   plain         any processor; loops are compiled for each level of vector units (ops/vectorize.h)
 //   avx2          AVX2 and FMA: Haswell, Zen, and later
@@ -26,28 +27,28 @@ namespace jit_passes::x86 {
 //   avx512_vnni   and AVX-512 F, BW, VL, VNNI and VBMI: Ice Lake, Zen 4, and later
 //   amx_int8      and the tile registers of AMX: Sapphire Rapids, and later
 //
-// Where a kernel has no form for a level, it has that of the level before.
+// A kernel without a form for a level uses the form of the level before.
 enum class Form : int32_t { Plain, Avx2, AvxVnni, Avx512, Amx, Count };
 const char* nameOf(Form form);
-// Throws std::invalid_argument, which lists the names.
+// Throws std::invalid_argument with a list of the names if there is none of this name.
 Form formNamed(const std::string& name);
 bool hasForm(Form form);
-// The form of kernels that are made from now on: the last one that the processor has, or what `setBestForm` said, or
-// what the environment variable JIT_PASSES_X86_LEVEL said when it was first asked for. Throws std::invalid_argument
-// where that is no level, or the processor has no such instructions.
+// The form of kernels that are made later: the last one that the processor supports; or the form of setBestForm; or
+// that of the environment variable JIT_PASSES_X86_LEVEL at the first call. Throws std::invalid_argument if the
+// variable names no level, or a level that the processor does not support.
 Form bestForm();
 void setBestForm(Form form);
 
-// Kernels may read so many bytes behind the last one of an image or of its border, and never use them.
+// Kernels may read so many bytes after the end of an image or of its border. They never use them.
 constexpr int64_t kSlack = 64;
 
-// So many products at most make a sum, which int32 holds whatever they are.
+// The most products in a sum, so that it fits int32 for all codes and weights.
 constexpr int64_t kMostProducts = (int64_t{1} << 31) / (255 * 128) - 1;
 
-// Codes, or float32 (floats.h), [images, depth, height, width, channels]. Strides are in bytes: `pixel` from one column
-// to the next, `row`, `plane` (used where depth > 1) and `image`. `pixel` is larger than `channels` in a slice of a
-// concatenation, `row` larger than width * pixel where a border surrounds the image, and strides of 0
-// broadcast an operand. A sequence has height 1. A matrix has height 1 too: its rows are columns of the image.
+// Codes, or float32 (floats.h), [images, depth, height, width, channels]. Strides are in bytes: `pixel` from one
+// column to the next, `row`, `plane` (used if depth > 1) and `image`. `pixel` is larger than `channels` in a slice
+// of a concatenation, and `row` is larger than width * pixel in an image with a border. Strides of 0 broadcast an
+// operand. A sequence has height 1. A matrix has height 1 too, and its rows are columns of the image.
 struct Image {
   uint8_t* data = nullptr;
   int64_t images = 1, height = 1, width = 1, channels = 1;
@@ -57,7 +58,7 @@ struct Image {
   uint8_t* at(int64_t n, int64_t z, int64_t y, int64_t x) const {
     return data + n * image + z * plane + y * row + x * pixel;
   }
-  // Rows of all images and planes, counted in one go.
+  // The number of rows in all images and planes.
   int64_t rows() const { return images * depth * height; }
   uint8_t* rowAt(int64_t index) const {
     const int64_t y = index % height, z = index / height % depth, n = index / height / depth;
@@ -65,13 +66,13 @@ struct Image {
   }
 };
 
-// Pixels around an image that hold its zero point.
+// Pixels around an image, filled with its zero point.
 struct Border {
   int64_t top = 0, left = 0, bottom = 0, right = 0, front = 0, back = 0;
   bool operator==(const Border&) const = default;
 };
 
-// A dense image with that border; `bytes` counts both, and `data` is that of the first pixel inside of it if
+// A dense image with this border. `bytes` is the size of both. `data` is the first pixel inside of the border, if
 // the buffer begins at `buffer`.
 struct Layout {
   Image image;
@@ -80,7 +81,7 @@ struct Layout {
 Layout layOut(
     uint8_t* buffer, int64_t images, int64_t depth, int64_t height, int64_t width, int64_t channels,
     const Border& border);
-// Writes the border. Items: images * (depth with border).
+// Fills the border. Items: images * (depth with border).
 struct FillBorder {
   Border border;
   uint8_t value;
@@ -90,13 +91,13 @@ struct FillBorder {
   void run(const Image& image, int64_t begin, int64_t end) const;
 };
 
-// Storage of so many bytes and more begins at a large page, and asks for such: there are not enough addresses of small
-// ones that a processor remembers.
+// Storage of at least this size is aligned to large pages and asks for them: a processor's TLB covers too few small
+// ones.
 constexpr size_t kLargePage = 1 << 21;
-// A hint for the pages that lie wholly inside; `data` is at the beginning of one.
+// Asks the system for large pages. `data` must be at the beginning of one.
 void adviseLargePages(void* data, size_t bytes);
 
-// Storage at the beginning of a cache line, or of a large page.
+// Allocates storage aligned to a cache line, or to a large page.
 template <typename T>
 struct Aligned {
   using value_type = T;
@@ -117,8 +118,8 @@ struct Aligned {
 template <typename T>
 using AlignedVector = std::vector<T, Aligned<T>>;
 
-// A number v becomes the code clamp(round(v) + zero_point, low, high), half to even. Where the zero point is part of v,
-// it is 0 here: halves go to even codes then, and to even multiples of the scale otherwise.
+// The code of a number v is clamp(round(v) + zero_point, low, high), half to even. If v includes the zero point
+// already, zero_point is 0 here: halves then go to even codes, and otherwise to even multiples of the scale.
 // 0 <= low <= high <= 255.
 struct CodeRange {
   int32_t low = 0, high = 255;
@@ -135,9 +136,9 @@ struct Window {
 };
 
 // y = table[code of fma(a, a_multiplier, fma(b, b_multiplier, offset))], with a_multiplier = s_a / s_y,
-// b_multiplier = s_b / s_y, offset = z_y - z_a s_a / s_y - z_b s_b / s_y, in double, rounded once. Here and below, z_y
-// is 0 where the range has it. b_multiplier is negative for a difference. The table is optional. An operand is broadcast
-// along an axis where its stride is 0, and along the channels where it has one. Items: rows.
+// b_multiplier = s_b / s_y, offset = z_y - z_a s_a / s_y - z_b s_b / s_y, in double, rounded once. Here and below,
+// z_y is 0 if the range's zero_point is used. b_multiplier is negative for a difference. The table is optional. An
+// operand broadcasts along an axis with stride 0, and along the channels if it has one channel. Items: rows.
 struct Add {
   float a_multiplier, b_multiplier, offset;
   CodeRange range = {};
@@ -147,11 +148,11 @@ struct Add {
   void run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// How sums become codes, for the output channel c, with the code r of a residual where there is one:
+// From sums to codes, for output channel c, with the code r of a residual if there is one:
 //
-//   v = fma(float(r), residual_multiplier, offset[c])                        else offset[c]
+//   v = fma(float(r), residual_multiplier, offset[c])                        offset[c] without a residual
 //   y = code of fma(float(sum), multiplier[c], v)
-//   y = table[y]                                                             where there is a table
+//   y = table[y]                                                             if there is a table
 //
 // For y = a (convolution + bias) + b residual, multiplier = a s_x s_w / s_y, residual_multiplier = b s_r / s_y and
 // offset = z_y + a bias / s_y - z_r b s_r / s_y, computed in double and rounded once. The residual has the shape of the
@@ -172,30 +173,30 @@ struct SumsToFloats; // dynamic.h
 //   sum[n, y, x, c] = start[c] + sum over ky, kx, i of in[n, y', x', i] * weight[c, ky, kx, i]
 //   y' = y * stride_h - pad_top + ky * dilation_h, x' alike; start[c] = -zero_point * sum of weight[c]
 //
-// Pixels outside of the image are read: they are those of a border with `zero_point`, as `border` says.
+// Pixels outside of the image are read, so it needs a border of zero points, with the sizes of `border`.
 class Convolution {
  public:
-  // weight[out_channels][kernel_d][kernel_h][kernel_w][in_channels / groups]. `dense`: the image that comes in
-  // has pixel == channels, which lets few channels run faster.
+  // weight[out_channels][kernel_d][kernel_h][kernel_w][in_channels / groups]. `dense`: the input has pixel ==
+  // channels, which makes convolutions with few channels faster.
   Convolution(
       const Window& window, int64_t in_channels, int64_t out_channels, const int8_t* weight,
       int32_t zero_point, bool dense = true, Form form = bestForm());
 
-  // For that size of input and output.
+  // The border that an input of this size needs, for an output of this size.
   Border border(const Image& in, const Image& out) const;
-  // The residual is the one that `run` gets.
+  // `residual` as for `run`.
   int64_t items(const Image& in, const Image& out, const Image* residual = nullptr) const;
   void run(const Image& in, const Image& out, const Requantize& requantize, int64_t begin, int64_t end) const;
-  // To float32, of a convolution that was made with a zero point of 0.
+  // Gives float32. The convolution must have been made with a zero point of 0.
   void run(const Image& in, const Image& out, const SumsToFloats& how, int64_t begin, int64_t end) const;
   const Window& window() const { return window_; }
-  // Of the packed weights.
+  // The size of the packed weights.
   int64_t bytes() const { return static_cast<int64_t>(packed_.size()); }
-  // The weights that it was made with, in the same order.
+  // The weights from which it was made, in their order.
   void unpack(int8_t* weight) const;
 
  private:
-  // Output channels that are computed together.
+  // Output channels that are computed at one time.
   struct Block {
     int64_t first, count, columns, in_channel, weight;
   };
@@ -238,15 +239,15 @@ class Convolution {
   int32_t zero_point_;
   bool dense_;
   Form form_;
-  int64_t runs_ = 0, quads_ = 0; // of neighbouring bytes, and of four bytes in each
+  int64_t runs_ = 0, quads_ = 0; // runs of neighbouring bytes, and groups of four bytes in each
   std::vector<Block> blocks_;
   AlignedVector<int8_t> packed_;
   AlignedVector<int32_t> start_;
 };
 
-// float -> codes: q = code of fma(x, inverse_scale, offset), with the offset z_q; a NaN becomes low. The bits of
-// jit_passes::quantize with one scale. `in` is that of the tensor, with its strides in elements: NCHW and NHWC
-// are the fast ones. Items: rows.
+// From float to codes: q = code of fma(x, inverse_scale, offset), with the offset z_q. A NaN becomes low. Equals
+// jit_passes::quantize with one scale, to the bit. `in` has the tensor's strides in elements; NCHW and NHWC are
+// fast. Items: rows.
 struct Strides {
   int64_t image, depth, height, width, channel;
 };
@@ -258,7 +259,7 @@ struct Quantize {
   void run(const float* in, const Strides& strides, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// codes -> float: x = (q - zero_point) * scale. Items: rows.
+// From codes to float: x = (q - zero_point) * scale. Items: rows.
 struct Dequantize {
   float scale;
   int32_t zero_point;
@@ -267,8 +268,8 @@ struct Dequantize {
   void run(const Image& in, float* out, const Strides& strides, int64_t begin, int64_t end) const;
 };
 
-// y = table[code of fma((a - a_zero_point) (b - b_zero_point), multiplier, offset)], with multiplier = s_a s_b / s_y and
-// offset = z_y. Operands as for Add. Items: rows.
+// y = table[code of fma((a - a_zero_point) (b - b_zero_point), multiplier, offset)], with multiplier = s_a s_b / s_y
+// and offset = z_y. Operands as for Add. Items: rows.
 struct Multiply {
   int32_t a_zero_point, b_zero_point;
   float multiplier, offset;
@@ -279,8 +280,8 @@ struct Multiply {
   void run(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y = code of fma(x - in_zero_point, factor, offset), with the factor `above` for x above in_zero_point and below[c] for
-// the others: s_x / s_y, and that times the slope of each channel. Items: rows.
+// y = code of fma(x - in_zero_point, factor, offset). The factor is `above` = s_x / s_y for x > in_zero_point, else
+// below[c] = s_x / s_y times the slope of the channel. Items: rows.
 struct Prelu {
   const float* below;
   float above, offset;
@@ -290,7 +291,7 @@ struct Prelu {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y = table[x], or a copy without a table: a slice of a concatenation, another border, another scale. `in` may
+// y = table[x], or a copy without a table, for a slice of a concatenation, another border or another scale. `in` may
 // be `out`. Items: rows.
 struct LookUp {
   const uint8_t* table = nullptr;
@@ -299,9 +300,9 @@ struct LookUp {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y[n, z, y, x, c] = x[from_n[n], from_z[z], from_y[y], from_x[x], from_channels[c]]: resizing to the nearest, flips and
-// what goes around an image. Without `from_n`, images stay where they are; without `from_channels`, pixels are copied as a
-// whole, and channels count bytes; with them, a channel has `bytes`. Items: rows.
+// y[n, z, y, x, c] = x[from_n[n], from_z[z], from_y[y], from_x[x], from_channels[c]], for resizing to the nearest
+// pixel, flips and paddings around an image. Without `from_n`, images stay in place. Without `from_channels`, whole
+// pixels are copied, and channels count bytes; with it, a channel has `bytes` bytes. Items: rows.
 struct Resample {
   std::vector<int64_t> from_z, from_y, from_x, from_n = {}, from_channels = {};
   int64_t bytes = 1;
@@ -309,15 +310,16 @@ struct Resample {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// Between four pixels of a plane, or of two: y = code of fma(v, ratio, offset) with
+// Linear interpolation between four pixels of a plane, or of two planes: y = code of fma(v, ratio, offset) with
 //
 //   top = fma(b - a, x.share, a), bottom = fma(d - c, x.share, c), v = fma(bottom - top, y.share, top)
 //
-// for a and b in the first row, c and d in the second; with v' of the second plane, v + (v' - v) z.share. ratio = s_x / s_y, offset = z_y - z_x ratio. Items: rows.
+// for a and b in the first row, c and d in the second. With v' from the second plane, v becomes v + (v' - v)
+// z.share. ratio = s_x / s_y, offset = z_y - z_x ratio. Items: rows.
 struct Blend {
   struct Taps {
     int64_t first, second;
-    float share; // of the second
+    float share; // weight of the second
   };
   std::vector<Taps> z, y, x;
   float ratio = 1, offset = 0;
@@ -326,30 +328,30 @@ struct Blend {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y[c * parts + i] = tables[i][x_i[c]], where x_i is one of as many images of the same size; a table that is null
-// gives the code itself. `run` takes those from `first` on, of two all at once. Items: rows.
+// y[c * parts + i] = tables[i][x_i[c]], for parts images x_i of equal sizes. A null table gives the code itself.
+// `run` takes one or two images, which are x_i from `first` on. Items: rows.
 struct Interleave {
-  std::vector<const uint8_t*> tables; // of each part
+  std::vector<const uint8_t*> tables; // one for each part
   Form form = bestForm();
   int64_t items(const Image& out) const { return out.rows(); }
   void run(
       const Image* parts, size_t first, size_t count, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// The pixels that an output pixel of a pool reads along one axis, padding left out, and the number of them that
-// an average divides by.
+// The pixels that an output pixel of a pool reads along one axis, without padding, and the number by which an
+// average divides.
 struct Span {
   int64_t begin, end, count;
 };
-// Of a window. `in` is the size of the input and `out` that of the output; with `include_pad` padding counts.
+// The spans of a window. `in` and `out` are the sizes of input and output. With `include_pad`, the number includes
+// padding.
 std::vector<Span> windowSpans(
     int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t dilation, int64_t pad_before,
     int64_t pad_after, bool include_pad);
-// Of adaptive pools; one output is the whole axis.
+// The spans of an adaptive pool. With one output, it is the whole axis.
 std::vector<Span> adaptiveSpans(int64_t in, int64_t out);
 
-// y = maximum over the window, which spans' `end`s and `dilation`s describe. Items: rows times blocks of
-// channels.
+// y = maximum over the window, given by the spans and dilations of its axes. Items: rows times blocks of channels.
 struct MaxPool {
   std::vector<Span> z, y, x;
   int64_t dilation_d = 1, dilation_h = 1, dilation_w = 1;
@@ -358,9 +360,9 @@ struct MaxPool {
   void run(const Image& in, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// y = code of fma(sum of (x - in_zero_point), ratio / count, offset): ratio is s_x / s_y and offset z_y, the quotient is
-// computed in double and rounded once; `divisor` stands in for the count, if not 0. For windows of up to 2^22 pixels.
-// Items: rows times blocks of channels.
+// y = code of fma(sum of (x - in_zero_point), ratio / count, offset), with ratio = s_x / s_y and offset = z_y. The
+// quotient is computed in double and rounded once. `divisor` replaces the count if it is not 0. Windows have at most
+// 2^22 pixels. Items: rows times blocks of channels.
 struct AveragePool {
   std::vector<Span> z, y, x;
   double ratio;

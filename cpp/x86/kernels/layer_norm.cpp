@@ -13,7 +13,7 @@ JIT_PASSES_VECTORIZED void layerNormPlain(
     const uint8_t* in, int64_t count, const LayerNorm& norm, uint8_t* out) {
   int32_t sum = 0, squares = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const int16_t x = in[i]; // products of 16 bits are added in pairs
+    const int16_t x = in[i]; // 16 bits, since their products are added in pairs
     sum += x;
     squares += x * x;
   }
@@ -42,7 +42,7 @@ JIT_PASSES_VNNI_INLINE Normal normalOfRow(const uint8_t* in, int64_t count, doub
   return normalOf(_mm512_reduce_add_epi64(sums), _mm512_reduce_add_epi32(squares), count, eps);
 }
 
-// A block of 64 codes from `at` on; of the last one, `count` exist.
+// A block of 64 codes from `at` on. The last block has `count` codes.
 template <bool kFull>
 JIT_PASSES_VNNI_INLINE void storeNormal(
     const uint8_t* in, int64_t at, int64_t count, const Normal& normal, const LayerNorm& norm,

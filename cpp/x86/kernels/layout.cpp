@@ -1,4 +1,4 @@
-// Where codes lie: borders, and pixels that move.
+// Borders, and copies of pixels to other places.
 #include <algorithm>
 #include <cstring>
 
@@ -60,7 +60,7 @@ void Resample::run(const Image& in, const Image& out, int64_t begin, int64_t end
     uint8_t* to = out.rowAt(index);
     for (int64_t x = 0; x < out.width;) {
       const uint8_t* pixel = from + from_x[x] * in.pixel;
-      int64_t count = 1; // neighbours that stay neighbours
+      int64_t count = 1; // pixels that are neighbours in both
       while (dense && x + count < out.width && from_x[x + count] == from_x[x] + count) {
         ++count;
       }

@@ -72,13 +72,13 @@ void multiplyPlain(
   }
 }
 
-// The image of a batch, where one may stand for all.
+// The number of the matrix in a batch. One image may serve for all.
 int64_t matrixOf(const Image& image, int64_t n, int64_t z, int64_t y) {
   const int64_t of_n = image.images == 1 ? 0 : n, of_z = image.depth == 1 ? 0 : z;
   return (of_n * image.depth + of_z) * image.height + (image.height == 1 ? 0 : y);
 }
 
-// `multiply` takes the packed matrix and a tile.
+// Calls `multiply` with a packed matrix and a tile.
 template <typename Shape, typename Multiply>
 void runRows(
     const PackedMatrix& matrix, const Multiply& multiply, const Image& a, const Image& b,
@@ -92,7 +92,7 @@ void runRows(
     const int64_t count = std::min(Shape::kParts, rows.parts - first);
     RowTile<Shape> tile{{}, count, rows.pixels, a.pixel, out.pixel};
     for (int64_t i = 0; i < Shape::kParts; ++i) {
-      // A part that does not exist repeats the first one, and is not stored.
+      // A part that does not exist repeats the first part, and is not stored.
       const int64_t part = i < count ? first + i : first;
       const int64_t row = std::min(part * rows.pixels, out.width - rows.pixels);
       tile.parts[i] = {

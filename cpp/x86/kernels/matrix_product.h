@@ -1,12 +1,12 @@
-// Common to all forms of products of two activations.
+// Functions for all forms of products of two activations.
 //
-// Codes of the right operand become int8 by taking 128 off. They lie in blocks of 32 columns, each behind the 32
-// numbers with which its sums begin: for vector forms like weights of a convolution (convolution_packing.cpp), filled
-// up with zeros as these are; for the plain form row by row. With b' = b - 128 and z' = z_b - 128,
+// Codes of the right operand minus 128 are int8. They are packed in blocks of 32 columns, each after the 32 numbers
+// with which its sums begin: for vector forms in the order of a convolution's weights (convolution_packing.cpp),
+// padded with zeros; for the plain form row by row. With b' = b - 128 and z' = z_b - 128,
 //
 //   sum of (a - z_a) (b - z_b) = sum of a b' + (K z_a z' - z_a sum of b') - z' sum of a
 //
-// where the bracket depends on the column only, and what is behind it on the row only.
+// where the bracket depends on the column only, and the last term on the row only.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ struct PackedMatrix {
         blocks((columns + kBlockChannels - 1) / kBlockChannels),
         block_bytes(4 * kBlockChannels * (quads + 1)) {}
 
-  // Columns that exist, and groups of 16 that hold them.
+  // The number of columns of a block that exist, and of groups of 16 that hold them.
   int64_t count(int64_t block) const { return std::min(kBlockChannels, columns - block * kBlockChannels); }
   int64_t groups(int64_t block) const { return count(block) > kGroup ? 2 : 1; }
 
@@ -39,13 +39,14 @@ struct PackedMatrix {
   int64_t products, columns, quads, blocks, block_bytes;
 };
 
-// The codes of a block's columns, `step` bytes from one to the next, and `stride` from row to row of the matrix.
+// The codes of a block's columns, with `step` bytes from one to the next, and `stride` from row to row of the
+// matrix.
 struct Columns {
   const uint8_t* data;
   int64_t step, stride;
 };
 
-// Rows of a tile that are neighbours, and where they go; the first `skip` are those of the part before.
+// Neighbouring rows of a tile, and their place in the result. The first `skip` rows belong to the part before.
 struct RowPart {
   const uint8_t* in;
   uint8_t* out;
@@ -55,10 +56,10 @@ struct RowPart {
 template <typename Shape>
 struct RowTile {
   RowPart parts[Shape::kParts];
-  int64_t count, rows, in_step, out_step; // parts that exist, and rows of each
+  int64_t count, rows, in_step, out_step; // parts that exist, and the rows of each
 };
 
-// The vector forms. Packing is of one block, and `packed` are all blocks of a matrix.
+// The vector forms. A call packs one block; `packed` is the memory of all blocks of a matrix.
 void packVnni(
     const MatrixProduct& product, const PackedMatrix& form, int64_t block, const Columns& from, uint8_t* to);
 void packAvx2(

@@ -1,7 +1,7 @@
-// Products of two activations for AVX-VNNI and for AVX2 alone, with the tile of the convolution: rows stand for pixels.
+// Products of two activations for AVX-VNNI and for AVX2 alone. Rows are the pixels of the convolution's tile.
 //
-// Packed columns: [block][16 columns][four rows][column][4] for AVX-VNNI, [block][16 columns][two rows][column][2] for
-// AVX2, which widens rows of the left operand once for all columns.
+// Packed columns: [block][16 columns][four rows][column][4] for AVX-VNNI, and [block][16 columns][two
+// rows][column][2] for AVX2. AVX2 widens rows of the left operand once for all columns.
 #include "matrix_product.h"
 
 #include "convolution_tile_avx2.h"
@@ -34,7 +34,7 @@ JIT_PASSES_AVX2_INLINE void sixteenRowsOfFour(
   const __m128i mask = _mm256_castsi256_si128(firstBytes(rows));
   __m128i t[4];
   for (int64_t i = 0; i < 4; ++i) {
-    const int64_t column = std::min(first + i, count - 1); // those that do not exist are not stored
+    const int64_t column = std::min(first + i, count - 1); // missing columns are not stored
     t[i] = _mm_and_si128(mask, load128(from.data + column * from.step + k));
   }
   const __m128i a = _mm_unpacklo_epi32(t[0], t[1]), b = _mm_unpackhi_epi32(t[0], t[1]);
@@ -43,7 +43,7 @@ JIT_PASSES_AVX2_INLINE void sixteenRowsOfFour(
   quads[2] = _mm_unpacklo_epi64(b, d), quads[3] = _mm_unpackhi_epi64(b, d);
 }
 
-// Stores four rows of 16 columns as int8, and adds them up.
+// Stores four rows of 16 columns as int8, and adds them to the sums of columns.
 template <bool kVnni>
 class ColumnsOut {
  public:
@@ -92,7 +92,7 @@ JIT_PASSES_AVX2 void packGroup(
   ColumnsOut<kVnni> out(to);
   if (from.stride == 1) {
     for (int64_t k = 0; k < form.products; k += 16) {
-      __m128i quads[4][4]; // of columns, of rows
+      __m128i quads[4][4]; // [columns][rows]
       for (int64_t i = 0; i < 4; ++i) {
         sixteenRowsOfFour(from, k, form.products - k, 4 * i, count, quads[i]);
       }

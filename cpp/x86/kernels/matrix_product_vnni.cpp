@@ -1,7 +1,7 @@
-// Products of two activations for AVX-512 VNNI, with the tile of the convolution: rows stand for pixels.
+// Products of two activations for AVX-512 VNNI. Rows are the pixels of the convolution's tile.
 //
-// Packed columns: [block][four rows][column][4]. 16 columns of four rows make a register, whichever of rows and columns
-// are dense in memory.
+// Packed columns: [block][four rows][column][4]. A register has 16 columns of four rows, both for dense rows and for
+// dense columns in memory.
 #include "matrix_product.h"
 
 #include <array>
@@ -104,7 +104,7 @@ JIT_PASSES_VNNI int32_t sumOfCodes(const uint8_t* codes, int64_t count) {
   return static_cast<int32_t>(_mm512_reduce_add_epi64(sums));
 }
 
-// sums: those of a tile, as convolution_tile.h leaves them; `of_rows` is added to those of each row.
+// `sums` are a tile's sums in the order of convolution_tile.h. `of_rows` is added to the sums of each row.
 template <typename Shape>
 JIT_PASSES_VNNI void storeProducts(
     const int32_t* sums, const int32_t (&of_rows)[Shape::kPixels][2], int64_t first, int64_t count,

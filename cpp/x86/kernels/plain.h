@@ -1,4 +1,4 @@
-// How the plain forms round and store: the definition of what every form computes.
+// Rounding and storing in the plain forms, which define the results of all forms.
 #pragma once
 
 #include <cmath>
@@ -9,8 +9,8 @@
 
 namespace jit_passes::x86 {
 
-// The code of a number, of which a NaN has `low`. Clamping first is the same as rounding first, since the ends are
-// integers.
+// The code of a number. A NaN has the code `low`. The order of clamping and rounding does not matter, since the ends
+// are integers.
 struct ToCode {
   explicit ToCode(const CodeRange& range)
       : low(static_cast<float>(range.low - range.zero_point)),
@@ -27,8 +27,8 @@ struct ToCode {
   int32_t zero_point;
 };
 
-// x * factor + offset has mean 0 and variance 1. Operations that a compiler may join are joined here, so that all forms
-// round alike. A call takes 200 ns from the vector form: so it is none.
+// x * factor + offset has mean 0 and variance 1. Operations that a compiler may fuse are fused explicitly here, so
+// that all forms round alike. It is inlined, since a call from the vector form would take 200 ns.
 struct Normal {
   float factor, offset;
 };
@@ -51,7 +51,7 @@ inline void lookUpInPlace(uint8_t* codes, int64_t count, const uint8_t* table) {
   }
 }
 
-// Sums of float32 have so many parts, added up in one order by all forms.
+// Sums of float32 have so many parts, which all forms add in one order.
 constexpr int64_t kSumParts = 64;
 
 inline __attribute__((always_inline)) float sumOfParts(const float* parts) {
@@ -67,10 +67,10 @@ inline __attribute__((always_inline)) float sumOfParts(const float* parts) {
   return sums[0];
 }
 
-// As many channels as the plain forms sum up at once.
+// The channels that the plain forms compute at one time.
 constexpr int64_t kPlainBlock = 64;
 
-// Rows are filled up with zeros to whole vectors: what is left of a loop takes longer than these.
+// Rows are padded with zeros to whole vectors, since the scalar rest of a loop takes longer.
 constexpr int64_t padded(int64_t products) { return (products + 63) / 64 * 64; }
 
 // sums[c] = start[c] + sum over i of x[i] * weight[c][i], with `padded` products.
@@ -85,14 +85,15 @@ struct Pixel {
   uint8_t* in(const Image& image) const { return image.at(n, z, y, x); }
 };
 
-// Stores `count` sums as codes or as float32: those of the channels from `first` on, of a pixel.
+// Stores `count` sums of a pixel, for the channels from `first` on: as codes, or as float32 with SumsToFloats.
 void store(
     const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& out,
     const Requantize& how);
 void store(
     const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& out,
     const SumsToFloats& how);
-// Of the pixel with that number among all, whose channels from `first` on go to `out`; `residual` may be null.
+// Stores the sums of the pixel with number `pixel` among all as float32, for the channels from `first` on, to `out`.
+// `residual` may be null.
 void storeFloats(
     const int32_t* sums, int64_t count, int64_t first, int64_t number, const float* residual, float* out,
     const SumsToFloats& how);

@@ -17,7 +17,7 @@ JIT_PASSES_VECTORIZED void takeLarger(const uint8_t* x, int64_t count, uint8_t* 
   }
 }
 
-// A NaN stays.
+// A NaN stays NaN.
 JIT_PASSES_VECTORIZED void takeLargerFloats(const float* x, int64_t count, float* largest) {
   for (int64_t c = 0; c < count; ++c) {
     largest[c] = largest[c] >= x[c] || largest[c] != largest[c] ? largest[c] : x[c];
@@ -70,7 +70,7 @@ void largestPlain(const PoolWindow& w, uint8_t* out) {
   std::copy_n(largest, w.count, out);
 }
 
-// take(pixel, count, results) for each pixel.
+// Calls take(pixel, count, results) for each pixel.
 template <typename Take>
 void overFloats(const PoolWindow& w, const Take& take, float* results) {
   for (int64_t z = 0; z < w.size[0]; ++z) {
@@ -96,7 +96,7 @@ void largestOfFloats(const PoolWindow& w, float* out) {
   std::copy_n(largest, w.count, out);
 }
 
-// An average has the code of fma(sum + start, multiplier, offset).
+// The code of an average is the code of fma(sum + start, multiplier, offset).
 struct PoolScale {
   int32_t start;
   float multiplier, offset;
@@ -118,8 +118,8 @@ void averagePlain(const PoolWindow& w, const PoolScale& scale, uint8_t* out) {
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-// Two pixels of 64 channels, or four of 32, that windows further on in the row will read. Where an image is larger than
-// the second cache, a pool takes half of the time so.
+// Prefetches two pixels of 64 channels, or four of 32, for later windows of the row. If an image is larger than the
+// second cache, this halves the time of a pool.
 JIT_PASSES_VNNI_INLINE void fetchPixels(const uint8_t* from) {
   constexpr int64_t kAhead = 1024;
   _mm_prefetch(reinterpret_cast<const char*>(from + kAhead), _MM_HINT_T0);
@@ -149,8 +149,8 @@ JIT_PASSES_VNNI_INLINE void addHalves(__m512i lower, __m512i upper, __m512i (&su
   sums[3] = _mm512_add_epi32(sums[3], _mm512_unpackhi_epi16(upper, zero));
 }
 
-// Sums of 16 bits hold up to 257 codes; those of 32 bits have four neighbouring channels in each lane,
-// an order which packing undoes.
+// Sums of 16 bits hold up to 257 codes. Sums of 32 bits have four neighbouring channels in each lane, an order that
+// packing undoes.
 JIT_PASSES_VNNI void averageVnni(const PoolWindow& w, const PoolScale& scale, uint8_t* out) {
   constexpr int64_t kMost = 257;
   const auto lanes = static_cast<__mmask64>(firstLanes(w.count));
@@ -195,7 +195,7 @@ constexpr auto averageVnni = averagePlain;
 
 #ifdef JIT_PASSES_HAS_AVX2
 
-// Bytes behind the channels are read too.
+// Bytes after the channels are read too.
 template <bool kTwo>
 JIT_PASSES_AVX2 void largestOfChannels(const PoolWindow& w, uint8_t* out) {
   __m256i largest[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
@@ -226,7 +226,7 @@ constexpr auto largestAvx2 = largestPlain;
 
 int64_t poolBlocks(const Image& image) { return (image.channels + kPlainBlock - 1) / kPlainBlock; }
 
-// body(window, spans of z, y and x, out) for the outputs of these items.
+// Calls body(window, spans of z, y and x, out) for the outputs of these items.
 template <typename Element = uint8_t, typename Pool, typename Body>
 void overOutputs(
     const Pool& pool, const int64_t (&dilation)[3], const Image& in, const Image& out, int64_t begin,
@@ -325,7 +325,7 @@ void AveragePool::run(const Image& in, const Image& out, int64_t begin, int64_t 
 
 namespace {
 
-// Along one row of the input, whose pixels are `pixel` elements apart: the floats between those that `taps` name.
+// Interpolates along one row of the input, whose pixels are `pixel` elements apart, between the pixels of `taps`.
 #define JIT_PASSES_ALONG(Name, Element)                                                            \
   JIT_PASSES_VECTORIZED void Name(                                                                 \
       const Element* row, int64_t pixel, const Blend::Taps* taps, int64_t count, int64_t channels, \
@@ -339,14 +339,15 @@ namespace {
       }                                                                                            \
     }                                                                                              \
   }
-// No template is compiled for each level of vector units, so these are functions.
+// A macro, since a template cannot be compiled for each level of vector instructions.
 JIT_PASSES_ALONG(alongCodes, uint8_t)
 JIT_PASSES_ALONG(alongFloats, float)
 #undef JIT_PASSES_ALONG
 
-// The rows of a plane, or of two, that a row of the output lies between, as alongCodes or alongFloats have made them.
+// The rows of a plane, or of two planes, between which a row of the output is interpolated, from alongCodes or
+// alongFloats.
 struct Between {
-  const float *top, *bottom, *back_top, *back_bottom; // those of the second plane are null where there is one
+  const float *top, *bottom, *back_top, *back_bottom; // the second plane's are null if there is only one
   float across, planes;
 };
 
@@ -359,7 +360,7 @@ struct Between {
   return __builtin_fmaf(back - front, rows.planes, front);
 }
 
-// Without the promise that what is written is none of what is read, a loop would take bytes one by one.
+// Without `restrict`, the loop would compute bytes one by one.
 JIT_PASSES_VECTORIZED void blendCodes(
     const Between& given, int64_t count, const Blend& blend, uint8_t* __restrict out) {
   const ToCode code(blend.range);
@@ -377,8 +378,8 @@ JIT_PASSES_VECTORIZED void blendFloats(const Between& given, int64_t count, floa
   }
 }
 
-// Rows of the output, some pixels and channels at a time: along(row, pixel, taps, count, channels, values) and
-// store(rows, count, out).
+// Computes rows of the output, some pixels and channels at a time, by along(row, pixel, taps, count, channels,
+// values) and store(rows, count, out).
 template <typename Element, typename Taken, typename Along, typename Store>
 void overBlends(
     const Taken& taps, const Image& in, const Image& out, int64_t begin, int64_t end, const Along& along,

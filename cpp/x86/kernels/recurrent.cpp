@@ -1,8 +1,9 @@
-// Recurrent layers: products of the state and the weights, and what becomes of them, 16 hidden units at a time.
+// Recurrent layers: products of the state and the weights, and the cell's functions, for 16 hidden units at a time.
 //
-// A step reads all weights for a few rows, so at small batches it takes as long as these take to come from the cache:
-// 1 MB for an LSTM with 512 units. They stay in the second cache when each thread has its own units. The state is
-// quantized by each thread that needs it: that takes a few per cent of the products, and waiting for others takes more.
+// A step reads all weights for a few rows. So at small batches it takes as long as reading the weights from the cache:
+// 1 MB for an LSTM with 512 units. They stay in the second cache if each thread has its own units. Each thread
+// quantizes the state that it needs: this takes a few per cent of the products' time, and waiting for another thread
+// takes more.
 #include "recurrent.h"
 
 #include <algorithm>
@@ -17,9 +18,9 @@ namespace jit_passes::x86 {
 namespace {
 
 constexpr int64_t kUnits = RecurrentLayer::kUnits, kMostGates = 4, kMostRows = 8;
-constexpr int64_t kMostSums = 24; // registers of 16 sums, of 32 registers in all
+constexpr int64_t kMostSums = 24; // registers of 16 sums, out of 32 registers
 
-// Rows of codes times the weights of a block: [row][gate][unit].
+// Multiplies rows of codes by the weights of a block: [row][gate][unit].
 using StateProducts = void (*)(
     const uint8_t* codes, int64_t stride, const int8_t* weight, int64_t quads, int64_t gates, int64_t rows,
     int32_t* sums);
@@ -41,7 +42,7 @@ JIT_PASSES_VECTORIZED void stateProductsPlain(
 
 #ifdef JIT_PASSES_HAS_AVX2
 
-// Products of pairs of int16: of each unit there are two sums.
+// By products of pairs of int16, with two sums for each unit.
 JIT_PASSES_AVX2 void stateProductsAvx2(
     const uint8_t* codes, int64_t stride, const int8_t* weight, int64_t quads, int64_t gates, int64_t rows,
     int32_t* sums) {
@@ -76,7 +77,7 @@ constexpr auto stateProductsAvx2 = stateProductsPlain;
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-// With few sums, each has several registers, since a product takes four cycles.
+// With few sums, each sum has several registers, since a product takes four cycles.
 template <int kGates, int kRows>
 JIT_PASSES_VNNI void stateProductsTile(
     const uint8_t* codes, int64_t stride, const int8_t* weight, int64_t quads, int32_t* sums) {
@@ -153,9 +154,9 @@ StateProducts productsFor(Form form) {
                                : stateProductsAvx2;
 }
 
-// The operands of a step of 16 units of a row; nobody looks at gates that a cell does not have.
+// The operands of a step for 16 units of a row. Gates that a cell lacks are not read.
 struct Units {
-  const int32_t *sums, *of_weights; // [gate][unit], and so are these:
+  const int32_t *sums, *of_weights; // [gate][unit], like the next ones:
   const float *scales, *bias;
   RowGrid grid;
   const float* x[kMostGates];
@@ -220,7 +221,7 @@ void advanceUnits(Cell cell, const Units& units) {
   }
 }
 
-// Fewer units than 16, by way of memory that has as many.
+// For fewer than 16 units, through memory for 16.
 void advanceSome(Cell cell, Units units, int64_t count) {
   float read[kMostGates + 2][kUnits] = {}, h[kUnits], c[kUnits];
   const auto copied = [&](const float*& from, int64_t to) {
@@ -242,7 +243,7 @@ void advanceSome(Cell cell, Units units, int64_t count) {
   }
 }
 
-// From where codes begin behind the grids of so many rows.
+// The size of the grids of so many rows, after which their codes begin.
 int64_t bytesOfStateGrids(int64_t rows) { return (rows * int64_t(sizeof(RowGrid)) + 63) / 64 * 64; }
 
 } // namespace

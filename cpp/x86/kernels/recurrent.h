@@ -1,4 +1,4 @@
-// The kernel of recurrent layers, whose state is quantized in each step. See kernels.h for what holds for all kernels.
+// The kernel of recurrent layers, whose state is quantized in each step. kernels.h has the rules for all kernels.
 #pragma once
 
 #include <memory>
@@ -7,19 +7,20 @@
 
 namespace jit_passes::x86 {
 
-// How a step follows from the one before. With x what the input gives, W x + b, the state h of a row, quantized on the
-// grid of this row, and its products p, as SumsToFloats has them with the bias of the state; gates in this order:
+// The equations of a step. x is the product of the input, W x + b; h is the state of a row, quantized on the grid of
+// the row; p are the products of h, with the bias of the state, as in SumsToFloats. Gates have the order on the
+// right:
 //
 //   Lstm        i, f, o = sigmoid(x + p),  g = tanh(x + p);  c' = fma(f, c, i g);  h' = o tanh(c')        i, f, g, o
 //   Gru         r, z = sigmoid(x + p),  n = tanh(fma(r, p, x));  h' = fma(z, h - n, n)                    r, z, n
-//   Tanh, Relu  h' = tanh(x + p), or max(x + p, 0) and a NaN as it is
+//   Tanh, Relu  h' = tanh(x + p), or max(x + p, 0), where a NaN stays NaN
 //
-// Source: Hochreiter and Schmidhuber, Long Short-Term Memory, 1997, with forget gates; Cho et al., 2014, as PyTorch
-// and cuDNN have it, which reset the product and not the state.
+// Source: Hochreiter and Schmidhuber, Long Short-Term Memory, 1997, with forget gates; Cho et al., 2014, in the form
+// of PyTorch and cuDNN, which reset the product rather than the state.
 enum class Cell : int64_t { Lstm, Gru, Tanh, Relu, Count };
 
 int64_t gatesOf(Cell cell);
-// Numbers that a hidden unit hands on: its state, and the memory c of an LSTM.
+// The numbers that a hidden unit passes to the next step: its state, and the memory c of an LSTM.
 int64_t statesOf(Cell cell);
 
 // Float32 with strides in bytes.
@@ -32,17 +33,18 @@ struct Sequence {
   }
 };
 
-// The operands. Of each step and row, gates are [direction][gate][unit], and states [state or memory][direction][unit].
+// The operands. For each step and row, gates are [direction][gate][unit], and states [state or
+// memory][direction][unit].
 struct Recurrence {
   Sequence gates, states;
-  Sequence hidden, memory; // in front of the first step; memory of an LSTM
+  Sequence hidden, memory; // before the first step; memory for an LSTM only
   int64_t steps, rows;
 };
 
-// All directions of a layer; the second one goes from the last step to the first.
+// All directions of a layer. The second direction goes from the last step to the first.
 //
-// Weights are packed as [direction][16 units][four products][gate][unit][4], so that a tile of rows by 16 units has all
-// gates of these units in registers, and what becomes of them needs no other memory.
+// Weights are packed as [direction][16 units][four products][gate][unit][4]. So a tile of rows by 16 units has all
+// gates of these units in registers, and the cell's functions need no other memory.
 class RecurrentLayer {
  public:
   static constexpr int64_t kUnits = 16;
@@ -53,12 +55,12 @@ class RecurrentLayer {
       const float* bias);
   void unpack(int8_t* weight) const;
 
-  // Whether a call goes through all steps at once, and items are directions times tiles of rows. Else each step is a
-  // call, and items are directions times blocks of units: then threads wait for each other in each step, which takes
+  // Whether one call computes all steps, with items for directions times tiles of rows. Otherwise each step is a
+  // call, with items for directions times blocks of units, and threads wait for each other in each step, which takes
   // as long as 2^16 products.
   bool isWhole(int64_t rows) const;
   int64_t items(int64_t rows) const;
-  // Of a thread, for that many rows: codes and grids of states.
+  // The memory of a thread for so many rows: codes and grids of states.
   int64_t scratchBytes(int64_t rows) const;
 
   struct Options {
@@ -67,7 +69,7 @@ class RecurrentLayer {
     Form form = bestForm();
   };
   void runWhole(const Recurrence& on, const Options& how, uint8_t* scratch, int64_t begin, int64_t end) const;
-  // `step` counts in the order of time of each direction.
+  // `step` counts in the order of each direction.
   void runStep(
       const Recurrence& on, const Options& how, int64_t step, uint8_t* scratch, int64_t begin,
       int64_t end) const;
@@ -89,9 +91,9 @@ class RecurrentLayer {
   Cell cell_;
   int64_t directions_, hidden_, gates_;
   AlignedVector<int8_t> weight_;
-  // For each direction, block, gate and unit; zeros where a block has no such unit.
+  // For each direction, block, gate and unit, with zeros for units that do not exist.
   AlignedVector<float> scales_, bias_;
-  AlignedVector<int32_t> sums_; // of weights
+  AlignedVector<int32_t> sums_; // sums of weights
 };
 
 } // namespace jit_passes::x86

@@ -1,4 +1,4 @@
-// Sums, means, lengths, largest and smallest numbers of float32, over any axes; and sums as they grow along one.
+// Sums, means, lengths, maxima and minima of float32 over any axes; and cumulative sums along one axis.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// From `start` on, `add` takes a number in, and `join` two results.
+// A reduction begins with `start`; `add` includes a number, and `join` combines two results.
 struct Sum {
   static constexpr float start = 0;
   static float add(float part, float x) { return part + x; }
@@ -23,7 +23,7 @@ struct SumOfSquares : Sum {
   static float add(float part, float x) { return __builtin_fmaf(x, x, part); }
 };
 
-// A NaN is the result.
+// The result is NaN if a number is.
 struct LargestNumber {
   static constexpr float start = -kInfinity;
   static float add(float part, float x) { return part >= x || part != part ? part : x; }
@@ -36,7 +36,7 @@ struct SmallestNumber {
   static float join(float a, float b) { return add(a, b); }
 };
 
-// Parts that numbers side by side are taken into, in turn.
+// Parts into which neighbouring numbers are reduced in turn.
 struct alignas(64) Parts {
   float of[kSumParts];
 };
@@ -54,7 +54,7 @@ inline __attribute__((always_inline)) void takeIn(const float* x, int64_t count,
   }
 }
 
-// Some pixels in a row, of which each has `count` floats.
+// Some pixels of a row, with `count` floats each.
 struct Row {
   const uint8_t* first;
   int64_t pixels, step, count;
@@ -82,7 +82,7 @@ inline __attribute__((always_inline)) float together(Parts parts) {
   return parts.of[0];
 }
 
-// No template is compiled for each level of vector units, so these are functions.
+// A macro, since a template cannot be compiled for each level of vector instructions.
 #define JIT_PASSES_REDUCTION(Reduction)                                                                      \
   JIT_PASSES_VECTORIZED void takeRowInto##Reduction(const Row& row, Parts& parts) {                          \
     takeRow<Reduction>(row, parts);                                                                          \
@@ -104,7 +104,7 @@ JIT_PASSES_REDUCTION(SmallestNumber)
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-// Sixteen numbers at once.
+// Sixteen numbers at a time.
 template <typename Reduction>
 struct SixteenOf;
 
@@ -133,7 +133,7 @@ struct SixteenOf<LargestNumber> : Extremes<_CMP_GE_OQ> {};
 template <>
 struct SixteenOf<SmallestNumber> : Extremes<_CMP_LE_OQ> {};
 
-// In the order of `together`.
+// Combines the parts in the order of `together`.
 template <typename Reduction>
 JIT_PASSES_VNNI_INLINE float togetherVnni(const __m512 (&parts)[4]) {
   using Of = SixteenOf<Reduction>;
@@ -182,7 +182,7 @@ struct Functions {
   float start;
   void (*take)(const Row&, Parts&);
   float (*together)(const Parts&);
-  // Takes the pixels of one row and reduces them, for each result. Several results are of one pixel each.
+  // Reduces the pixels of one row into each result. Several results have one pixel each.
   void (*rows)(Row, int64_t, float*);
   void (*rows_vnni)(Row, int64_t, float*);
 };
@@ -217,7 +217,7 @@ void ReduceFloats::run(const Image& in, const Image& out, int64_t begin, int64_t
   const auto reach = [](int64_t from, int64_t to) { return to == 1 ? from : 1; };
   const int64_t images = reach(in.images, out.images), planes = reach(in.depth, out.depth);
   const int64_t rows = reach(in.height, out.height), pixels = reach(in.width, out.width);
-  const bool whole = out.channels == 1; // channels are gone over, too
+  const bool whole = out.channels == 1; // channels are reduced too
   const int64_t blocks = (out.channels + kSumParts - 1) / kSumParts;
   const auto count = static_cast<float>(images * planes * rows * pixels * (whole ? in.channels : 1));
   const auto result = [&](float x) { return which == Mean ? x / count : which == Length ? std::sqrt(x) : x; };
@@ -254,7 +254,7 @@ void ReduceFloats::run(const Image& in, const Image& out, int64_t begin, int64_t
 }
 
 void CumulateFloats::run(const Image& in, const Image& out, int64_t begin, int64_t end) const {
-  constexpr int64_t kTogether = 8; // sums that wait for one another are those of one pixel
+  constexpr int64_t kTogether = 8; // pixels at a time, since each pixel's sum is a chain
   for (int64_t row = begin; row < end; ++row) {
     for (int64_t x = 0; x < out.width; x += kTogether) {
       const int64_t pixels = std::min(kTogether, out.width - x);

@@ -1,6 +1,7 @@
 // Softmax over channels.
 //
-// Exponentials are products of two of 16 numbers, which are permuted out of one register of 512 bits, or two of 256.
+// An exponential is the product of two numbers from tables of 16, which are permuted from one register of 512 bits,
+// or two of 256.
 #include "attention.h"
 
 #include <algorithm>
@@ -39,7 +40,7 @@ JIT_PASSES_VECTORIZED void softmaxPlain(
 
 #ifdef JIT_PASSES_HAS_VNNI
 
-// The exponentials of 16 codes, as two factors. Those that do not exist count as 0, and so have some exponential.
+// The exponentials of 16 codes, as two factors. Codes that do not exist count as 0, and give some exponential.
 struct Exponentials {
   __m512 high, low;
 };
@@ -59,7 +60,8 @@ JIT_PASSES_VNNI_INLINE uint8_t largestOf(const uint8_t* in, int64_t count) {
   const __m256i half =
       _mm256_max_epu8(_mm512_castsi512_si256(largest), _mm512_extracti64x4_epi64(largest, 1));
   const __m128i quarter = _mm_max_epu8(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-  // The smallest of eight numbers of 16 bits takes one instruction: of the complements, in pairs.
+  // One instruction finds the smallest of eight numbers of 16 bits. It is applied to complements, of the maxima of
+  // pairs.
   const __m128i inverted = _mm_xor_si128(quarter, _mm_set1_epi8(-1));
   const __m128i pairs =
       _mm_and_si128(_mm_min_epu8(inverted, _mm_srli_epi16(inverted, 8)), _mm_set1_epi16(0xFF));
@@ -71,7 +73,7 @@ JIT_PASSES_VNNI_INLINE float sumOf(__m512 parts) {
   return sumOfEight(_mm256_add_ps(_mm512_castps512_ps256(parts), upper));
 }
 
-// A block of 64 codes; of the last one, `count` exist.
+// A row in blocks of 64 codes. The last block has `count` codes.
 struct SoftmaxRow {
   __m128i largest;
   __m512 high, low, scaled, offset;
@@ -145,7 +147,7 @@ constexpr auto softmaxVnni = softmaxPlain;
 
 #ifdef JIT_PASSES_HAS_AVX2
 
-// How far eight codes are below the largest one.
+// The differences of the largest code and eight codes.
 JIT_PASSES_AVX2_INLINE __m256i eightBelow(__m128i largest, const uint8_t* codes) {
   return _mm256_cvtepu8_epi32(
       _mm_sub_epi8(largest, _mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes))));
@@ -165,7 +167,7 @@ JIT_PASSES_AVX2_INLINE uint8_t largestOf32(const uint8_t* in, int64_t count) {
   return static_cast<uint8_t>(_mm_cvtsi128_si32(most));
 }
 
-// Bytes behind the last code are read, and those exponentials are 0.
+// Bytes after the last code are read; their exponentials are 0.
 JIT_PASSES_AVX2 float sumOfExponentials(
     const uint8_t* in, int64_t count, __m128i largest, const Sixteen& high, const Sixteen& low) {
   __m256 sums[8] = {};

@@ -1,15 +1,15 @@
-// Tiles of all forms: some pixels, in parts of neighbours of a row, by a block of channels.
+// Tiles of all forms: parts of neighbouring pixels of a row, by a block of channels.
 #pragma once
 
 #include <cstdint>
 
 namespace jit_passes::x86 {
 
-// Output channels that are computed together, and the runs of neighbouring bytes that a pixel is made of.
+// Output channels that are computed at one time, and a limit for the runs of neighbouring bytes in a pixel's window.
 constexpr int64_t kBlockChannels = 32, kMostRuns = 256;
 
-// The shapes of tiles: some parts of a few neighbouring pixels. For AVX-512 two halves, and for registers of 256 bits
-// any six pixels, which have 16 channels at a time.
+// The shapes of tiles: a number of parts with a few neighbouring pixels each. AVX-512 has two halves; registers of
+// 256 bits have any six pixels, with 16 channels at a time.
 struct TwoHalves {
   static constexpr int64_t kParts = 2, kPixels = 7, kFewest = 4;
 };
@@ -18,9 +18,9 @@ struct SixPixels {
 };
 constexpr int64_t kSixChannels = 16;
 
-// Rows of so many pixels in `parts` of `pixels`, of which some make a tile; the last part of a row overlaps the one
-// before. Of the sizes that keep the multipliers busy, from `kFewest` on, one with which few pixels are computed twice:
-// 32 are eight times 4, not five times 7.
+// Divides rows into `parts` of `pixels` pixels, some of which make a tile. The last part of a row overlaps the part
+// before. Sizes from `kFewest` on keep the multipliers busy. Among them this takes the size with the fewest pixels
+// computed twice: 32 are eight times 4 rather than five times 7.
 template <typename Shape>
 struct Division {
   Division() = default;
@@ -37,11 +37,11 @@ struct Division {
   int64_t parts = 0, pixels = 0, tiles = 0;
 };
 
-// So many codes of a pixel are widened for AVX2 at most.
+// The most codes of a pixel that are widened for AVX2.
 constexpr int64_t kMostWidened = 16512;
 
-// The operands of one tile: the first pixel of each part, bytes from pixel to pixel of a part, and from the end of each
-// run to the beginning of the next.
+// The operands of one tile: the first pixel of each part, the bytes from pixel to pixel of a part, and the bytes
+// from the end of each run to the beginning of the next.
 template <typename Shape>
 struct TileOf {
   const uint8_t* part[Shape::kParts];

@@ -1,4 +1,4 @@
-// Sums of a tile become float32, in dynamic operators, for AVX-512.
+// From sums of a tile to float32, in dynamic operators, for AVX-512.
 #pragma once
 
 #include "convolution_tile.h"
@@ -9,7 +9,7 @@
 
 namespace jit_passes::x86 {
 
-// The factors of 32 channels for all pixels; with one grid for all, times its scale.
+// The factors of 32 channels for all pixels. With one grid, they include its scale.
 struct BlockScales {
   __m512i sums[2];
   __m512 scales[2], bias[2];
@@ -64,7 +64,7 @@ class TilesToFloats {
   }
 
  private:
-  // Where 32 channels of a pixel go, and what is added to them.
+  // The place of 32 channels of a pixel in the result, and their addend.
   struct Channels {
     float* out;
     const float* residual;

@@ -1,4 +1,4 @@
-// Pieces that the AVX-512 VNNI forms share.
+// Functions for all AVX-512 VNNI forms.
 #pragma once
 
 #include "kernels.h"
@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-// g++ 12 takes the unused operand of its own intrinsics for a variable that nobody has set.
+// g++ 12 warns of the unused operand of its own intrinsics as not initialized.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #define JIT_PASSES_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")))
@@ -18,16 +18,17 @@
 
 namespace jit_passes::x86 {
 
-// Floats to codes as ToCode does it, in packs of 64. Packing saturates, at 0 and 255 in the end, so the zero point is
-// added to int16, and `low` and `high` are applied to bytes. Only a float of 2^31 or more, which int32 does not hold,
-// needs a float minimum first. `direct`: there is no such float, the zero point is 0, and all bytes are codes.
+// Converts floats to codes like ToCode, 64 at a time. Packing saturates, at 0 and 255 in the end, so the zero point
+// is added to int16, and `low` and `high` are applied to bytes. Only a float of 2^31 or more, which does not fit
+// int32, needs a minimum of floats before. `direct`: there is no such float, the zero point is 0, and all bytes are
+// codes.
 struct Rounding {
   __m512 most;
   __m512i zero_point, low, high, order;
   bool direct;
 };
 
-// `order` puts back what packing within 128-bit lanes mixes up.
+// `order` restores the order, which packing within 128-bit lanes changes.
 JIT_PASSES_VNNI_INLINE Rounding roundingTo(const CodeRange& range, bool direct = false) {
   return {
       _mm512_set1_ps(static_cast<float>(range.high)),
@@ -42,7 +43,7 @@ JIT_PASSES_VNNI_INLINE __m512i clampCodes(__m512i codes, const Rounding& roundin
   return _mm512_max_epu8(_mm512_min_epu8(codes, rounding.high), rounding.low);
 }
 
-// No code of them is below the lowest, which a NaN has: the second operand of a maximum is taken where the first is one.
+// Raises numbers to the lowest code. A NaN becomes that too: a maximum is the second operand if the first is a NaN.
 JIT_PASSES_VNNI_INLINE __m512 aboveLow(__m512 v, const CodeRange& range) {
   return _mm512_max_ps(v, _mm512_set1_ps(static_cast<float>(range.low - range.zero_point)));
 }
@@ -54,7 +55,7 @@ JIT_PASSES_VNNI_INLINE __m512i codesOf(__m512 v, const CodeRange& range) {
   return _mm512_add_epi32(rounded, _mm512_set1_epi32(range.zero_point));
 }
 
-// 32 numbers as codes of int16, not clipped yet, of each register four in each lane.
+// Packs 32 numbers to int16, not clipped yet: four numbers of each register in each lane.
 JIT_PASSES_VNNI_INLINE __m512i packHalf(__m512 a, __m512 b, bool direct, const Rounding& rounding) {
   if (direct) {
     return _mm512_packs_epi32(_mm512_cvtps_epi32(a), _mm512_cvtps_epi32(b));
@@ -64,7 +65,7 @@ JIT_PASSES_VNNI_INLINE __m512i packHalf(__m512 a, __m512 b, bool direct, const R
   return _mm512_adds_epi16(rounded, rounding.zero_point);
 }
 
-// 64 codes, where the 16 of a register are four in each lane.
+// 64 codes. The 16 codes of a register are four in each lane.
 JIT_PASSES_VNNI_INLINE __m512i joinHalves(__m512i ab, __m512i cd, bool direct, const Rounding& rounding) {
   const __m512i codes = _mm512_packus_epi16(ab, cd);
   return direct ? codes : clampCodes(codes, rounding);
@@ -112,17 +113,16 @@ JIT_PASSES_VNNI_INLINE __m512i lookUp(__m512i codes, const Table& table) {
   return _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), lower, upper);
 }
 
-// Some codes, each in 32 bits: register i of four has those that packing puts in place i of a lane.
+// Some codes, each in 32 bits: register i of four has the codes that packing puts at place i of each lane.
 JIT_PASSES_VNNI_INLINE __m512i spread(__m512i codes, int i) {
   const int zero = static_cast<int>(0x80808000);
   const __m512i index = _mm512_set4_epi32(zero + 4 * i + 3, zero + 4 * i + 2, zero + 4 * i + 1, zero + 4 * i);
   return _mm512_shuffle_epi8(codes, index);
 }
 
-// Whether no sum of products, scaled like that, comes near 2^31, with a residual neither, no zero point is added, and
-// all bytes are codes.
+// Whether no scaled sum, even with a residual, comes near 2^31, no zero point is added, and all bytes are codes.
 JIT_PASSES_VNNI inline bool isDirect(const Requantize& requantize, int64_t channels) {
-  int32_t multiplier = 0, offset = 0; // the bits of floats without their signs are in order
+  int32_t multiplier = 0, offset = 0; // without signs, the bits of floats have the order of the floats
   for (int64_t c = 0; c < channels; ++c) {
     multiplier = std::max(multiplier, std::bit_cast<int32_t>(requantize.multiplier[c]) & INT32_MAX);
     offset = std::max(offset, std::bit_cast<int32_t>(requantize.offset[c]) & INT32_MAX);

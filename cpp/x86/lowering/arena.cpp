@@ -10,9 +10,9 @@ namespace {
 using Is = Memory::Is;
 
 constexpr int64_t kAlignment = 64;
-constexpr double kMaxBytes = 1e12; // of one value
+constexpr double kMaxBytes = 1e12; // limit for one value
 
-// Sets the strides and the offset within its own bytes, and returns how many these are.
+// Sets the strides, and the offset within the value's own bytes. Returns the number of bytes.
 int64_t layOutOwn(Memory& memory) {
   if (memory.border == Border{}) {
     layOutDense(memory);
@@ -20,12 +20,13 @@ int64_t layOutOwn(Memory& memory) {
   }
   const Dims dims = imageDims(memory.sizes, memory.axis);
   const Border& border = memory.border;
-  // In a number that a hostile padding cannot make wrap around.
+  // In double, which a hostile padding cannot overflow.
   const double bytes = double(dims[0].size) * double(dims[1].size + border.front + border.back) *
                        double(dims[2].size + border.top + border.bottom) *
                        double(dims[3].size + border.left + border.right) * double(memory.channels());
   TORCH_CHECK(
-      bytes < kMaxBytes, "a value of the shape ", memory.sizes, " and what pads it take ", bytes, " bytes");
+      bytes < kMaxBytes, "a value of the shape ", memory.sizes, " with its padding takes ", bytes,
+      " bytes, and a plan's value may take ", kMaxBytes);
   const Layout layout = layOut(
       nullptr, dims[0].size, dims[1].size, dims[2].size, dims[3].size, memory.channels(), memory.border);
   const Image& image = layout.image;
@@ -45,7 +46,8 @@ struct Place {
   int64_t bytes;
 };
 
-// The largest first, each at the lowest address that is free while it is needed. Returns the end of all.
+// Places the largest value first, each at the lowest address that is free while it is needed. Returns the end of
+// all.
 int64_t placeAll(std::vector<Place>& places) {
   struct Taken {
     int64_t begin, end;
@@ -53,7 +55,7 @@ int64_t placeAll(std::vector<Place>& places) {
   };
   const auto larger = [](const Place& a, const Place& b) { return a.bytes > b.bytes; };
   std::stable_sort(places.begin(), places.end(), larger);
-  std::vector<Taken> taken; // by address
+  std::vector<Taken> taken; // sorted by address
   int64_t bytes = 0;
   for (const Place& place : places) {
     const size_t first = place.memory->first, last = place.memory->last;
@@ -75,7 +77,7 @@ int64_t placeAll(std::vector<Place>& places) {
   return bytes;
 }
 
-// Where a slice, or another name, lies: behind its parent, which may be one itself.
+// Sets the place of a slice, or of another name for a value, from its parent, which may be one itself.
 void follow(std::vector<Memory>& memory, size_t id) {
   std::vector<size_t> chain;
   for (; memory[id].is != Is::Own && memory[id].strides.empty(); id = memory[id].parent) {
@@ -117,7 +119,7 @@ Memory& ownerOf(Lowered& lowered, size_t id) {
 
 namespace {
 
-// Sets the first and the last step that touches each memory.
+// Sets the first and the last step that uses each memory.
 void findUses(Lowered& lowered) {
   for (size_t i = 0; i < lowered.steps.size(); ++i) {
     const Step& step = lowered.steps[i];
@@ -135,7 +137,7 @@ void findUses(Lowered& lowered) {
   }
 }
 
-// The operands that a step reads element by element, before it writes the result's there.
+// The operands of which a step reads each element before it writes the element of the result at that place.
 std::span<const size_t> operandsInPlace(const Lowered& lowered, const Step& step) {
   const std::span<const size_t> all(step.inputs);
   if (step.elementwise) {
@@ -147,7 +149,7 @@ std::span<const size_t> operandsInPlace(const Lowered& lowered, const Step& step
   return step.adds_in_place ? all.subspan(1) : all.first(0);
 }
 
-// Whether the result of a step can lie where that memory does, which nobody reads later.
+// Whether the result of a step can take the place of this memory, which no later step reads.
 bool takesPlaceOf(Lowered& lowered, const Step& step, size_t index, const Memory& owner) {
   const Memory& to = lowered.memory[step.output];
   const auto reads = [&](size_t id) { return &ownerOf(lowered, id) == &owner; };
@@ -159,8 +161,8 @@ bool takesPlaceOf(Lowered& lowered, const Step& step, size_t index, const Memory
          owner.bytes() == to.bytes() && std::ranges::count_if(step.inputs, reads) == 1;
 }
 
-// Results take the place of an operand, where they can: what is written lies in the caches then, and all values together
-// take less of these.
+// Lets results take the place of an operand where possible. They are then written to memory that is in the cache,
+// and all values together need less of it.
 void reusePlaces(Lowered& lowered) {
   for (size_t i = 0; i < lowered.steps.size(); ++i) {
     const Step& step = lowered.steps[i];

@@ -1,4 +1,4 @@
-// Steps that are computed together.
+// Joins convolutions with large values in between to chains.
 #include "fuse.h"
 
 #include "geometry.h"
@@ -6,7 +6,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// How many steps write and read each memory under its own name.
+// The steps that write and read each memory directly, not through another name.
 struct Uses {
   explicit Uses(const Lowered& lowered) : writers(lowered.memory.size()), readers(lowered.memory.size()) {
     for (const Step& step : lowered.steps) {
@@ -22,7 +22,7 @@ struct Uses {
     }
   }
 
-  // Whether one step writes it and one reads it, and nothing else does.
+  // Whether only one step writes the memory and only one reads it.
   bool isBetweenTwo(const Lowered& lowered, size_t id) const {
     return lowered.memory[id].is == Memory::Is::Own && readers[id] == 1 && writers[id] == 1;
   }
@@ -30,13 +30,14 @@ struct Uses {
   std::vector<size_t> writers, readers;
 };
 
-// Values smaller than that stay in the second cache of a core from one step to the next. Weights that are larger
-// would be read anew for each band of rows.
+// A smaller value stays in the second cache of a core from one step to the next. Larger weights would be read again
+// for each band of rows.
 constexpr int64_t kLargeValue = 1 << 20, kSmallWeights = 1 << 18;
-// Of a layer that computes few rows from few others, which fit in the cache.
+// Limits of a layer for a chain: a few rows of its result need a few rows of its operand, and both fit into the
+// cache.
 constexpr int64_t kFewestRows = 8, kWidestRow = 1 << 16, kMostRead = 16, kMostStride = 2, kMostLayers = 8;
 
-// Whether it can compute some rows of an image at a time.
+// Whether the step is a convolution that can compute some rows of an image at a time.
 bool isLayer(const Lowered& lowered, const Step& step) {
   const Memory& to = lowered.memory[step.output];
   if (step.does != Does::Convolve || to.axis < 0 || to.axis > 1 ||
@@ -49,7 +50,7 @@ bool isLayer(const Lowered& lowered, const Step& step) {
          w.kernel_h <= kMostRead && w.dilation_h <= kMostRead && (w.kernel_h - 1) * w.dilation_h < kMostRead;
 }
 
-// Whether it is better never written to memory.
+// Whether the value is so large that it should not be written to memory.
 bool isLarge(const Memory& value) {
   const Border& border = value.border;
   const int64_t channels = value.channels(), width = imageDims(value.sizes, value.axis)[3].size;
@@ -57,7 +58,7 @@ bool isLarge(const Memory& value) {
          (border.left + width + border.right) * channels <= kWidestRow;
 }
 
-// Whether the step continues what the one before computes.
+// Whether the step can continue the chain of the step before.
 bool follows(const Lowered& lowered, const Uses& uses, const Step& before, const Step& step) {
   const bool starts =
       before.does == Does::Chain ? before.chain.size() < kMostLayers : isLayer(lowered, before);

@@ -5,7 +5,7 @@
 
 namespace jit_passes::x86 {
 
-// Makes one step of convolutions with large values in between, which then lie in no memory of their own.
+// Joins convolutions with large values in between to one step. These values then have no place in the arena.
 void fuseChains(Lowered& lowered);
 
 } // namespace jit_passes::x86

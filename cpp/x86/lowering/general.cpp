@@ -25,7 +25,7 @@ void lowerBroadcast(Lowering& state, size_t index) {
   std::vector<size_t> operands;
   for (const int64_t input : op.inputs) {
     const int64_t own = axis - (rank - int64_t(state.sizes[input].size()));
-    // Without these channels, any order of the others does.
+    // Without channels the order of the other axes does not matter.
     operands.push_back(
         own < 0 || state.sizes[input][own] == 1 ? state.primary[input] : state.want(input, own));
   }

@@ -1,25 +1,26 @@
-// Ways to lower that several operators share: see Declaration::lower. Each makes the step that is declared.
+// Functions that lower several operators: see Declaration::lower. Each makes the step of the declaration.
 #pragma once
 
 #include "lowering.h"
 
 namespace jit_passes::x86 {
 
-// With the channels of all operands innermost; also with a table or function that follows.
+// Channels of all operands innermost. Includes a table or function that follows.
 void lowerChannels(Lowering& state, size_t index);
 void lowerWithTable(Lowering& state, size_t index);
-// With operands that broadcast.
+// Operands that broadcast.
 void lowerBroadcast(Lowering& state, size_t index);
-// Of rows, with the quantize that follows.
+// Rows of the last axis. Includes a quantize that follows.
 void lowerRows(Lowering& state, size_t index);
-// Of the operand, or of several, as they lie in memory.
+// Operands in any memory order.
 void lowerInPlace(Lowering& state, size_t index);
 void lowerAsTheyAre(Lowering& state, size_t index);
 
-// Layers that give float32, and may quantize their input as the plan runs, with a function and a sum that alone read the
-// result, if the other operand is there already.
+// Layers that give float32, and may quantize their input at run time. Includes a function and a sum that are the
+// only readers of the result, if the sum's other operand is computed already.
 void lowerFloatLayer(Lowering& state, size_t index);
-// Matrix products read their operands where they are, and write where a transposition wants the result.
+// Matrix products. They read rearranged operands in place, and write their result transposed if a transposition
+// follows.
 void lowerProduct(Lowering& state, size_t index);
 
 } // namespace jit_passes::x86

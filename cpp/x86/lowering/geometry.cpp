@@ -5,7 +5,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Fewer rows than that are divided, into parts of at least so many bytes.
+// If there are fewer rows, they are divided into parts of at least kRowBytes bytes.
 constexpr int64_t kFewRows = 16, kRowBytes = 256;
 
 } // namespace
@@ -37,7 +37,7 @@ Dims axisDims(const Sizes& sizes, int64_t axis) {
   }
   Dims dims;
   while (all.size() > dims.size() && int64_t(sizes.size()) > kMostAxes) {
-    size_t second = 1; // of two that have no axis in between
+    size_t second = 1; // the second of two neighbouring axes to join
     while (all[second].axis != all[second - 1].axis + 1) {
       ++second;
     }

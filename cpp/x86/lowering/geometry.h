@@ -5,30 +5,30 @@
 
 namespace jit_passes::x86 {
 
-// The border that the kernels of a convolution read around an image.
+// The border around an image that the kernels of a convolution read.
 Border borderOf(const Operator& op, const Packed& packed, const Image& in, const Image& out);
-// Makes a border at least as wide as another.
+// Makes a border at least as wide as `by`.
 void widen(Border& border, const Border& by);
 
-// Images, planes, rows and columns of a value: which axis each counts, and how many of its elements at once.
+// One of images, planes, rows and columns of a value: its axis, and the number of the axis's elements in each.
 struct Dim {
   int64_t size = 1, axis = -1, factor = 1;
 };
 using Dims = std::array<Dim, 4>;
 
-// All axes but that of the channels, the last one being columns. Of more than `kMostAxes`, some count as one: memory
-// has them side by side, and so have tensors that are contiguous.
+// All axes but the channels; the last one is columns. With more than `kMostAxes` axes, some count as one. They are
+// neighbours in memory, also in contiguous tensors.
 Dims axisDims(const Sizes& sizes, int64_t axis);
-// As axisDims, for kernels that go pixel by pixel: where there are few rows, the last axis is divided into some.
+// axisDims for kernels that go pixel by pixel: if there are few rows, the last axis is divided into several.
 Dims pixelDims(const Sizes& sizes, int64_t axis);
-// The columns go along the axis whose elements are neighbours in a tensor of these strides, if its channels are none:
-// so a kernel reads or writes whole lines of the cache. `unit` is the stride of neighbours.
+// Lets columns go along the axis whose elements are neighbours in a tensor of these strides, if the channels are
+// not: a kernel then reads or writes whole cache lines. `unit` is the stride of neighbours.
 Dims alongNeighbours(Dims dims, at::IntArrayRef strides, int64_t channel, int64_t unit);
-// Rows of its images: all but the last axis.
+// The number of rows in all images: the product of all axes but the last.
 int64_t linesOf(const Dims& dims);
-// Of a batch of images, or of one: what is behind the channels is spatial.
+// For a batch of images, or one image: the axes after the channels are spatial.
 Dims imageDims(const Sizes& sizes, int64_t axis);
-// With these strides of the axes, in no memory yet; `bytes` of an element.
+// An image with these strides of its axes, and without memory. `bytes` is the size of an element.
 Image imageOf(const Dims& dims, const Sizes& strides, int64_t channels, int64_t bytes = 1);
 
 } // namespace jit_passes::x86

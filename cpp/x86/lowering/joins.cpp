@@ -54,7 +54,7 @@ void Joins::add(size_t index, int64_t along, bool as_they_are, const std::vector
   lists_.emplace(index, std::move(list));
 }
 
-// In lexicographic order, a list stands right in front of those that begin with it.
+// In lexicographic order, a list stands right before the lists that begin with it.
 void Joins::findWholes() {
   std::vector<std::pair<size_t, List*>> order;
   for (auto& [index, list] : lists_) {
@@ -105,7 +105,7 @@ void Joins::put(
   Memory& part = lowered.memory[operand];
   const Memory& whole = lowered.memory[buffer.memory];
   const bool same = part.grid->scale == scale && part.grid->zero_point == zero_point;
-  // Around a mixture no border has the zero point of all.
+  // A border has one zero point, which cannot be right for values with different ones.
   const bool apart = lists_.at(list.whole).mixed && bordered_.count(value) > 0;
   if (same && list.along == whole.axis && part.is == Is::Own && part.home == 0 && !apart &&
       operand != buffer.memory) {

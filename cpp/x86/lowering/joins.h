@@ -1,40 +1,40 @@
-// Values side by side in memory: concatenations, and operators that read several values as one.
+// Values next to each other in memory: concatenations, and operators that read several values as one.
 //
-// One list of values may begin with another, as in a dense block, where each layer reads all before it. Then both
-// have the same memory, and the shorter one reads the front of it. A value is computed where it is needed; it is
-// copied only where it has another grid, another layout, or a place already.
+// One list of values may begin with another list, as in a dense block, where each layer reads all earlier results.
+// Both then have one memory, and the shorter list is the front of it. A value is computed at its place in the list.
+// It is copied only if it has another grid, another layout, or a place in another list already.
 #pragma once
 
 #include "steps.h"
 
 namespace jit_passes::x86 {
 
-// The program without the operands that are [0], such as a cache in front of the first call, for inputs of these sizes;
-// nothing where there are none. A list of these alone stays.
+// The program without concatenated operands of shape [0], such as a cache before the first call, for inputs of these
+// sizes. Nothing if there are none. A list of such operands alone stays.
 std::optional<Program> withoutEmptyParts(const Program& program, const std::vector<Sizes>& inputs);
 
 class Joins {
  public:
   Joins(const Program& program, const std::vector<Sizes>& sizes);
 
-  // The memory of all that an operator reads, one after the other. `operands` is where its values are, with the axis
-  // `axis` innermost.
+  // The memory of all operands of an operator, one after the other. `operands` are the memories of the values, with
+  // axis `axis` innermost.
   size_t place(Lowered& lowered, size_t index, const std::vector<size_t>& operands, int64_t axis);
 
  private:
-  // A value with the scale and the zero point that its codes have in the list.
+  // A value, and the scale and zero point of its codes in the list.
   using Entry = std::tuple<int64_t, double, int64_t>;
   struct List {
     int64_t along; // axis
     std::vector<Entry> entries;
     Sizes sizes;
-    const Grid* grid; // of what is read; of the first value where they differ
-    bool mixed;       // whether they do
-    size_t whole;     // the operator with the longest list that begins so
+    const Grid* grid; // the grid of the list; if grids differ, that of the first value
+    bool mixed;       // whether grids differ
+    size_t whole;     // the operator with the longest list that begins with this one
   };
   struct Buffer {
     size_t memory;
-    size_t filled = 0; // entries
+    size_t filled = 0; // number of entries
   };
 
   void add(size_t index, int64_t along, bool as_they_are, const std::vector<Sizes>& sizes);

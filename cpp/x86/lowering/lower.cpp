@@ -30,11 +30,11 @@ Lowered Lowering::run(std::vector<Sizes> orders) {
   return std::move(result);
 }
 
-// Finds the readers of each value, and the axis that the first of them wants innermost.
+// Finds the readers of each value, and the innermost axis that the first reader needs.
 void Lowering::readUses() {
   const size_t count = program.grids.size();
   uses.resize(count), wanted.assign(count, -2), primary.resize(count);
-  std::vector<bool> returned(count); // results of the plan, but for those that take no memory
+  std::vector<bool> returned(count); // results of the plan that need memory
   for (const int64_t output : program.outputs) {
     returned[output] = !numberSpread(program, output);
   }
@@ -49,7 +49,7 @@ void Lowering::readUses() {
       uses[input].push_back(index);
       const int64_t rank = sizes[input].size();
       if (isDynamic(op.kind) && isConvolution(op.kind)) {
-        wanted[input] = lastAxis(sizes[input]); // whatever it is, its codes get another one
+        wanted[input] = lastAxis(sizes[input]); // any axis: the codes get their own order
       } else if (const auto axis = channelAxis(op, rank)) {
         wanted[input] = *axis;
       } else if (sizes[op.output].size() == sizes[input].size() && wanted[op.output] != -2) {
@@ -128,7 +128,7 @@ void Lowering::emit(Does does, size_t index, std::vector<size_t> inputs, int64_t
 
 namespace {
 
-// Whether a step may have a function of its result, which is float32.
+// Whether a step can apply a function to its float32 result.
 bool takesFunction(Does does, Kind kind) {
   return does == Does::ToFloats || does == Does::Product || (does == Does::Compute && isLinear(kind));
 }
@@ -178,7 +178,7 @@ std::vector<size_t> Lowering::wantAll(const Operator& op) {
   return operands;
 }
 
-// Finds the borders that convolutions read around their operands.
+// Packs the weights of layers, and finds the borders that convolutions read around their operands.
 void Lowering::findBorders() {
   for (Step& step : result.steps) {
     const Operator& op = program.operators[step.index];
@@ -187,7 +187,7 @@ void Lowering::findBorders() {
       continue;
     }
     const Memory& in = memory(step.inputs[0]);
-    Sizes widths; // of what an affine operator reads
+    Sizes widths; // the channels of each operand of an affine operator
     for (size_t i = 0; isAffine(op.kind) && i < op.inputs.size(); ++i) {
       widths.push_back(sizes[op.inputs[i]][kAffineAxis]);
     }
@@ -197,7 +197,7 @@ void Lowering::findBorders() {
       const Border border = borderOf(
           op, *step.packed, imageOf(imageDims(in.sizes, in.axis), in.sizes, in.channels()),
           imageOf(imageDims(out.sizes, out.axis), out.sizes, out.channels()));
-      size_t whole = step.inputs[0]; // a slice has the border of what it is one of
+      size_t whole = step.inputs[0]; // a slice has the border of the whole value
       while (memory(whole).is == Memory::Is::Slice) {
         whole = memory(whole).parent;
       }
@@ -206,7 +206,7 @@ void Lowering::findBorders() {
   }
 }
 
-// A value has the bytes of another where both are dense; else it is copied, through one that is.
+// Lets a renamed value share the bytes of its operand if both are dense. Else it is copied, through a dense value.
 void Lowering::settleNames() {
   std::vector<Step> steps;
   for (Step& step : result.steps) {
@@ -237,7 +237,7 @@ void Lowering::settleNames() {
   result.steps = std::move(steps);
 }
 
-// A float32 value that lies in memory as it is returned is computed right there.
+// Computes a float32 output directly in the returned tensor, if its memory order is the value's.
 void Lowering::placeResults() {
   std::erase_if(result.steps, [&](const Step& step) {
     if (step.does != Does::Exit) {

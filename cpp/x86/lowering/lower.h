@@ -1,13 +1,13 @@
-// From a program to steps over memory: which axis is innermost, which values are parts or other names of others, which
-// have a border, and where each lies in the arena.
+// From a program to steps over memory: the innermost axis of each value, values that are slices or other names of
+// others, borders, and places in the arena.
 #pragma once
 
 #include "steps.h"
 
 namespace jit_passes::x86 {
 
-// `contiguous`: which inputs are. `orders`: of the axes of each output. `weights` may be asked for what convolutions
-// need around their input.
+// `contiguous`: whether each input is contiguous. `orders`: the order of each output's axes. `weights` packs the
+// weights, which tell the borders that convolutions read.
 Lowered lower(
     const Program& program, const std::vector<Sizes>& sizes, const std::vector<bool>& contiguous,
     std::vector<Sizes> orders, Weights& weights);

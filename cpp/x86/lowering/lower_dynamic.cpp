@@ -1,14 +1,14 @@
-// Layers that give float32, most of which quantize their input as the plan runs.
+// Layers that give float32. Most of them quantize their input at run time.
 #include "general.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-// Which only one step understands.
+// Bytes whose format only the steps know.
 Memory bytesFor(int64_t count) { return {.sizes = {count}, .axis = -1, .grid = nullptr}; }
 
-// Its operand, quantized once for all that read it alike: rows of codes behind the grid of each; or codes, and what the
-// grid of all follows from.
+// The quantized operand, made once for all operators that read it with equal options: rows of codes after the grids
+// of all rows; or codes, and the extents from which one grid follows.
 std::vector<size_t> quantizedInput(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   const Sizes& sizes = state.sizes[op.inputs[0]];
@@ -48,7 +48,7 @@ void lowerFloatLayer(Lowering& state, size_t index) {
   Step& step = state.result.steps.back();
   step.packed =
       isDynamic(op.kind) && does == Does::ToFloats ? state.weights.packed(state.program, op, true) : nullptr;
-  step.adds_in_place = does == Does::ToFloats && isLinear(op.kind); // a convolution adds by rows
+  step.adds_in_place = does == Does::ToFloats && isLinear(op.kind); // a convolution adds row by row
   const auto& uses = state.uses[value];
   if (uses.size() != 1 || uses[0] == SIZE_MAX || state.program.operators[uses[0]].kind != Kind::Add) {
     return;

@@ -9,7 +9,7 @@ namespace {
 struct Operand {
   size_t memory;
   std::vector<Rearranged> views;
-  View view; // for memory whose axes are far apart, but for that of its channels
+  View view; // of memory with distant axes, except for the channels
 };
 
 std::vector<Rearranged> viewsOf(const Lowering& state, const std::vector<size_t>& chain) {
@@ -21,7 +21,7 @@ std::vector<Rearranged> viewsOf(const Lowering& state, const std::vector<size_t>
   return views;
 }
 
-// Where it is if its rows are dense, or its columns, if it is that of the right; else a copy.
+// The operand in place if its rows are dense, or, for the right operand, its columns. Else a copy.
 Operand operand(Lowering& state, int64_t value, bool left) {
   std::vector<size_t> chain;
   int64_t base = value;
@@ -50,7 +50,7 @@ Operand operand(Lowering& state, int64_t value, bool left) {
   return seen(state.want(value, lastAxis(state.sizes[value])), {});
 }
 
-// The number by which alone the result is multiplied becomes part of the product, in float32.
+// If the only reader multiplies the result by a number, the product includes the number, in float32.
 int64_t scaleResult(Lowering& state, int64_t value) {
   const auto& uses = state.uses[value];
   Step& step = state.result.steps.back();
@@ -74,7 +74,7 @@ int64_t scaleResult(Lowering& state, int64_t value) {
   return op.output;
 }
 
-// The permutation that alone reads the result becomes part of the product.
+// If the only reader permutes the result, the product writes the permuted result.
 void transposeResult(Lowering& state, int64_t value) {
   const auto& uses = state.uses[value];
   const auto isTransposition = [&](const Operator& op) { return declarationOf(op.kind).permutes; };

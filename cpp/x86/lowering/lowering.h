@@ -1,4 +1,4 @@
-// State of lowering while it goes over the operators, and how steps and memory are made.
+// The state of lowering while it goes over the operators, with functions that make steps and memory.
 #pragma once
 
 #include "geometry.h"
@@ -7,7 +7,7 @@
 
 namespace jit_passes::x86 {
 
-// The axes that are longer than 1 in the order in which they lie in memory.
+// The axes longer than 1, in memory order.
 inline Sizes orderOf(const Sizes& sizes, int64_t axis) {
   Sizes order;
   for (int64_t i = 0; i < int64_t(sizes.size()); ++i) {
@@ -39,10 +39,10 @@ inline bool sameGrid(const Grid& a, const Grid& b) {
   return a.scale == b.scale && a.zero_point == b.zero_point;
 }
 
-// The axis that an operator wants innermost, of an operand with so many; nothing for those that take any.
+// The axis that an operator needs innermost in an operand of this rank. Nothing if it takes any order.
 std::optional<int64_t> channelAxis(const Operator& op, int64_t rank);
 
-// Lowers all operators in order, each by the function that its declaration names, which reads and changes this state.
+// Lowers all operators in order, each by its declaration's function, which reads and changes this state.
 class Lowering {
  public:
   Lowering(
@@ -68,46 +68,47 @@ class Lowering {
   }
 
   Memory& memory(size_t id) { return result.memory[id]; }
-  // Channels of a value, where they are.
+  // A slice of a value's channels, in place.
   size_t slice(size_t whole, const Grid* grid, int64_t start, int64_t length);
 
-  // The value with channels along that axis.
+  // The memory of a value with this axis innermost, copied if necessary.
   size_t want(int64_t value, int64_t axis);
-  // All operands, each with the channels innermost that the operator wants.
+  // The memory of all operands, each with the operator's channels innermost.
   std::vector<size_t> wantAll(const Operator& op);
 
-  // The last step, which gives the operator's result.
+  // Adds the operator's last step, which gives its result.
   void emit(Does does, size_t index, std::vector<size_t> inputs, int64_t axis);
-  // The table that alone reads the result becomes part of the step, or the function that reads products of float32.
-  // Returns the value that the step gives then.
+  // emit, with a step that includes a table or a float32 function if that is the only reader of the result. Returns
+  // the value that the step gives.
   int64_t emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis);
-  // The result has the bytes of the operand.
+  // Lets the result share the bytes of the operand.
   void rename(size_t index, size_t input, int64_t axis);
 
-  // Whether only products read it, so that nothing is copied.
+  // Whether only products read the operator's result, so no copy is made.
   bool isView(size_t index) const { return views.count(index) > 0; }
   bool isQuantize(size_t use) const {
     return use != SIZE_MAX && program.operators[use].kind == Kind::Quantize;
   }
-  // The axis that is innermost in the operand.
+  // The innermost axis of the operand.
   int64_t ownAxis(const Operator& op) { return memory(primary[op.inputs[0]]).axis; }
 
   const Program& program;
   const std::vector<Sizes>& sizes;
-  const std::vector<bool>& contiguous; // inputs
+  const std::vector<bool>& contiguous; // for each input
   Weights& weights;
   Joins joins;
   Lowered result;
-  std::vector<std::vector<size_t>> uses; // operators that read a value; SIZE_MAX where it is returned
-  std::vector<size_t> makers;            // operators by their results
-  std::vector<int64_t> wanted;           // axis
-  std::vector<size_t> primary;           // memory of a value
-  std::unordered_set<size_t> fused;      // operators that are part of the step of another one
+  std::vector<std::vector<size_t>> uses; // operators that read each value; SIZE_MAX if it is returned
+  std::vector<size_t> makers;            // the operator that makes each value
+  std::vector<int64_t> wanted;           // the innermost axis of each value
+  std::vector<size_t> primary;           // the memory of each value
+  std::unordered_set<size_t> fused;      // operators that another operator's step includes
   std::unordered_set<size_t> views;
-  std::unordered_set<size_t> unread; // operators that spread a number, which nobody reads
+  std::unordered_set<size_t> unread; // constants and expansions without readers
   std::unordered_map<int64_t, const Operator*>
-      joined; // concatenations that interleaving makes, by their value
-  // Of float32, and how it is quantized: rows or an image, the axis of its channels, per row, the form of the range.
+      joined; // concatenations that an interleaving step makes, by value
+  // Memory that has been quantized, with the options: rows or an image, axis of channels, per row, form of the
+  // range.
   std::map<std::tuple<size_t, bool, int64_t, bool, int64_t>, std::vector<size_t>> quantized;
 
  private:
@@ -117,7 +118,7 @@ class Lowering {
   void settleNames();
   void placeResults();
 
-  std::map<std::pair<int64_t, int64_t>, size_t> copies; // of a value, by axis
+  std::map<std::pair<int64_t, int64_t>, size_t> copies; // (value, innermost axis)
 };
 
 } // namespace jit_passes::x86

@@ -1,4 +1,4 @@
-// Steps over memory: a program once it is known where its values lie.
+// Steps over memory: a program whose values have places in memory.
 #pragma once
 
 #include "views.h"
@@ -8,22 +8,22 @@
 
 namespace jit_passes::x86 {
 
-// A value in memory, or one of its copies. Axes other than that of the channels follow one another as they do in the
-// sizes; channels are innermost. Axis -1: there are none, the last axis is innermost.
+// A value in memory, or one of its copies. The axis `axis`, the channels, is innermost; the other axes have the
+// order of the sizes. Axis -1: no channels, the last axis is innermost.
 struct Memory {
   enum class Is { Own, Same, Slice };
 
   Sizes sizes;
   int64_t axis;
-  const Grid* grid; // none for bytes that only one step understands
+  const Grid* grid; // null for bytes whose format only the steps know
   Is is = Is::Own;
-  size_t parent = 0; // which has the same bytes, or of which it is a slice of channels
+  size_t parent = 0; // the memory that this one shares bytes with (Same) or is a slice of channels of (Slice)
   int64_t start = 0; // the first channel of a slice
   Border border = {};
-  size_t first = SIZE_MAX, last = 0; // steps that write and read it
-  // Where it lies: 0 is the arena, and behind that come the tensors that the plan takes, and those that it gives.
+  size_t first = SIZE_MAX, last = 0; // the first and last step that uses it
+  // 0: the arena; then the tensors that the plan takes, and the tensors that it gives.
   size_t home = 0;
-  int64_t offset = 0; // of the first pixel, there
+  int64_t offset = 0; // of the first pixel, in its home
   Sizes strides = {}; // in bytes
 
   int64_t channels() const { return axis < 0 ? 1 : sizes[axis]; }
@@ -32,46 +32,46 @@ struct Memory {
 
 struct Step {
   Does does;
-  size_t index;                    // of the operator
-  std::vector<size_t> inputs;      // of Convolve, the second one is added
-  size_t output;                   // of Exit: the number of the output
+  size_t index;                    // the operator
+  std::vector<size_t> inputs;      // Convolve adds the second one
+  size_t output;                   // Exit: the number of the output
   bool elementwise = false;        // see Declaration
   bool adds_in_place = false;      // adds the numbers that its result replaces, element by element
-  size_t source = 0;               // of Enter and Take: the number of the input
-  std::optional<size_t> kept = {}; // of rows that become codes: their float32, where others read it
+  size_t source = 0;               // Enter and Take: the number of the input
+  std::optional<size_t> kept = {}; // rows that become codes: also their float32, if others read it
   const uint8_t* table = nullptr;
-  FloatFunction function = {}; // of the result, in float32
+  FloatFunction function = {}; // applied to the result, in float32
   const Grid* grid = nullptr;  // of the result before the table
   std::shared_ptr<const Packed> packed = nullptr;
-  // Of Chain: convolutions of which each alone reads what the one before writes. Inputs are those from outside.
+  // Chain: convolutions, each the only reader of the one before. `inputs` are the inputs from outside.
   std::vector<Step> chain = {};
-  // Of Copy and Interleave: of each operand, undefined where its codes stay. Of others, the table where it is no
-  // operator's.
+  // Copy and Interleave: a table for each operand, undefined if its codes do not change. Other steps: the table, if
+  // it belongs to no operator.
   std::vector<at::Tensor> own_tables = {};
-  // Of Copy and Product: an axis of the result is that axis of the operand, or -1 where elements are repeated; and
-  // where in the result it begins.
+  // Copy and Product: for each axis of the result, the axis of the operand, or -1 if elements are repeated; and the
+  // place in the result where the operand begins, as axis and element.
   Sizes axes = {};
   int64_t along = 0, start = 0;
-  std::optional<Range> range = {}; // of the operand
-  // Of Pack and Product: what stands between memory and each operand.
+  std::optional<Range> range = {}; // the elements of the operand that are read
+  // Pack and Product: the rearrangements between memory and each operand.
   std::vector<std::vector<Rearranged>> views = {};
 };
 
-// The input that a layer in float32 adds to its result, if it does: the last one.
+// The memory that a layer in float32 adds to its result: its last input. Nothing if it adds none.
 std::optional<size_t> addendOf(const Step& step, const Operator& op);
 
-// Of an operator that is a function.
+// The function of an operator of Kind::Function.
 FloatFunction functionOf(const Operator& op);
 
-// Of the grids in front of rows of codes that have one each.
+// The size of the grids in front of rows of codes, one grid for each row.
 int64_t bytesOfGrids(int64_t rows);
-// Of the extents that one grid for all lines follows from, and of a flag for each line.
+// The size of the extents from which one grid for all lines follows, and of a flag for each line.
 inline int64_t bytesOfExtents(int64_t lines) { return Measure::kParts * int64_t(sizeof(Extent)) + lines; }
 
 struct Lowered {
   std::vector<Memory> memory;
   std::vector<Step> steps;
-  int64_t bytes = 0;         // of the arena
+  int64_t bytes = 0;         // size of the arena
   std::vector<Sizes> orders; // of the axes of each output in memory
 };
 

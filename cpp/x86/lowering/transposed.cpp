@@ -4,9 +4,9 @@
 //
 //   i = j + base - m * dilation / g,   base = (first + padding - first_tap * dilation) / stride
 //
-// With m counted from the last tap on, that is a convolution of stride 1 with the dilation dilation / g and the padding
-// (count - 1) * dilation / g - base, which is negative where the first pixels are not read. No tap reaches results
-// whose remainder is no multiple of g, or whose first tap is beyond the window: a tap of zeros stands for none.
+// With m counted from the last tap on, this is a convolution of stride 1 with the dilation dilation / g and the
+// padding (count - 1) * dilation / g - base, which is negative if the first pixels are not read. No tap reaches
+// results whose remainder is no multiple of g, or whose first tap is beyond the window: they get one tap of zeros.
 #include "transposed.h"
 
 #include <numeric>

@@ -1,4 +1,4 @@
-// Operands of matrix products where they are: what rearranges them only says how far apart their elements lie.
+// Views of matrix products' operands: operators that rearrange an operand only change its sizes and strides.
 #pragma once
 
 #include "x86/kernels/kernels.h"
@@ -11,15 +11,15 @@ struct View {
   int64_t offset = 0;
 };
 
-// An operator that gives elements of its operand at even distances, and the sizes of its result.
+// An operator whose result is a strided view of its operand, and the sizes of the result.
 struct Rearranged {
   const Operator* op;
   Sizes sizes;
 };
-// The view that operators make of another one; each reads the result of the one before.
+// The view after these operators, each of which reads the result of the one before.
 View through(const std::vector<Rearranged>& operators, View view);
 
-// Axes of the operands; -1 where a vector has none.
+// The axes of the operands; -1 for the axis that a vector lacks.
 struct MatrixAxes {
   int64_t rows, columns;
 };
@@ -27,11 +27,11 @@ MatrixAxes leftAxes(const Sizes& sizes);
 MatrixAxes rightAxes(const Sizes& sizes);
 MatrixAxes resultAxes(const Sizes& left, const Sizes& right);
 
-// Whether elements along an axis are neighbours; so are those of an axis that there is not.
+// Whether elements along an axis are neighbours. True for an axis that does not exist.
 bool isDense(const View& view, int64_t axis);
-// A batch of matrices: pixels along one axis, channels along another one that is dense.
+// A batch of matrices as an image: pixels along one axis, channels along another, dense axis.
 Image matrices(const View& view, int64_t pixels, int64_t channels);
-// The right operand: transposed where its columns are not dense.
+// The right operand as an image. Sets `transposed` if its columns are not dense.
 Image rightMatrices(const View& view, bool& transposed);
 
 } // namespace jit_passes::x86

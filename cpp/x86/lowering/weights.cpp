@@ -1,4 +1,4 @@
-// Weights in the order in which kernels read them, and what their sums are multiplied by.
+// Packs weights in the order in which kernels read them, with the multipliers of their sums.
 #include "weights.h"
 
 #include "transposed.h"
@@ -29,7 +29,7 @@ Window windowOf(const Operator& op) {
   return window;
 }
 
-// The order of axes in which kernels take the weights of a convolution.
+// The weights of a convolution in the order of axes that kernels take.
 at::Tensor channelsLast(const at::Tensor& weight) { return weight.permute({0, 2, 3, 4, 1}); }
 
 using Kernels = std::vector<Convolution>;
@@ -38,7 +38,7 @@ std::shared_ptr<const Kernels> pack(const Program& program, const Operator& op, 
   const at::NoGradGuard no_gradients;
   const auto& weight = op.tensors[kWeight];
   const Grid& grid = program.grids[op.inputs[0]];
-  // Sums that become float32 take it off behind the products: see SumsToFloats.
+  // For float32 results the zero point is subtracted after the products: see SumsToFloats.
   const int64_t zero_point = isAffine(op.kind) || program.grids[op.output].is_float ? 0 : grid.zero_point;
   auto kernels = std::make_shared<Kernels>();
   const auto add = [&](const Window& window, const at::Tensor& ordered) {
@@ -62,7 +62,7 @@ std::shared_ptr<const Kernels> pack(const Program& program, const Operator& op, 
   return kernels;
 }
 
-// Of the weights for each result; of a transposed convolution, of what each of its kernels has of these.
+// The sum of the weights of each result; for a transposed convolution, for each of its kernels.
 std::vector<int32_t> sumsOf(const Operator& op) {
   std::vector<int32_t> sums;
   const auto add = [&](const at::Tensor& weight) {
@@ -80,8 +80,8 @@ std::vector<int32_t> sumsOf(const Operator& op) {
   return sums;
 }
 
-// Scales are rounded to float32 first, as those of the reference are. An affine operator reads values with scales and
-// zero points of their own: these become part of the numbers that it has for each channel.
+// The multipliers and offsets of a layer. Scales are rounded to float32 first, as in the reference model. An affine
+// operator reads values with different scales and zero points, which become part of its numbers for each channel.
 std::shared_ptr<const Packed> numbersOf(
     const Program& program, const Operator& op, std::shared_ptr<const Kernels> kernels, const Sizes& widths) {
   const bool affine = isAffine(op.kind);
@@ -94,7 +94,7 @@ std::shared_ptr<const Packed> numbersOf(
     packed->sums = sumsOf(op);
   }
   const double out_scale = static_cast<float>(out.scale);
-  double own = 1, zero_of_residual = 0; // the factor of the result, and what the other's zero point adds
+  double own = 1, zero_of_residual = 0; // the factor of the result, and the residual's zero point
   if (hasSum(op)) {
     const double* factors = op.tensors[kFactors].const_data_ptr<double>();
     const Grid& residual = program.grids[op.inputs[1]];
@@ -102,7 +102,7 @@ std::shared_ptr<const Packed> numbersOf(
     own = factors[0], zero_of_residual = residual.zero_point * multiplier;
     packed->residual_multiplier = static_cast<float>(multiplier);
   }
-  int64_t end = affine ? widths[0] : outputs; // of the channels with the grid `in`
+  int64_t end = affine ? widths[0] : outputs; // the end of the channels with the grid `in`
   for (int64_t c = 0, input = 0; c < outputs; ++c) {
     for (; c == end; end += widths[input]) {
       in = &program.grids[op.inputs[++input]];
@@ -132,7 +132,7 @@ std::shared_ptr<const Packed> packRecurrent(const Operator& op) {
 
 void release(const at::Tensor& weight) { weight.storage().set_data_ptr({}); }
 
-// Weights of the sizes of `taps`, which a kernel was made with.
+// The weights that a kernel was made with, in the sizes of `taps`.
 at::Tensor unpacked(const Convolution& kernel, const at::Tensor& taps) {
   const bool linear = taps.dim() == 2;
   const auto ordered = at::empty(linear ? taps.sizes() : channelsLast(taps).sizes(), at::kChar);
@@ -190,7 +190,7 @@ std::shared_ptr<const Packed> Weights::packed(
 }
 
 void Weights::trim() {
-  constexpr int64_t kWorthIt = 1 << 20; // it takes a millisecond
+  constexpr int64_t kWorthIt = 1 << 20; // bytes; it takes a millisecond
   const std::lock_guard lock(mutex_);
   if (untrimmed_ >= kWorthIt) {
     untrimmed_ = 0;
@@ -205,7 +205,7 @@ Weights::Whole::Whole(Weights& weights) : weights_(weights), lock_(weights.mutex
     for (const auto& [key, released] : weights_.released_) {
       restore(released.op, *released.packed);
     }
-  } catch (...) { // of memory that is not there
+  } catch (...) { // out of memory
     weights_.releaseAll();
     throw;
   }

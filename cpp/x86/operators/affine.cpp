@@ -1,4 +1,4 @@
-// A factor and a number for each channel.
+// A factor and an offset for each channel.
 #include "sizes.h"
 #include "x86/building/from_graph.h"
 #include "x86/lowering/lowering.h"
@@ -50,7 +50,7 @@ Sizes sizesOfAffine(const Operands& operands) {
   return sizes;
 }
 
-// In float32.
+// The kernel in float32.
 Part affineKernel(const StepContext& c) {
   const at::Tensor signs = c.op.tensors[kWeight].flatten().to(at::kDouble);
   const at::Tensor factors = (signs * c.op.tensors[kWeightScales]).to(at::kFloat), bias = c.op.tensors[kBias];
@@ -74,8 +74,8 @@ void lowerAffine(Lowering& state, size_t index) {
   state.emitWithTable(Does::Convolve, index, {input}, kAffineAxis);
 }
 
-// A factor and a number for each channel, of axis 1, of several values one after the other, of one in float32;
-// weights are -1, 0 or 1.
+// A factor and an offset for each channel along axis 1, of several values in codes joined along it, or of one value
+// in float32. Weights are -1, 0 or 1.
 const RegisterOperator affine_operator{
     {.name = "affine",
      .inputs = {1, 4096},

@@ -1,4 +1,4 @@
-// Functions of all numbers along one axis that give as many.
+// Functions along one axis whose result has the size of the operand.
 #include "sizes.h"
 #include "x86/building/from_graph.h"
 #include "x86/lowering/general.h"

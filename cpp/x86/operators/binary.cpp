@@ -1,4 +1,4 @@
-// Two tensors that broadcast.
+// Operators on two tensors that broadcast.
 #include "broadcast.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
@@ -73,7 +73,7 @@ Part fillKernel(const StepContext& c) {
   return binary(c, FillFloats{floatOperand(c, 0), floatOperand(c, 1), number});
 }
 
-// First * factors[0] + second * factors[1], which broadcast; in float32 where one of the three is.
+// first * factors[0] + second * factors[1], which broadcast. In float32 if one of the three values is.
 const RegisterOperator add_operator{
     {.name = "add",
      .inputs = {2, 2},
@@ -92,7 +92,7 @@ Planned multiply(const RegionReader&, Node* node) {
   return {{Kind::Multiply, "", {}, 0, {}, {}}, {node->input(0), node->input(1)}};
 }
 
-// Of two tensors, which broadcast; in float32 where one of the three is.
+// The product of two tensors, which broadcast. In float32 if one of the three values is.
 const RegisterOperator multiply_operator{
     {.name = "multiply",
      .inputs = {2, 2},
@@ -107,7 +107,7 @@ const RegisterOperator multiply_operator{
 
 bool givesFloats(const Operator& /*op*/) { return false; }
 
-// Of a tensor by another, or by a number.
+// The quotient of a tensor by another one, or by a number.
 Planned quotient(const RegionReader& reader, Node* node) {
   refuseUnless(node->inputs().size() == 2, "it rounds quotients");
   const auto number = numberOf(reader, node->input(1));
@@ -118,7 +118,7 @@ Planned quotient(const RegionReader& reader, Node* node) {
   return function(node, FloatFunction::Scale, {1 / *number});
 }
 
-// The first by the second, which broadcast; gives float32.
+// The quotient of two tensors, which broadcast. Gives float32.
 const RegisterOperator divide_operator{
     {.name = "divide",
      .inputs = {2, 2},
@@ -134,7 +134,7 @@ const RegisterOperator divide_operator{
 
 Planned maskedFill(const RegionReader& reader, Node* node) {
   const auto number = numberOf(reader, node->input(2));
-  refuseUnless(number.has_value(), "the model computes what it fills in");
+  refuseUnless(number.has_value(), "the model computes the number that it fills in");
   const int64_t bits = std::bit_cast<uint32_t>(static_cast<float>(*number));
   return {{Kind::Fill, "", {}, 0, {bits}, {}}, {node->input(0), node->input(1)}};
 }
@@ -143,7 +143,8 @@ void checkFill(const Operator& op) {
   refuseUnless(between(op.attributes[0], 0, UINT32_MAX), "it has no float32");
 }
 
-// The first, and a number where the second is not 0; both broadcast; attributes: the bits of its float32.
+// The first operand, or a number where the second operand is not 0. Both broadcast. Attributes: the bits of the
+// number's float32.
 const RegisterOperator fill_operator{
     {.name = "fill",
      .inputs = {2, 2},

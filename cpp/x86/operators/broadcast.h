@@ -1,11 +1,11 @@
-// Operands that broadcast, for kernels.
+// Images of operands that broadcast.
 #pragma once
 
 #include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
 
-// An operand with the axes of the result, where it broadcasts.
+// An operand as an image with the axes of the result. Axes along which it broadcasts have stride 0.
 inline Placed broadcastTo(const Memory& to, const Memory& from, const Dims& dims) {
   const size_t missing = to.sizes.size() - from.sizes.size();
   Sizes strides(to.sizes.size(), 0);

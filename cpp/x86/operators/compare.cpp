@@ -1,5 +1,5 @@
-// Truths of two tensors that broadcast: 1 where a test holds, else 0. Their readers are operators of the same plan, which
-// take any number but 0 for true; a region gives no truths (`Capability.truths`).
+// Comparisons of two tensors that broadcast: 1 where the test holds, else 0. Only operators of the plan read these
+// truths, and any number but 0 is true for them. A region gives no truths (`Capability.truths`).
 #include "broadcast.h"
 #include "graph/operators.h"
 #include "sizes.h"
@@ -23,7 +23,7 @@ Planned swappedComparison(const RegionReader&, Node* node) {
   return {{Kind("compare"), "", {}, 0, {kWhich}, {}}, {node->input(1), node->input(0)}};
 }
 
-// Of one tensor.
+// A test of one tensor.
 template <Which kWhich>
 Planned ownTruth(const RegionReader&, Node* node) {
   return {{Kind("compare"), "", {}, 0, {kWhich}, {}}, {node->input(0), node->input(0)}};
@@ -41,7 +41,7 @@ bool isTruth(const Value* value) {
   return known != operatorTable().end() && known->second.gives == at::kBool;
 }
 
-// PyTorch's operators on bits take whole numbers too, of which they combine each bit. A plan has them for truths alone.
+// PyTorch's bitwise operators also combine the bits of integers. A plan has them for truths only.
 template <Which kWhich>
 Planned bitwise(const RegionReader& reader, Node* node) {
   refuseUnless(
@@ -51,7 +51,7 @@ Planned bitwise(const RegionReader& reader, Node* node) {
 }
 
 void checkCompare(const Operator& op) {
-  refuseUnless(between(op.attributes[0], 0, CompareFloats::Count - 1), "test ", op.attributes[0]);
+  refuseUnless(between(op.attributes[0], 0, CompareFloats::Count - 1), "there is no test ", op.attributes[0]);
 }
 
 bool givesTruths(const Operator& /*op*/) { return false; }

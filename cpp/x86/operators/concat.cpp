@@ -13,7 +13,7 @@ Planned concat(const RegionReader& reader, Node* node) {
   refuseUnless(
       list->kind() == c10::prim::ListConstruct && !reader.isWritten(node->input(0)),
       "the list of its operands is made elsewhere");
-  // Caches begin with a tensor of no numbers and one axis, which goes with any others.
+  // A cache begins as a tensor of shape [0], which can be joined with any tensor.
   const auto isEmpty = [&](const Value* value) {
     const auto known = reader.find(value);
     return known && known->isTensor() && known->toTensor().dim() == 1 && known->toTensor().numel() == 0;
@@ -25,7 +25,7 @@ Planned concat(const RegionReader& reader, Node* node) {
   return {{Kind::Concat, "", {}, 0, axis, {}}, operands};
 }
 
-// Whether nothing but a shuffle of the parts reads it, which takes them from where they are.
+// Whether the only reader is a shuffle of the parts, which reads them in place.
 bool isShuffledAlone(const Lowering& state, const Operator& concat) {
   const auto& uses = state.uses[concat.output];
   if (uses.size() != 1 || uses[0] == SIZE_MAX || state.program.operators[uses[0]].kind != Kind::Shuffle) {
@@ -39,7 +39,8 @@ bool isShuffledAlone(const Lowering& state, const Operator& concat) {
          });
 }
 
-// Lets the step that computes a value give codes of another grid, if it is one that has a table. Nobody else reads it.
+// Lets the step that computes a value give codes of another grid, if the step has a table. The value has no other
+// reader.
 void rescale(Lowering& state, size_t id, const Grid* grid) {
   const auto maker = std::find_if(
       state.result.steps.begin(), state.result.steps.end(),

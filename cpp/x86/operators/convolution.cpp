@@ -7,7 +7,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Convolutions that a transposed one falls into.
+// A limit for the convolutions of stride 1 that replace a transposed one.
 constexpr int64_t kMaxResidues = 4096;
 
 void checkConvolution(const Operator& op) {
@@ -39,7 +39,7 @@ void checkDynamicConvolution(const Operator& op) {
   checkConvolution(op);
 }
 
-// The operand's, with the channels of the result, and `along` of each spatial axis and its size.
+// The operand's sizes, with the channels of the result, and with `along(axis, size)` for each spatial axis.
 template <typename Along>
 Sizes windowed(const Operands& operands, const Along& along) {
   using A = ConvolutionAttributes;
@@ -85,7 +85,7 @@ Sizes sizesOfTransposed(const Operands& operands) {
 
 constexpr size_t kOwn = ConvolutionAttributes::Count, kDynamic = kOwn + DynamicAttributes::Count;
 
-// An operator with a window; the weight gets three spatial axes.
+// An operator with a window. The weight gets three spatial axes.
 template <size_t Spatial>
 Planned windowed(
     const RegionReader& reader, Node* node, Kind kind, const std::vector<int64_t>& before,
@@ -124,7 +124,7 @@ Planned convolution(const RegionReader& reader, Node* node) {
   return withChoice(reader, node, windowed<Spatial>(reader, node, Kind::Convolution, before, after, tensors));
 }
 
-// Groups lie one after the other along the first axis: [in, out / groups, ...] becomes [out, in / groups, ...].
+// Turns weights [in, out / groups, ...], whose groups are along the first axis, into [out, in / groups, ...].
 template <size_t Spatial>
 Planned transposedConvolution(const RegionReader& reader, Node* node) {
   const auto [given, scales] = reader.weights(operandOf(node, "weight"), 1);
@@ -158,7 +158,7 @@ const RegisterOperator convolution_operator{
      .channels = axisInFront,
      .lower = lowerWithTable,
      .step = Does::Convolve}};
-// Its form whose result is float32. Attributes: see ConvolutionAttributes.
+// A convolution whose result is float32. Attributes: see ConvolutionAttributes.
 const RegisterOperator float_convolution_operator{
     {.name = "convolution_to_floats",
      .attributes = {kOwn, kOwn},
@@ -186,7 +186,7 @@ const RegisterOperator transposed_operator{
      .channels = axisInFront,
      .lower = lowerWithTable,
      .step = Does::ConvolveTransposed}};
-// A convolution whose input is quantized as the plan runs. Attributes: ConvolutionAttributes, then DynamicAttributes.
+// A convolution whose input is quantized at run time. Attributes: ConvolutionAttributes, then DynamicAttributes.
 const RegisterOperator dynamic_convolution_operator{
     {.name = "convolution_dynamic",
      .attributes = {kDynamic, kDynamic},
@@ -199,7 +199,7 @@ const RegisterOperator dynamic_convolution_operator{
      .channels = axisInFront,
      .lower = lowerFloatLayer,
      .step = Does::ToFloats}};
-// Its transposed form.
+// A transposed convolution whose input is quantized at run time.
 const RegisterOperator dynamic_transposed_operator{
     {.name = "transposed_convolution_dynamic",
      .attributes = {kDynamic, kDynamic},

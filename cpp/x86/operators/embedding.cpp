@@ -1,4 +1,4 @@
-// Rows that indices pick out of a table of codes. A file has codes of 4 bits two to a byte.
+// Rows that indices pick from a table of codes. In a file, two codes of 4 bits share a byte.
 #include "x86/kernels/embedding.h"
 
 #include "graph/dialect.h"
@@ -11,7 +11,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kMostRows = int64_t{1} << 24; // whole numbers that float32 tells apart
+constexpr int64_t kMostRows = int64_t{1} << 24; // whole numbers that float32 represents exactly
 
 struct TableAttributes {
   enum : size_t { Columns, Bits, Count };
@@ -93,7 +93,7 @@ Part embeddingKernel(const StepContext& c) {
       }};
 }
 
-// Codes from 0 on, and zero points of such; none where all are in the middle. Codes of 4 bits lie in pairs.
+// Codes from 0 on, and their zero points; none if all are in the middle. Codes of 4 bits are stored in pairs.
 std::vector<at::Tensor> tableTensors(
     const at::Tensor& codes, const at::Tensor& scales, const at::Tensor& zero_points, int64_t bits) {
   const int64_t middle = int64_t{1} << (bits - 1), half = codes.size(1) / 2;
@@ -131,8 +131,8 @@ Planned embedding(const RegionReader& reader, Node* node) {
       {inputOf(node, "indices")}};
 }
 
-// Indices of any dtype come as float32. Attributes and tensors: see TableAttributes and TableTensors; no zero points where
-// all are in the middle.
+// Indices of any dtype arrive as float32. Attributes and tensors: see TableAttributes and TableTensors. There are no
+// zero points if all are in the middle.
 const RegisterOperator embedding_operator{
     {.name = "embedding",
      .attributes = {TableAttributes::Count, TableAttributes::Count},

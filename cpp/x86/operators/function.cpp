@@ -1,4 +1,4 @@
-// Functions of each number by itself: in float32, and as a table of codes.
+// Elementwise functions of one tensor: in float32, and as a table of codes.
 #include "sizes.h"
 #include "x86/building/from_graph.h"
 #include "x86/lowering/general.h"
@@ -37,7 +37,7 @@ Planned softplus(const RegionReader& reader, Node* node) {
   return function(node, FloatFunction::Softplus, {number("beta"), number("threshold")});
 }
 
-// Exponents for which PyTorch has a short form have the same one here.
+// Exponents with a short form in PyTorch have that form here.
 Planned power(const RegionReader& reader, Node* node) {
   static const std::map<double, FloatFunction::Which> known{
       {2, FloatFunction::Square},
@@ -47,7 +47,7 @@ Planned power(const RegionReader& reader, Node* node) {
       {-1, FloatFunction::Inverse}};
   const auto number = numberOf(reader, node->input(1));
   refuseUnless(number.has_value(), "its power is computed by the model");
-  refuseUnless(!std::isnan(*number), "its power is NaN"); // which equals each key of a map
+  refuseUnless(!std::isnan(*number), "its power is NaN"); // a NaN would equal each key of the map
   if (known.count(*number)) {
     return function(node, known.at(*number));
   }
@@ -81,7 +81,7 @@ void lowerTable(Lowering& state, size_t index) {
   state.result.steps.back().table = state.program.operators[index].tensors[0].const_data_ptr<uint8_t>();
 }
 
-// Of each number of float32 by itself; attributes: which; tensors: float64, its numbers.
+// An elementwise function of float32. Attributes: which function; tensors: float64, its numbers.
 const RegisterOperator function_operator{
     {.name = "function",
      .attributes = {1, 1},
@@ -120,7 +120,7 @@ void checkTable(const Operator& op) {
       "a table is uint8 with 256 entries");
 }
 
-// A function of codes.
+// A function of codes, as a table.
 const RegisterOperator table_operator{
     {.name = "table",
      .tensors = {1, 1},

@@ -50,14 +50,14 @@ Sizes sizesOfGather(const Operands& operands) {
     fits = int64_t(i) == along || index[i] <= from[i];
   }
   require(operands.op, fits, "got the shapes ", from, " and ", index);
-  constexpr int64_t kMostNumbered = int64_t{1} << 24; // whole numbers that float32 tells apart
+  constexpr int64_t kMostNumbered = int64_t{1} << 24; // whole numbers that float32 represents exactly
   require(
       operands.op, from[along] <= kMostNumbered, "picks along at most ", kMostNumbered,
       " numbers, and got the shape ", from);
   return index;
 }
 
-// Its inputs are the source and the index, in float32 too; attributes: axis.
+// Inputs: the source and the index, both in float32. Attributes: axis.
 const RegisterOperator gather_operator{
     {.name = "gather",
      .inputs = {2, 2},

@@ -1,5 +1,5 @@
-// Linear layers whose weights have 4 or 8 bits, and a scale for each group of inputs. The weights of a plan are packed as
-// the kernel reads them, so each is held once, and is in a file as it is.
+// Linear layers with weights of 4 or 8 bits and a scale for each group of inputs. The weights in a program are
+// packed in the order of the kernel, so they are held once, and a file has them in this form.
 #include "grouped_linear.h"
 
 #include "graph/dialect.h"
@@ -38,7 +38,7 @@ void checkGrouped(const Operator& op) {
   refuseUnless(shape.bits == kFewBits || shape.bits == kManyBits, "weights of ", shape.bits, " bits");
   const at::Tensor& packed = op.tensors[kWeight];
   if (packed.is_meta()) {
-    return; // see RegionReader
+    return; // sizes only, see RegionReader
   }
   refuseUnless(
       packed.scalar_type() == at::kByte && packed.dim() == 1 && packed.numel() == shape.bytes(),
@@ -71,7 +71,7 @@ Sizes sizesOfGrouped(const Operands& operands) {
   return sizes;
 }
 
-// The kernel with what each call adds to its result.
+// The kernel of a layer, with the addend of its result.
 template <typename Run>
 Part grouped(const StepContext& c, const Run& run) {
   const GroupedLinear kernel{shapeOf(c.op), c.op.tensors[kWeight].const_data_ptr<uint8_t>(), c.step.function};
@@ -121,7 +121,7 @@ const RegisterOperator grouped_operator{
      .channels = lastAxisOf,
      .lower = lowerFloatLayer,
      .kernel = floatsKernel}};
-// Its input is quantized as the plan runs. The last attributes: see DynamicAttributes.
+// A grouped linear layer whose input is quantized at run time. Last attributes: see DynamicAttributes.
 const RegisterOperator dynamic_grouped_operator{
     {.name = "linear_grouped_dynamic",
      .attributes = {kDynamicCount, kDynamicCount},
@@ -140,7 +140,7 @@ const RegisterOperator dynamic_grouped_operator{
 
 namespace {
 
-// The scales of a dequantized weight, [outputs, groups], with one group or more.
+// The scales of a dequantized weight, [outputs, groups].
 at::Tensor scalesOf(const RegionReader& reader, const Node* maker, int64_t outputs) {
   const bool one = maker->kind() == dequantize;
   refuseUnless(

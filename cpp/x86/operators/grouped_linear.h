@@ -1,4 +1,4 @@
-// Linear layers whose weights have few bits, and a scale for each group of inputs.
+// Linear layers with weights of few bits and a scale for each group of inputs.
 #pragma once
 
 #include <optional>
@@ -7,8 +7,8 @@
 
 namespace jit_passes::x86 {
 
-// Of a node whose weight is in groups, or whose weight alone is quantized; nothing for others. Refuses one whose groups
-// no kernel has.
+// The operator for a node whose weight is in groups, or whose weight alone is quantized; nothing for other nodes.
+// Refuses groups that no kernel supports.
 std::optional<Planned> groupedLinear(const RegionReader& reader, Node* node);
 
 } // namespace jit_passes::x86

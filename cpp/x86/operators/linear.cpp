@@ -1,4 +1,4 @@
-// Linear layers, and products of matrices that the model computes.
+// Linear layers, and products of computed matrices.
 #include "grouped_linear.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
@@ -35,7 +35,7 @@ void checkProduct(const Operator& op) {
   refuseUnless(between(op.attributes[0], 0, 1), "whether it has batches is 0 or 1");
 }
 
-// Vectors are a row on the left, a column on the right.
+// A vector is a row on the left, and a column on the right.
 Sizes sizesOfProduct(const Operands& operands) {
   const Operator& op = operands.op;
   const Sizes &a = operands[0], &b = operands[1];
@@ -76,8 +76,8 @@ Planned batchedProduct(const RegionReader&, Node* node) {
   return {{Kind::MatrixProduct, "", {}, 0, {1}, {}}, {node->input(0), node->input(1)}};
 }
 
-// Over the last axis. Like Convolution, it may have a second input, and factors: then it gives first * factors[0] +
-// second * factors[1], where the first is its own result; they broadcast.
+// A linear layer over the last axis. Like Convolution, it may have a second input and factors: it then gives first *
+// factors[0] + second * factors[1], where the first is its own result. Both broadcast.
 const RegisterOperator linear_operator{
     {.name = "linear",
      .inputs = {1, 2},
@@ -91,7 +91,7 @@ const RegisterOperator linear_operator{
      .channels = lastAxisOf,
      .lower = lowerWithTable,
      .step = Does::Convolve}};
-// Its form whose result is float32.
+// A linear layer whose result is float32.
 const RegisterOperator float_linear_operator{
     {.name = "linear_to_floats",
      .tensors = {3, 3},
@@ -102,7 +102,7 @@ const RegisterOperator float_linear_operator{
      .channels = lastAxisOf,
      .lower = lowerFloatLayer,
      .step = Does::ToFloats}};
-// A linear layer whose input is quantized as the plan runs. Attributes: see DynamicAttributes.
+// A linear layer whose input is quantized at run time. Attributes: see DynamicAttributes.
 const RegisterOperator dynamic_linear_operator{
     {.name = "linear_dynamic",
      .attributes = {DynamicAttributes::Count, DynamicAttributes::Count},
@@ -116,7 +116,7 @@ const RegisterOperator dynamic_linear_operator{
      .channels = lastAxisOf,
      .lower = lowerFloatLayer,
      .step = Does::ToFloats}};
-// Attributes: 1 where both are batches of matrices, 0 where leading axes broadcast, as Python's @.
+// Attributes: 1 if both operands are batches of matrices, 0 if leading axes broadcast, as with Python's @.
 const RegisterOperator product_operator{
     {.name = "matrix_product",
      .inputs = {2, 2},

@@ -8,7 +8,9 @@ namespace jit_passes::x86 {
 namespace {
 
 void checkSoftmax(const Operator& op) {
-  refuseUnless(op.attributes.size() < 2 || between(op.attributes[1], 0, 1), "what it hides is 0 or 1");
+  refuseUnless(
+      op.attributes.size() < 2 || between(op.attributes[1], 0, 1),
+      "whether minus infinities give zeros is 0 or 1");
   checkAxesFrom(op, 0);
 }
 
@@ -30,9 +32,8 @@ void checkNorm(const Operator& op) {
   refuseUnless(
       between(channels, 1, kMaxSize) && between(groups, 0, kMaxSize) && divides, "it has ", channels,
       " channels in ", groups, " groups");
-  checkNumbers(op.tensors[NormTensors::Eps], 1, "what is added to the variance");
-  refuseUnless(
-      op.tensors[NormTensors::Eps].item<double>() > 0, "what is added to the variance is not above 0");
+  checkNumbers(op.tensors[NormTensors::Eps], 1, "the numbers of eps");
+  refuseUnless(op.tensors[NormTensors::Eps].item<double>() > 0, "its eps is not above 0");
 }
 
 Sizes normalized(const Operands& operands, int64_t axis) {
@@ -48,7 +49,7 @@ Sizes sizesOfLayerNorm(const Operands& operands) {
   return normalized(operands, int64_t(operands.first().size()) - 1);
 }
 
-// One number is that of all channels.
+// Whether all channels have one number.
 bool hasOneNumber(const Operator& op) { return op.tensors[NormTensors::Weight].numel() == 1; }
 
 int64_t groupsOf(const Operator& op, int64_t channels) {
@@ -69,7 +70,7 @@ Sizes sizesOfGroupNorm(const Operands& operands) {
   return sizes;
 }
 
-// Sums of more codes than that would leave int32.
+// Whether the sum of a row's codes fits int32.
 bool sumsCodes(const Operator& op) { return op.tensors[NormTensors::Weight].numel() <= kMostNormalized; }
 
 Planned softmax(const RegionReader& reader, Node* node) {
@@ -80,7 +81,7 @@ Planned softmax(const RegionReader& reader, Node* node) {
   return {{Kind("softmax"), "", {}, 0, {reader.operand(node, "dim").toInt(), hides}, {}}, {node->input(0)}};
 }
 
-// The tensors of a norm over so many channels.
+// The tensors of a norm over this number of channels.
 std::vector<at::Tensor> normTensors(const RegionReader& reader, const Node* node, int64_t channels) {
   const auto numbers = [&](const char* name, double unless) {
     if (!reader.has(node, name)) {
@@ -107,7 +108,7 @@ Planned layerNorm(const RegionReader& reader, Node* node) {
   return normOfRows(Kind("layer_norm"), reader, node);
 }
 
-// PyTorch has no bias for it.
+// PyTorch's rms_norm has no bias.
 Planned rmsNorm(const RegionReader& reader, Node* node) { return normOfRows(Kind("rms_norm"), reader, node); }
 
 Planned normOfGroups(const RegionReader& reader, Node* node, int64_t groups) {
@@ -129,7 +130,7 @@ Planned instanceNorm(const RegionReader& reader, Node* node) {
   return normOfGroups(reader, node, 0);
 }
 
-// Of a kernel that gives float32, codes, or both; `held`: tensors that it reads besides.
+// The part of a kernel that gives float32, codes, or both. `held` keeps tensors that the kernel reads.
 template <typename Kernel>
 Part floatsAndCodes(const StepContext& c, Kernel kernel, const std::vector<at::Tensor>& held) {
   const auto [floats, codes] = c.floatsAndCodes();
@@ -170,7 +171,7 @@ Part softmaxKernel(const StepContext& c) {
 const float* numbersOf(const Operator& op, size_t which) { return op.tensors[which].const_data_ptr<float>(); }
 double epsOf(const Operator& op) { return op.tensors[NormTensors::Eps].item<double>(); }
 
-// Of a kernel of codes, which takes numbers for each channel in units of the result's grid.
+// The part of a kernel of codes. Its numbers for each channel are in units of the result's grid.
 template <typename MakePart>
 Part onCodes(const StepContext& c, const MakePart& make) {
   struct Numbers {
@@ -226,7 +227,7 @@ Part groupNormKernel(const StepContext& c) {
   });
 }
 
-// Attributes: axis, and 1 where minus infinities alone give zeros.
+// Attributes: axis; 1 if a row of minus infinities gives zeros.
 const RegisterOperator softmax_operator{
     {.name = "softmax",
      .attributes = {1, 2},
@@ -238,7 +239,7 @@ const RegisterOperator softmax_operator{
      .channels = axisOfAttribute,
      .lower = lowerRows,
      .kernel = softmaxKernel}};
-// Over the last axis, see NormTensors.
+// Over the last axis. Tensors: see NormTensors.
 const RegisterOperator layer_norm_operator{
     {.name = "layer_norm",
      .tensors = {NormTensors::Count, NormTensors::Count},
@@ -251,7 +252,7 @@ const RegisterOperator layer_norm_operator{
      .channels = lastAxisOf,
      .lower = lowerRows,
      .kernel = layerNormKernel}};
-// Without subtracting the mean; in float32.
+// A norm without subtraction of the mean, in float32.
 const RegisterOperator rms_norm_operator{
     {.name = "rms_norm",
      .tensors = {NormTensors::Count, NormTensors::Count},
@@ -263,8 +264,8 @@ const RegisterOperator rms_norm_operator{
      .channels = lastAxisOf,
      .lower = lowerRows,
      .kernel = rmsNormKernel}};
-// Over groups of the channels, of axis 1; attributes: groups, or 0 for one of each channel. See NormTensors, which hold
-// one number for each channel, or one for all.
+// Over groups of the channels, which are axis 1. Attributes: the number of groups, or 0 for one group for each
+// channel. Tensors: see NormTensors, with one number for each channel, or one for all.
 const RegisterOperator group_norm_operator{
     {.name = "group_norm",
      .attributes = {1, 1},

@@ -1,4 +1,4 @@
-// Elements around an image: zeros, or elements of the image.
+// Padding of an image by zeros, or by elements of the image.
 #include "graph/places.h"
 #include "positions.h"
 #include "x86/building/from_graph.h"
@@ -10,10 +10,11 @@ namespace {
 
 constexpr int64_t kMaxPadding = int64_t{1} << 24;
 
-// By what elements are added: those of the other side of the edge, the edge, or those of the other end of the axis.
+// The elements that are added: a reflection at the edge, copies of the edge, or elements from the other end of the
+// axis.
 enum class Around { Reflection, Edge, Wrap };
 
-// Elements in front of an axis of the result, and behind it.
+// The number of elements added before and after an axis.
 std::pair<int64_t, int64_t> paddingOf(const Operator& op, int64_t axis, int64_t rank) {
   const size_t at = 2 * (rank - 1 - axis);
   return axis >= 0 && at < op.attributes.size() ? std::pair(op.attributes[at], op.attributes[at + 1])
@@ -69,7 +70,7 @@ Sizes sizesOfPad(const Operands& operands) {
   return sizes;
 }
 
-// PyTorch's limits: a reflection leaves out the edge, and neither a reflection nor a wrap goes around twice.
+// PyTorch's limits: a reflection does not repeat the edge, and neither a reflection nor a wrap goes around twice.
 template <Around kAround>
 Sizes sizesOfPadAround(const Operands& operands) {
   const Operator& op = operands.op;
@@ -98,7 +99,7 @@ int64_t positionOfPadded(const Operator& op, int64_t axis, int64_t rank, int64_t
   }
 }
 
-// Channels are padded as one of the other axes.
+// Pads with another axis innermost if the channels are padded.
 void lowerPad(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   const Sizes &from = state.sizes[op.inputs[0]], &to = state.sizes[op.output];
@@ -120,13 +121,13 @@ Part padKernel(const StepContext& c) {
   }
   Placed x = image(from, axisDims(from.sizes, from.axis)), y = image(to, dims);
   x.image.channels *= to.bytes(), y.image.channels *= to.bytes();
-  const auto zero = static_cast<uint8_t>(to.grid->zero_point); // 0 for float32
+  const auto zero = static_cast<uint8_t>(to.grid->zero_point); // the grid of float32 has 0
   return {y.image.rows(), [=](const Call& call, int64_t begin, int64_t end) {
             padRows(x.in(call), offset, zero, y.in(call), begin, end);
           }};
 }
 
-// Attributes: before and behind, from the last axis on.
+// Attributes: paddings before and after, from the last axis on.
 Declaration padding(const char* name, std::vector<From> from) {
   return {
       .name = name,
@@ -145,7 +146,7 @@ template <Around kAround>
 Declaration paddingAround(const char* name, std::vector<From> from) {
   Declaration declaration = withPositions<positionOfPadded<kAround>>(padding(name, std::move(from)));
   declaration.infer = sizesOfPadAround<kAround>;
-  declaration.prefers = nullptr; // sizes say which axes rest
+  declaration.prefers = nullptr; // the sizes decide which axes are not padded
   return declaration;
 }
 

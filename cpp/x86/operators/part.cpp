@@ -1,4 +1,4 @@
-// Parts of an axis, and an axis whose parts are interleaved.
+// Slices and parts of an axis, and the interleaving of parts.
 #include "graph/places.h"
 #include "x86/building/from_graph.h"
 #include "x86/program/parts.h"
@@ -14,10 +14,10 @@ using Attributes = std::vector<int64_t>;
 
 const Kind narrow_kind("narrow"), part_kind("part");
 
-// Of a number that means something; sums of two do not overflow.
+// Limit for a number in an attribute; the sum of two does not overflow.
 constexpr int64_t kLargest = int64_t{1} << 40;
 
-// As at::slice does it.
+// The range of at::slice.
 Range sliced(const Attributes& a, int64_t axis, int64_t size) {
   const auto inside = [&](int64_t at) { return std::clamp(at < 0 ? at + size : at, int64_t{0}, size); };
   const int64_t start = inside(a[1]), end = std::max(inside(a[2]), start);
@@ -32,7 +32,7 @@ Sizes partsOf(const Attributes& a, int64_t size) {
   }
   const int64_t asked = a[A::Sizes];
   const int64_t each = a[A::How] != A::Chunks ? asked : (size + asked - 1) / asked;
-  // An empty axis has as many chunks as are asked for, and one part of equal size.
+  // An empty axis gives all chunks that are asked for, or one part of equal size.
   const int64_t none = a[A::How] == A::Single ? 0 : a[A::How] == A::Equal ? 1 : asked;
   const int64_t count = size > 0 && each > 0 ? (size + each - 1) / each : none;
   if (count != a[A::Parts] || (each == 0 && size > 0)) {
@@ -44,7 +44,7 @@ Sizes partsOf(const Attributes& a, int64_t size) {
 }
 
 void requireRange(const Operator& op, bool condition) {
-  refuseUnless(condition && between(op.attributes[0], -8, 7), "its numbers are none of a part of an axis");
+  refuseUnless(condition && between(op.attributes[0], -8, 7), "its attributes describe no part of an axis");
 }
 
 void checkShuffle(const Operator& op) { requireRange(op, between(op.attributes[1], 1, kLargest)); }
@@ -76,7 +76,7 @@ void checkPart(const Operator& op) {
           }));
 }
 
-// Whether the axis goes, of which one element is left.
+// Whether the operator removes the axis, of which one element is left.
 bool axisGoes(const Operator& op) {
   return op.kind == narrow_kind
              ? op.attributes[3] != 0
@@ -113,7 +113,7 @@ Planned channelShuffle(const RegionReader& reader, Node* node) {
 }
 
 Planned slice(const RegionReader& reader, Node* node) {
-  constexpr int64_t kFar = int64_t{1} << 40; // beyond all ends
+  constexpr int64_t kFar = int64_t{1} << 40; // larger than any end
   Planned planned{{Kind::Slice, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
   for (const auto& [name, otherwise] : {std::pair("start", int64_t{0}), std::pair("end", kFar)}) {
     Numbers end = reader.has(node, name) ? reader.numbers(node, name) : Numbers{{otherwise}, {}};
@@ -178,7 +178,7 @@ Part shuffleKernel(const StepContext& c) {
   }
   const Placed y = image(to, dims);
   return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
-            // Nothing is allocated while it runs: one part after the other, but two are common.
+            // The step interleaves two parts at a time, the common number, so running it allocates nothing.
             for (size_t i = 0; i < parts.size(); i += 2) {
               const bool both = i + 1 < parts.size();
               const Image images[] = {parts[i].in(call), parts[both ? i + 1 : i].in(call)};
@@ -187,7 +187,7 @@ Part shuffleKernel(const StepContext& c) {
           }};
 }
 
-// Channels are read where they are, and so is a whole axis, as `x[:, 0]` has it; other ranges are copies.
+// Channels are read in place, and so is a single element of an outer axis, as in `x[:, 0]`. Other ranges are copied.
 void lowerPart(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   const Range range = rangeOf(op, state.sizes[op.inputs[0]]);
@@ -235,7 +235,7 @@ void lowerShuffle(Lowering& state, size_t index) {
   state.result.steps.back().own_tables = std::move(tables);
 }
 
-// Interleaves the parts of an axis; attributes: axis, number of parts of one size.
+// Interleaves the parts of an axis. Attributes: axis, number of parts, which have equal sizes.
 const RegisterOperator shuffle_operator{
     {.name = "shuffle",
      .attributes = {2, 2},
@@ -246,7 +246,7 @@ const RegisterOperator shuffle_operator{
      .channels = axisOfAttribute,
      .lower = lowerShuffle,
      .kernel = shuffleKernel}};
-// Attributes: axis, start, end, step, as Python has them.
+// Attributes: axis, start, end, step, with Python's meaning.
 const RegisterOperator slice_operator{
     {.name = "slice",
      .attributes = {4, 4},
@@ -259,7 +259,7 @@ const RegisterOperator slice_operator{
      .infer = sizesOfRange,
      .computes = computesEnds,
      .lower = lowerPart}};
-// Attributes: axis, start, length, whether the axis goes, which is of length 1 then.
+// Attributes: axis, start, length, and whether the axis is removed, whose length then is 1.
 const RegisterOperator narrow_operator{
     {.name = "narrow",
      .attributes = {4, 4},

@@ -1,4 +1,4 @@
-// Axes in another order.
+// Permutations of axes.
 #include "sizes.h"
 #include "x86/building/from_graph.h"
 #include "x86/lowering/lowering.h"

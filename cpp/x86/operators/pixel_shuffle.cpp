@@ -1,4 +1,4 @@
-// Pixels made of channels, and the way back.
+// Pixel shuffle, which turns channels into pixels, and its inverse.
 #include "x86/building/from_graph.h"
 #include "x86/lowering/general.h"
 #include "x86/program/checks.h"
@@ -7,7 +7,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Axes behind the channels.
+// Axes after the channels.
 constexpr int64_t kImageAxes = 2;
 
 Planned pixelShuffle(const RegionReader& reader, Node* node) {
@@ -44,8 +44,8 @@ Sizes sizesOfShuffled(const Operands& operands) {
   return sizes;
 }
 
-// For rows of the large image: pixel (w * r + j) of row (h * r + i) has the channels c * r * r + i * r + j of pixel w in
-// row h. `copy(small, large)` goes from one to the other.
+// Goes over rows of the large image. Channel c of its pixel w * r + j in row h * r + i is channel c * r * r + i * r
+// + j of pixel w in row h of the small image. `copy(small, large)` copies one of these elements in one direction.
 template <typename Element, typename Copy>
 void overPixels(
     const Image& small, const Image& large, int64_t factor, int64_t begin, int64_t end, const Copy& copy) {
@@ -75,7 +75,7 @@ Part shuffled(Placed small, Placed large, int64_t factor) {
           }};
 }
 
-// The image's own rows and columns; what is in front of the channels are images.
+// Dims with the image's own rows and columns. The axes in front of the channels count images.
 template <bool kBack>
 Part shuffleKernel(const StepContext& c) {
   const Memory &small = kBack ? c.out() : c.in(), &large = kBack ? c.in() : c.out();

@@ -42,7 +42,7 @@ Sizes sizesOfPool(const Operands& operands) {
         operands.op, rest >= 0, "has a window larger than its padded input of the shape ", operands.first());
     int64_t out = rest / stride + 1;
     if (a[A::Ceil] && (out - 1) * stride >= size + pad) {
-      --out; // the last window begins inside of the input or of the padding in front of it
+      --out; // the last window must begin inside the input or the padding before it
     }
     size = out;
   }
@@ -185,7 +185,7 @@ Part averageOver(const StepContext& c, Windows windows, int64_t divisor, Placed 
     }
     pixels *= longest;
   }
-  constexpr int64_t kMaxPixels = 1 << 22; // their sum fits in int32
+  constexpr int64_t kMaxPixels = 1 << 22; // whose sum fits int32
   TORCH_CHECK(pixels <= kMaxPixels, c.op.name, " averages ", pixels, " values, more than ", kMaxPixels);
   AveragePool kernel{};
   kernel.z = windows[0], kernel.y = windows[1], kernel.x = windows[2];

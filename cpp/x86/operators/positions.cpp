@@ -1,4 +1,4 @@
-// Elements in other places along their axes.
+// Operators that move elements along axes: roll, flip, repeat, tile.
 #include "positions.h"
 
 #include "sizes.h"
@@ -8,7 +8,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Positions for all elements of an axis of the result.
+// The positions in the operand of all elements along an axis of the result.
 std::vector<int64_t> positionsOf(
     const Operator& op, int64_t axis, const Sizes& from, const Sizes& to, PositionOf position) {
   const int64_t rank = to.size(), added = rank - static_cast<int64_t>(from.size());
@@ -116,7 +116,7 @@ int64_t positionOfRepeated(
   return at % size;
 }
 
-// As repeat; where fewer counts than axes are given, they are of the last axes, and the first axes stay.
+// Like repeat, but fewer counts than axes belong to the last axes, and the first axes stay.
 Planned tile(const RegionReader& reader, Node* node) {
   Planned planned{{Kind("tile"), "", {}, 0, {}, {}}, {node->input(0)}};
   const Numbers counts = reader.numbers(node, "dims");
@@ -169,12 +169,12 @@ Sizes sizesOfInterleave(const Operands& operands) {
 
 int64_t positionOfInterleaved(const Operator& op, int64_t axis, int64_t rank, int64_t at, int64_t /*size*/) {
   const bool repeats = axisOf(op.attributes[0], rank) == axis;
-  return repeats ? at / std::max<int64_t>(op.attributes[1], 1) : at; // 0 times: no element asks
+  return repeats ? at / std::max<int64_t>(op.attributes[1], 1) : at; // with 0 repeats there is no element
 }
 
 bool computesTimes(const Operator& /*op*/, int64_t attribute) { return attribute == 1; }
 
-// Attributes: how far, of each axis that is rolled; then these axes.
+// Attributes: the shift of each rolled axis; then these axes.
 const RegisterOperator roll_operator{withPositions<positionOfRolled>(
     {.name = "roll",
      .attributes = {2, 2 * kMostAxes},
@@ -188,7 +188,7 @@ const RegisterOperator flip_operator{withPositions<positionOfFlipped>(
      .from = {{"flip", flip}},
      .check = checkAllAxes,
      .infer = sizesOfFlip})};
-// Attributes: how often, of each axis of the result.
+// Attributes: the number of repeats of each axis of the result.
 const RegisterOperator repeat_operator{withPositions<positionOfRepeated>(
     {.name = "repeat",
      .attributes = {1, kMostAxes},
@@ -197,7 +197,7 @@ const RegisterOperator repeat_operator{withPositions<positionOfRepeated>(
      .infer = sizesOfRepeat,
      .least_axes = asManyAxes,
      .computes = computesAll})};
-// Attributes: how often, of the last axes of the result.
+// Attributes: the number of repeats of the last axes of the result.
 const RegisterOperator tile_operator{withPositions<positionOfRepeated>(
     {.name = "tile",
      .attributes = {1, kMostAxes},
@@ -206,7 +206,7 @@ const RegisterOperator tile_operator{withPositions<positionOfRepeated>(
      .infer = sizesOfTile,
      .least_axes = axesOfTile,
      .computes = computesAll})};
-// Attributes: axis, how often each element comes along it.
+// Attributes: axis, the number of repeats of each element.
 const RegisterOperator repeat_interleave_operator{withPositions<positionOfInterleaved>(
     {.name = "repeat_interleave",
      .attributes = {2, 2},

@@ -1,4 +1,4 @@
-// Operators that give elements of their operand in other places along axes: y[i, j, ...] = x[from_0(i), from_1(j), ...].
+// Operators that move elements along axes: y[i, j, ...] = x[from_0(i), from_1(j), ...].
 #pragma once
 
 #include "x86/lowering/lowering.h"
@@ -6,17 +6,17 @@
 
 namespace jit_passes::x86 {
 
-// Where element `at` along an axis of the result, which has `rank` axes, comes from; `size` is that of the axis in the
-// operand. Axes that the operand does not have are in front.
+// The position in the operand of element `at` along an axis of the result, which has `rank` axes. `size` is the
+// axis's size in the operand. The operand may lack the first axes.
 using PositionOf = int64_t (*)(const Operator& op, int64_t axis, int64_t rank, int64_t at, int64_t size);
 
-// An axis whose elements stay where they are is innermost in memory. Where there is none, elements are copied one by one.
+// Copies with an axis innermost whose elements do not move. If there is none, elements are copied one by one.
 void lowerPositions(Lowering& state, size_t index, PositionOf position);
 Part positionsKernel(const StepContext& c, PositionOf position);
-// The last axis whose first element stays where it is; the last one where there is none.
+// The last axis whose first element does not move; if there is none, the last axis.
 int64_t restingAxis(const Operator& op, int64_t rank, PositionOf position);
 
-// The declaration, with the fields that these operators share.
+// The declaration with the fields of all these operators.
 template <PositionOf kPosition>
 Declaration withPositions(Declaration declaration) {
   declaration.types = Types::Same;

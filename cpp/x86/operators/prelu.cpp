@@ -1,4 +1,4 @@
-// A relu with a slope for each channel below 0.
+// prelu: negative numbers are multiplied by the slope of their channel.
 #include "sizes.h"
 #include "x86/building/from_graph.h"
 #include "x86/lowering/general.h"
@@ -34,7 +34,7 @@ Sizes sizesOfPrelu(const Operands& operands) {
 Part preluKernel(const StepContext& c) {
   const at::Tensor slopes = c.op.tensors[0].expand({c.out().channels()}).contiguous();
   const Grid &from = *c.in().grid, &to = *c.out().grid;
-  // The part keeps the tensor, since the kernel points to the numbers in it.
+  // A part that keeps the tensor, since the kernel points to its numbers.
   const auto part = [&](const Part& made, const at::Tensor& held) -> Part {
     return {made.items, [held, run = made.run](const Call& call, int64_t begin, int64_t end) {
               run(call, begin, end);
@@ -52,7 +52,7 @@ Part preluKernel(const StepContext& c) {
   return part(c.unary(kernel), below);
 }
 
-// Its tensor has the slopes: one, or one for each channel, of axis 1.
+// The tensor has the slopes: one, or one for each channel along axis 1.
 const RegisterOperator prelu_operator{
     {.name = "prelu",
      .tensors = {1, 1},

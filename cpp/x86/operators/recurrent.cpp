@@ -10,12 +10,12 @@ namespace {
 void checkRecurrent(const Operator& op) {
   using A = RecurrentAttributes;
   const auto& a = op.attributes;
-  refuseUnless(between(a[A::Cell], 0, int64_t(Cell::Count) - 1), "cell ", a[A::Cell], " is none");
+  refuseUnless(between(a[A::Cell], 0, int64_t(Cell::Count) - 1), "there is no cell ", a[A::Cell]);
   refuseUnless(
       between(a[A::Directions], 1, 2) && between(a[A::BatchFirst], 0, 1) &&
           between(a[A::Form], 0, int64_t(RangeForm::Count) - 1),
-      "directions are 1 or 2, whether the batch is first is 0 or 1, and formulas of a grid have such a "
-      "number");
+      "it has ", a[A::Directions], " directions (1 or 2), ", a[A::BatchFirst],
+      " for whether the batch is first (0 or 1), or ", a[A::Form], ", which is no range form");
   checkWeights(op, 2);
   const Cell cell{a[A::Cell]};
   const auto& weight = op.tensors[kWeight];
@@ -53,7 +53,7 @@ void lowerRecurrent(Lowering& state, size_t index) {
       state.weights.packed(state.program, state.program.operators[index], true);
 }
 
-// From what the input gives and the states in front of the first step to all states, see RecurrentAttributes.
+// From the products of the input and the states before the first step to all states: see RecurrentAttributes.
 const RegisterOperator recurrent_operator{
     {.name = "recurrent",
      .inputs = {2, 3},

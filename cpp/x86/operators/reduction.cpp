@@ -1,4 +1,4 @@
-// One number for all along some axes.
+// Reductions over axes.
 #include "averages.h"
 #include "graph/places.h"
 #include "x86/building/from_graph.h"
@@ -38,7 +38,7 @@ int64_t axesOfReduced(const Operator& op, int64_t first, int64_t /*most*/) {
   return op.attributes[0] ? first : std::max<int64_t>(first - reduced, 0);
 }
 
-// The result along the axes of the operand: 1 along the axes that go.
+// The result with the axes of the operand: size 1 along reduced axes.
 Placed resultOf(const StepContext& c, Dims dims) {
   const Memory& to = c.out();
   const int64_t rank = c.in().sizes.size();
@@ -69,7 +69,7 @@ Part meanKernel(const StepContext& c) {
   return averageOver(c, adaptiveWindows(x.image, y.image), 0, x, y);
 }
 
-// The axis of the result that an axis of the operand is; -1 where it is gone.
+// The axis of the result for an axis of the operand; -1 if it is gone.
 int64_t axisBehind(const Operator& op, int64_t axis, int64_t rank) {
   if (op.attributes[0] || axis < 0) {
     return axis;
@@ -81,7 +81,7 @@ int64_t axisBehind(const Operator& op, int64_t axis, int64_t rank) {
   return isReduced(op, axis, rank) ? -1 : axis - in_front;
 }
 
-// Of float32, which goes over channels as over all other axes.
+// For float32, whose kernel treats channels like all other axes.
 void lowerReduction(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   const int64_t rank = state.sizes[op.inputs[0]].size(), own = state.ownAxis(op),
@@ -149,7 +149,7 @@ const RegisterOperator mean_operator{
      .least_axes = axesOfReduced,
      .lower = lowerMean,
      .kernel = meanKernel}};
-// In float32; attributes as for the mean.
+// The sum, in float32. Attributes as for the mean.
 const RegisterOperator sum_operator{inFloats(ReduceFloats::Sum, {{"sum", reduction<ReduceFloats::Sum>}})};
 // The root of the sum of squares.
 const RegisterOperator length_operator{inFloats(

@@ -1,4 +1,4 @@
-// Axes that are joined, split, added, taken away or repeated.
+// Operators that join, split, add, remove or repeat axes.
 #include "graph/places.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
@@ -52,7 +52,7 @@ void lowerReshape(Lowering& state, size_t index) {
   state.rename(index, input, axis);
 }
 
-// Elements are repeated as they are read.
+// Repeats elements while a copy reads them.
 void lowerExpand(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   const Sizes &from = state.sizes[op.inputs[0]], &to = state.sizes[op.output];
@@ -89,11 +89,11 @@ Planned reshape(const RegionReader& reader, Node* node) {
   return planned;
 }
 
-// `whole`: the operand's sizes, of which `from` are those that change.
+// `whole` are the operand's sizes; `from` are the ones that change.
 Sizes reshaped(const Operator& op, const Sizes& whole, const Sizes& from, Sizes sizes) {
   const auto open = std::find(sizes.begin(), sizes.end(), -1);
   const int64_t count = countOf(from);
-  __int128 known = 1; // a hostile shape must not wrap around
+  __int128 known = 1; // a hostile shape must not overflow
   for (const int64_t size : sizes) {
     known = std::min<__int128>(known * (size == -1 ? 1 : size), __int128{1} << 62);
   }
@@ -111,7 +111,7 @@ Sizes sizesOfReshape(const Operands& operands) {
   return reshaped(operands.op, operands.first(), operands.first(), operands.op.attributes);
 }
 
-// Attributes: sizes; at most one is -1, which is open.
+// Attributes: sizes. At most one is -1, which means open.
 const RegisterOperator reshape_operator{
     {.name = "reshape",
      .attributes = {0, kMostMovedAxes},
@@ -154,7 +154,7 @@ int64_t axesOfUnflatten(const Operator& op, int64_t first, int64_t /*most*/) {
 
 bool computesParts(const Operator& /*op*/, int64_t attribute) { return attribute > 0; }
 
-// Attributes: axis, the sizes that it becomes; at most one is -1, which is open.
+// Attributes: axis, and the sizes that it is split into. At most one is -1, which means open.
 const RegisterOperator unflatten_operator{
     {.name = "unflatten",
      .attributes = {2, kMostMovedAxes + 1},
@@ -183,7 +183,7 @@ Sizes sizesOfUnsqueeze(const Operands& operands) {
 
 int64_t oneAxisMore(const Operator& /*op*/, int64_t first, int64_t /*most*/) { return first ? first + 1 : 0; }
 
-// Attributes: where an axis of size 1 comes in.
+// Attributes: the position of the new axis of size 1.
 const RegisterOperator unsqueeze_operator{
     {.name = "unsqueeze",
      .attributes = {1, 1},
@@ -225,7 +225,7 @@ int64_t axesOfSqueeze(const Operator& op, int64_t first, int64_t /*most*/) {
   return std::max<int64_t>(first - int64_t(op.attributes.size()), 0);
 }
 
-// Attributes: the axes that it takes away if their size is 1.
+// Attributes: the axes that it removes if their size is 1.
 const RegisterOperator squeeze_operator{
     {.name = "squeeze",
      .attributes = {1, kMostMovedAxes},
@@ -267,8 +267,9 @@ Sizes sizesOfExpand(const Operands& operands) {
   return sizes;
 }
 
-// Axes of size 1 are repeated, as many as PyTorch's; attributes: sizes; -1 for that of the operand. Where the model asks
-// for the shape of a value, one number takes that shape: of no axis, or of more than other operands may have.
+// Repeats axes of size 1. Attributes: sizes; -1 keeps the operand's. If the model asks only for the shape of a
+// value, one number is expanded to that shape, so the result may have no axis, or more axes than other operators
+// allow.
 const RegisterOperator expand_operator{
     {.name = "expand",
      .attributes = {0, kMostMovedAxes},

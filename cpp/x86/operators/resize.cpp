@@ -1,4 +1,4 @@
-// Images of another size: interpolated, or pooled.
+// Images resized by interpolation or adaptive pools.
 #include "averages.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
@@ -9,9 +9,9 @@
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kMaxResized = int64_t{1} << 24; // along an axis that is resized
+constexpr int64_t kMaxResized = int64_t{1} << 24; // limit for a resized axis
 
-// So many attributes behind the spatial axes are sizes, if there are no factors; `least` is the smallest.
+// Checks the sizes after the first attribute, at least `least` each, if there are no factors.
 void checkSizes(const Operator& op, int64_t sizes, int64_t least) {
   const int64_t spatial = op.attributes[0];
   checkSpatial(spatial);
@@ -161,7 +161,7 @@ Part nearestKernel(const StepContext& c) {
   return unary(std::move(kernel), x, y);
 }
 
-// The axes that an image lacks have size 1.
+// Axes that the image lacks have size 1.
 Part blendedKernel(const StepContext& c) {
   const Placed x = image(c.in()), y = image(c.out());
   const size_t unused = 3 - c.op.attributes[0];
@@ -190,7 +190,7 @@ Part cubicKernel(const StepContext& c) {
   return unary(CubicFloats{taps(1), taps(2)}, x, y);
 }
 
-// Attributes: spatial axes, sizes; -1 for that of the operand.
+// Attributes: the number of spatial axes, then sizes; -1 keeps the operand's.
 const RegisterOperator adaptive_average_operator{
     {.name = "adaptive_average",
      .attributes = {2, 4},
@@ -204,7 +204,7 @@ const RegisterOperator adaptive_average_operator{
      .channels = axisInFront,
      .lower = lowerChannels,
      .kernel = adaptiveAverageKernel}};
-// Likewise.
+// Attributes as for the average.
 const RegisterOperator adaptive_max_operator{
     {.name = "adaptive_max",
      .attributes = {2, 4},
@@ -219,7 +219,7 @@ const RegisterOperator adaptive_max_operator{
      .channels = axisInFront,
      .lower = lowerChannels,
      .kernel = adaptiveMaxKernel}};
-// Attributes: spatial axes, sizes; or factors, which are tensors[0].
+// Attributes: the number of spatial axes, then sizes; or tensors[0] has factors.
 template <bool kExact>
 Declaration toNearest(const char* name, std::vector<From> from) {
   return {
@@ -245,7 +245,7 @@ const RegisterOperator nearest_exact_operator{toNearest<true>(
     "resize_nearest_exact", {{"_upsample_nearest_exact1d", resizeNearestExact<1>},
                              {"_upsample_nearest_exact2d", resizeNearestExact<2>},
                              {"_upsample_nearest_exact3d", resizeNearestExact<3>}})};
-// Attributes: as for nearest neighbours, and behind them whether corners are aligned.
+// Attributes as for nearest neighbours, then whether corners are aligned.
 const RegisterOperator resized_operator{
     {.name = "resize_linear",
      .attributes = {2, 5},
@@ -261,7 +261,7 @@ const RegisterOperator resized_operator{
      .channels = axisInFront,
      .lower = lowerChannels,
      .kernel = blendedKernel}};
-// In float32, since results reach beyond the range of the operand; attributes as for linear ones.
+// In float32, since results exceed the range of the operand. Attributes as for linear interpolation.
 const RegisterOperator cubic_operator{
     {.name = "resize_cubic",
      .attributes = {2, 4},

@@ -1,4 +1,4 @@
-// Where values begin, and change their type.
+// Inputs and constants, and changes between codes and float32.
 #include "sizes.h"
 #include "x86/lowering/arena.h"
 #include "x86/lowering/general.h"
@@ -38,7 +38,7 @@ int64_t axesOfConstant(const Operator& op, int64_t /*first*/, int64_t /*most*/) 
 void checkPower(const Operator& op) { checkNumbers(op.tensors[0], 2, "factors"); }
 Sizes sizesOfPower(const Operands& /*operands*/) { return {}; }
 
-// Elements in the order that the memory has.
+// Copies the elements in the order of the memory.
 Part constantKernel(const StepContext& c) {
   const Memory& to = c.out();
   const at::Tensor ordered = to.axis < 0 ? c.op.tensors[0] : c.op.tensors[0].movedim(to.axis, -1);
@@ -61,7 +61,7 @@ Part constantKernel(const StepContext& c) {
 
 Part dequantizeKernel(const StepContext& c) { return dequantized(c.in(), c.out()); }
 
-// The operator that alone reads the result may do so by itself.
+// If the only reader can decode codes itself, there is no step.
 void lowerDequantize(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   const auto& uses = state.uses[op.output];
@@ -77,7 +77,7 @@ void lowerDequantize(Lowering& state, size_t index) {
   lowerInPlace(state, index);
 }
 
-// Operators that quantize the input read the tensor itself. Others do so if its memory order suits them.
+// Operators that quantize the input read its tensor in place. Others do so if its memory order suits them.
 void lowerInput(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   const auto& uses = state.uses[op.output];
@@ -101,8 +101,7 @@ void lowerQuantize(Lowering& state, size_t index) {
     state.emit(Does::Enter, index, {}, state.wanted[op.output]);
     state.result.steps.back().source = maker.attributes[0];
   } else {
-    const bool many =
-        int64_t(state.sizes[op.output].size()) > kMostAxes; // which are gone through in their own order
+    const bool many = int64_t(state.sizes[op.output].size()) > kMostAxes; // these are read in their own order
     state.emit(
         Does::Quantize, index, {state.primary[op.inputs[0]]},
         many ? state.ownAxis(op) : state.wanted[op.output]);
@@ -115,7 +114,7 @@ void lowerConstant(Lowering& state, size_t index) {
 
 void lowerNothing(Lowering& /*state*/, size_t /*index*/) {}
 
-// Float32; attributes: the number of an input of the plan.
+// An input of the plan, in float32. Attributes: the number of the input.
 const RegisterOperator input_operator{
     {.name = "input",
      .inputs = {0, 0},
@@ -139,7 +138,7 @@ const RegisterOperator dequantize_operator{
      .lower = lowerDequantize,
      .kernel = dequantizeKernel,
      .order = orderOfFirst}};
-// Its elements are tensors[0].
+// A constant: tensors[0] has its elements.
 const RegisterOperator constant_operator{
     {.name = "constant",
      .inputs = {0, 0},
@@ -151,7 +150,7 @@ const RegisterOperator constant_operator{
      .least_axes = axesOfConstant,
      .lower = lowerConstant,
      .kernel = constantKernel}};
-// A number: tensors[0] are a factor and the exponent of attributes[0], which the model computes of sizes.
+// A power of a number, attributes[0], which the model computes from sizes. tensors[0] has a factor and the exponent.
 const RegisterOperator power_operator{
     {.name = "power",
      .inputs = {0, 0},

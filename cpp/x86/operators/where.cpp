@@ -11,7 +11,7 @@ Planned where(const RegionReader&, Node* node) {
   return {{Kind("where"), "", {}, 0, {}, {}}, node->inputs().vec()};
 }
 
-// y = c is not 0 ? a : b, float32, which broadcast. Items: rows.
+// y = c != 0 ? a : b in float32, which broadcast. Items: rows.
 Part whereKernel(const StepContext& c) {
   const Dims dims = pixelDims(c.out().sizes, c.out().axis);
   const Placed y = image(c.out(), dims);
@@ -23,7 +23,7 @@ Part whereKernel(const StepContext& c) {
           }};
 }
 
-// Its inputs are the condition, and numbers for where it holds and where not.
+// Inputs: the condition, and the numbers where it holds and where it does not.
 const RegisterOperator where_operator{
     {.name = "where",
      .inputs = {3, 3},

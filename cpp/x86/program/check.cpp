@@ -1,4 +1,4 @@
-// Programs that no code has to look at again: files are not trusted.
+// Checks of whole programs, since files are not trusted. No later code checks again.
 #include "checks.h"
 #include "numbers.h"
 #include "types.h"
@@ -16,13 +16,13 @@ void checkTensor(const at::Tensor& tensor) {
       tensor.defined() && tensor.layout() == at::kStrided && tensor.device().is_cpu() &&
           !tensor.is_quantized() && tensor.is_contiguous() && !tensor.requires_grad(),
       "its tensors must be plain, dense and of the CPU");
-  // A file may say that a tensor is larger than what it holds.
+  // A file may give a tensor sizes that exceed its memory.
   refuseUnless(
       tensor.numel() == 0 || liesWithin(tensor, tensor.storage().nbytes() / tensor.element_size()),
       "a tensor is larger than its storage");
 }
 
-// Says of which operator a check tells: "not a plan: conv1:conv2d (convolution): ...".
+// Adds the operator to the message of a check: "not a plan: conv1:conv2d (convolution): ...".
 template <typename Check>
 void named(const Operator& op, const Check& check) {
   try {
@@ -89,7 +89,7 @@ class Checker {
 
   const Program& program_;
   std::vector<bool> computed_;
-  std::vector<bool> numbers_; // of which all sizes are computed
+  std::vector<bool> numbers_; // values that Number::Sizes needs
 };
 
 } // namespace

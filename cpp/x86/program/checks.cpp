@@ -5,7 +5,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Sums of products and what stands for the zero point each stay below this.
+// A limit for sums of products, and for the part of the zero point, so that their sum fits int32.
 constexpr int64_t kMaxSum = int64_t{1} << 30;
 
 } // namespace
@@ -56,7 +56,7 @@ void checkNumbers(const at::Tensor& numbers, int64_t count, const char* what) {
 void checkWeights(const Operator& op, int64_t dims) {
   const auto &weight = op.tensors[kWeight], &bias = op.tensors[kBias];
   if (weight.is_meta()) {
-    return; // of a model that is not quantized yet: see RegionReader
+    return; // a model that is not quantized yet: see RegionReader
   }
   refuseUnless(
       weight.scalar_type() == at::kChar && weight.dim() == dims && weight.numel() > 0,

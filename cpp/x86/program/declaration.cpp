@@ -5,14 +5,14 @@
 namespace jit_passes::x86 {
 namespace {
 
-// A declaration stays where it is.
+// Declarations are never moved, since kinds point to them.
 struct Registry {
   std::mutex mutex;
   std::map<std::string, Declaration> declarations;
 };
 
 Registry& registry() {
-  static Registry& all = *new Registry; // plans run until the process ends
+  static Registry& all = *new Registry; // never destroyed: plans may run until the process ends
   return all;
 }
 

@@ -6,34 +6,34 @@
 
 namespace jit_passes::x86 {
 
-// Codes or float32.
+// The types of operands and result: codes or float32.
 enum class Types {
-  Codes, // only
-  Same,  // either, of all operands and the result
-  Mixed, // either, of each by itself; float32 where one of the operands is
+  Codes, // codes only
+  Same,  // one type for all operands and the result
+  Mixed, // each operand by itself; the result is float32 if an operand is
   ToCodes,
   ToFloats,
   Floats, // without operands
-  Stored, // without operands: of its own tensor
-  Real    // float32, of all operands and the result
+  Stored, // without operands: the type of its tensor
+  Real    // float32 for all operands and the result
 };
 
 // The work of a step.
 enum class Does {
-  Compute, // by the kernel that the operator's declaration has
+  Compute, // by the kernel in the operator's declaration
   Enter,   // quantizes an input of the plan
-  Take,    // float32 of it
+  Take,    // reads an input of the plan as float32
   Quantize,
   Convolve,
   ConvolveTransposed,
   Chain,
-  Pack, // of the right operand of a product
+  Pack, // packs the right operand of a product
   Product,
-  Measure,      // the extents of float32, for a grid
-  QuantizeRows, // on grids that follow from it; inputs: float32 and, if there is one grid for all, its extents
-  QuantizeImage, // the same on one grid; inputs: float32 and extents
-  ToFloats,      // sums of a layer whose result is float32; see addendOf
-  Recur,         // through all steps of a recurrent layer
+  Measure,       // finds the extents of float32, for a grid
+  QuantizeRows,  // on grids found from the numbers; inputs: float32 and, for one grid, its extents
+  QuantizeImage, // an image on one grid; inputs: float32 and extents
+  ToFloats,      // a layer whose result is float32; see addendOf
+  Recur,         // all steps of a recurrent layer
   Copy,
   Rename,
   Exit
@@ -48,8 +48,8 @@ struct Part;
 class RegionReader;
 struct Planned;
 
-// An operator of PyTorch, "conv2d" for aten::conv2d, and the function that makes an operator of a plan of it. The
-// function throws Refusal (reader.h) for a node that a plan cannot compute.
+// An operator of PyTorch, "conv2d" for aten::conv2d, and the function that turns its node into an operator of a
+// plan. The function throws Refusal (program.h) for a node that a plan cannot compute.
 struct From {
   const char* name;
   Planned (*plan)(const RegionReader&, torch::jit::Node*);
@@ -60,7 +60,7 @@ struct Count {
   size_t least, most;
 };
 
-// An operator and the sizes of its operands. The operand of Kind::Input is the input of the plan.
+// An operator and the sizes of its operands. For Kind::Input, the operand is the input of the plan.
 struct Operands {
   const Operator& op;
   std::vector<const Sizes*> sizes;
@@ -69,7 +69,7 @@ struct Operands {
   const Sizes& first() const { return *sizes[0]; }
 };
 
-// Defaults.
+// Defaults for fields of a declaration.
 inline void checkNothing(const Operator& /*op*/) {}
 inline void checkNoValue(const Operator& /*op*/, const Program& /*program*/) {}
 inline Sizes sizesOfFirst(const Operands& operands) { return operands.first(); }
@@ -77,7 +77,7 @@ inline int64_t axesOfFirst(const Operator& /*op*/, int64_t first, int64_t /*most
 inline bool computesNone(const Operator& /*op*/, int64_t /*attribute*/) { return false; }
 inline bool computesAll(const Operator& /*op*/, int64_t /*attribute*/) { return true; }
 inline int64_t lastAxisOf(const Operator& /*op*/, int64_t rank) { return rank - 1; }
-// In front of as many spatial axes as the first attribute says.
+// The axis in front of the spatial axes, whose number is the first attribute.
 inline int64_t axisInFront(const Operator& op, int64_t rank) { return rank - 1 - op.attributes[0]; }
 inline int64_t axisOfAttribute(const Operator& op, int64_t rank) { return axisOf(op.attributes[0], rank); }
 inline int64_t secondAxis(const Operator& /*op*/, int64_t /*rank*/) { return kAffineAxis; }
@@ -89,23 +89,23 @@ struct Declaration {
   Types types = Types::Codes;
   int64_t most_axes = kMostAxes; // of operands and result
   LayerKind layer = LayerKind::None;
-  bool dynamic = false;               // a layer whose input is quantized as the plan runs
-  const char* in_floats = nullptr;    // the kind of the form that gives float32 of codes
-  const char* dynamic_form = nullptr; // the kind of the form whose input is quantized as the plan runs
-  size_t any_dtype = SIZE_MAX; // the operand that may have any dtype where it comes in: truths, indices
-  bool moves = false;          // only moves the elements of its operand
-  bool keeps_codes = moves;    // the result has the grid of the operand
-  bool permutes = false;       // its axes, see permutationOf
-  bool views = false;          // the result is a view: other sizes, strides and offset
-  bool takes_shape = false;    // all attributes are sizes of the result
-  bool decodes = false; // its kernel of float32 goes over rows, and makes float32 of codes as it reads them
-  std::optional<ReduceFloats::Which> reduces = std::nullopt; // axes
+  bool dynamic = false;               // a layer whose input is quantized at run time
+  const char* in_floats = nullptr;    // the kind of the form that gives float32 from codes
+  const char* dynamic_form = nullptr; // the kind of the form whose input is quantized at run time
+  size_t any_dtype = SIZE_MAX;        // the operand that may come into the plan in any dtype: truths, indices
+  bool moves = false;                 // only moves the elements of its operand
+  bool keeps_codes = moves;           // the result has the grid of the operand
+  bool permutes = false;              // permutes axes, see permutationOf
+  bool views = false;                 // the result is a view: other sizes, strides and offset
+  bool takes_shape = false;           // all attributes are sizes of the result
+  bool decodes = false;               // its float32 kernel works over rows, and decodes codes
+  std::optional<ReduceFloats::Which> reduces = std::nullopt; // reduces axes
 
   std::vector<From> from = {};
-  // Throw for attributes and tensors that the operator cannot have. `check_values` sees the whole program.
+  // Throw Refusal for wrong attributes and tensors. `check_values` sees the whole program.
   void (*check)(const Operator&) = checkNothing;
   void (*check_values)(const Operator&, const Program&) = checkNoValue;
-  // The sizes of the result. Throws for operands of other sizes than the operator takes.
+  // The sizes of the result. An error for sizes of operands that the operator does not take.
   Sizes (*infer)(const Operands&) = sizesOfFirst;
   // The least number of axes of the result, before sizes are known. `first`: the axes of the first operand, 0 if
   // unknown; `most`: the largest number among all operands.
@@ -114,20 +114,21 @@ struct Declaration {
   bool (*computes)(const Operator&, int64_t attribute) = computesNone;
   // Whether the result can be codes, for types that have both forms.
   bool (*gives_codes)(const Operator&) = givesAnyCodes;
-  // The axis along which operands lie one after the other in the result; null for operators that join nothing.
+  // The axis along which the result joins its operands; null for operators that join nothing.
   int64_t (*joins)(const Operator&, int64_t rank) = nullptr;
   // The axis that must be innermost in memory; null if any axis may be.
   int64_t (*channels)(const Operator&, int64_t rank) = nullptr;
-  // An axis of the operand that is best innermost where any may be, or -1; null if all are as good.
+  // If any axis may be innermost: the axis of the operand for which the kernel is fastest, or -1; null if all are
+  // equal.
   int64_t (*prefers)(const Operator&, int64_t rank) = nullptr;
-  // Makes the steps of the operator of that number.
+  // Makes the steps of the operator with this number.
   void (*lower)(Lowering&, size_t index) = nullptr;
-  // The step that the functions of lowering/general.h make. The kernel of a step that computes: made ready for the sizes
-  // and grids of one step.
+  // The step that the functions of lowering/general.h make.
   Does step = Does::Compute;
-  // An element of the result follows from the elements in its place in the operands, which may broadcast: a step may
-  // write over its operands.
+  // An element of the result depends only on the elements at its place in the operands, which may broadcast: a step
+  // may overwrite its operands.
   bool elementwise = false;
+  // Makes the kernel of a step that computes, for the sizes and grids of this step.
   Part (*kernel)(const StepContext&) = nullptr;
   // The order of the result's axes in memory (orders.h); null for a contiguous result.
   Sizes (*order)(const Operator&, const std::vector<Sizes>& orders, const std::vector<Sizes>& sizes) =
@@ -135,8 +136,8 @@ struct Declaration {
 };
 
 inline const Declaration& declarationOf(Kind kind) { return kind.declaration(); }
-std::vector<const Declaration*> declarations(); // of all kinds
-// A kind that no file declares has a name alone.
+std::vector<const Declaration*> declarations(); // all kinds
+// Whether an operator's file declares the kind. A kind without a declaration has only a name.
 bool isKind(Kind kind);
 
 class RegisterOperator {

@@ -31,7 +31,7 @@ void checkGrid(const Grid& grid, size_t index) {
     TORCH_CHECK(plain, "not a plan: value ", index, " is float32, and has a grid");
     return;
   }
-  // As a number of float32 too, which kernels compute with.
+  // Kernels compute with the scale in float32.
   const auto scale = static_cast<float>(grid.scale);
   TORCH_CHECK(
       std::isfinite(scale) && scale > 0 && std::isfinite(1 / scale) && grid.low <= grid.high &&

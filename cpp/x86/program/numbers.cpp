@@ -6,7 +6,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kFar = int64_t{1} << 40; // beyond all ends
+constexpr int64_t kFar = int64_t{1} << 40; // larger than any end
 
 class Resolved {
  public:
@@ -48,7 +48,7 @@ class Resolved {
     program_.operators.push_back(std::move(op));
   }
 
-  // A power is a constant from here on.
+  // Turns a power into a constant, once its number is known.
   void settle(Operator& power) {
     const int64_t base = power.attributes[0];
     const auto* numbers = power.tensors[0].const_data_ptr<double>();
@@ -62,7 +62,7 @@ class Resolved {
     power.tensors = {at::scalar_tensor(value, at::kFloat)};
   }
 
-  // A negative padding is that many elements less.
+  // Replaces negative paddings by slices: a negative padding removes elements.
   void cutOff(Operator& pad) {
     for (size_t i = 0; i < pad.attributes.size(); i += 2) {
       int64_t &before = pad.attributes[i], &behind = pad.attributes[i + 1];

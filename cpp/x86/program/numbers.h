@@ -1,17 +1,17 @@
-// Attributes that the model computes of sizes: reshapes of a window, paddings to a multiple.
+// Attributes that the model computes from sizes: reshapes into windows, paddings to a multiple.
 #pragma once
 
 #include "shapes.h"
 
 namespace jit_passes::x86 {
 
-// As many there may be, and so deep they lie within one another.
+// Limits for the number of numbers, and for the depth of their dependencies.
 constexpr int64_t kMostNumbers = int64_t{1} << 20, kMostDepth = 256;
 
-// Throws where a number is made of others than those before it, or of what is no value.
+// Throws if a number depends on itself, on a later number, or on a value that does not exist.
 void checkNumbersOf(const Program& program);
 
-// Visits the values whose sizes a number follows from. `seen` has those numbers that were visited.
+// Visits the values whose sizes a number depends on. `seen` marks the numbers that were visited.
 template <typename Visit>
 void forEachSized(const Program& program, int64_t number, std::vector<bool>& seen, const Visit& visit) {
   if (seen[number]) {
@@ -27,8 +27,8 @@ void forEachSized(const Program& program, int64_t number, std::vector<bool>& see
   }
 }
 
-// The program for inputs of these sizes, with nothing left to compute. Nothing where all is known anyway. A padding
-// that cuts off becomes one behind slices.
+// The program for inputs of these sizes, with all numbers computed. Nothing if there are no numbers to compute. A
+// negative padding becomes a slice in front of the padding.
 std::optional<Program> withNumbers(const Program& program, const std::vector<Sizes>& inputs);
 
 } // namespace jit_passes::x86

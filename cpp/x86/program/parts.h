@@ -9,7 +9,7 @@ struct Range {
   int64_t axis, start, length, step;
 };
 
-// The elements that Slice, Narrow or Part takes. Throws where PyTorch does.
+// The elements that Slice, Narrow or Part takes. An error where PyTorch raises one.
 Range rangeOf(const Operator& op, const Sizes& sizes);
 
 } // namespace jit_passes::x86

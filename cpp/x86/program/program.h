@@ -1,7 +1,7 @@
 // A region of int8 operators as data.
 //
-// A value is a tensor of codes, x = (code - zero_point) * scale, stored as uint8: codes of int8 are kept with
-// 128 added, zero points too. Or it is one of float32. Operators stand in an order in which they can be computed.
+// A value is a tensor of float32, or of codes, x = (code - zero_point) * scale. Codes are stored as uint8: int8
+// codes and their zero points are stored plus 128. Operators stand in an order in which they can be computed.
 // Weights are int8 and symmetric.
 #pragma once
 
@@ -22,32 +22,32 @@ void refuseUnless(bool condition, const Message&... message) {
   }
 }
 
-// The type of a value: codes, or float32, for which the numbers mean nothing and are those of `kFloat32`.
+// The type of a value: codes, or float32. For float32 the numbers have no meaning, and equal those of `kFloat32`.
 struct Grid {
   double scale;
   int64_t zero_point, low, high; // codes lie in [low, high], the zero point in [0, 255]
   bool is_float = false;
 
-  int64_t bytes() const { return is_float ? sizeof(float) : 1; } // of an element
+  int64_t bytes() const { return is_float ? sizeof(float) : 1; } // of one element
 };
 constexpr Grid kFloat32{1, 0, 0, 255, true};
 
-// How much of the zero point is added before numbers are rounded: all of it or nothing, as PyTorch does.
+// The part of the zero point that is added before numbers are rounded: all of it or nothing, as in PyTorch.
 inline int64_t offsetOf(const Grid& grid) { return kPyTorchRoundsSteps ? 0 : grid.zero_point; }
 
-// The code that quantize gives a number, and the table that makes codes of one grid into those of another.
+// The code of a number; and the table from codes of one grid to codes of another.
 int64_t codeOf(float x, const Grid& grid);
 at::Tensor rescaled(const Grid& from, const Grid& to);
 
-// Axes of a tensor; operators that only move elements, or go over them one by one, take some more.
+// Limits for the axes of a tensor. Operators that only move elements, or work element by element, take some more.
 constexpr int64_t kMostAxes = 5, kMostMovedAxes = 6;
-// Pixels along an axis of a window, its stride, its dilation, and what an operator with a window pads.
+// A limit for a window's size along an axis, its stride, its dilation and its padding.
 constexpr int64_t kMostWindow = int64_t{1} << 15;
 
 struct Declaration;
 
-// A kind of operators, by its name: the file of the operators that has its declaration (operators/declaration.h) says
-// the rest. The constants are for kinds that other files name.
+// A kind of operators. Its declaration (program/declaration.h) is in a file of operators/. The constants are the
+// kinds that other files use.
 class Kind {
  public:
   explicit Kind(const std::string& name);
@@ -64,9 +64,9 @@ class Kind {
   const Declaration* declaration_;
 };
 
-// Positions in `attributes`. Of three numbers, for depth, height and width, an operator with fewer spatial axes has
-// the last ones; the others are those of an axis of size 1. Transposed convolutions cut paddings off their result,
-// where that behind may be negative.
+// Positions in `attributes`. Three numbers are for depth, height and width. An operator with fewer spatial axes has
+// the last ones, and the others are those of an axis of size 1. Transposed convolutions remove paddings from their
+// result, and the padding at the end may be negative.
 struct ConvolutionAttributes {
   enum : size_t {
     Spatial,
@@ -93,56 +93,58 @@ struct PoolAttributes {
   };
 };
 
-// How the input of a dynamic operator is quantized: a grid for each row or one for all, and whose formulas find it, a
-// RangeForm (dynamic.h).
+// The quantization of a dynamic operator's input: a grid for each row or one for all; and its formula, a RangeForm
+// (kernels/dynamic.h).
 struct DynamicAttributes {
   enum : size_t { PerRow, Form, Count };
 };
 
-// A linear layer whose weights have few bits, and a scale for each group of inputs: see GroupedShape (grouped.h), of which
-// these are the fields.
+// A linear layer with weights of few bits and a scale for each group of inputs. These are the fields of GroupedShape
+// (kernels/grouped.h).
 struct GroupedAttributes {
   enum : size_t { Inputs, Outputs, Group, Bits, Count };
 };
 
-// A layer of a recurrent net, whose state is quantized in each step; recurrent.h has the equations. Of `directions`, 1 or
-// 2, and T steps of B rows with H units, it reads
+// A recurrent layer, whose state is quantized in each step; kernels/recurrent.h has the equations. With 1 or 2
+// directions and T steps of B rows with H units, it reads
 //
-//   what the input gives  [T, B, directions * gates * H], or [B, T, ...] where the batch is first
-//   hidden, memory        [directions, B, H]; memory for an LSTM alone
+//   products of the input  [T, B, directions * gates * H], or [B, T, ...] if the batch is first
+//   hidden, memory         [directions, B, H]; memory for an LSTM only
 //
 // and gives [T, B, states * directions * H], in that order of axes: hidden states, then memories. Weights are
 // [directions * gates * H, H], with the bias of the state.
 struct RecurrentAttributes {
-  enum : size_t { Cell, Directions, BatchFirst, Form, Count }; // of the Form, see DynamicAttributes
+  enum : size_t { Cell, Directions, BatchFirst, Form, Count }; // Form as in DynamicAttributes
 };
 
-// One of the parts that an axis falls into. They must be as many, as the graph unpacks them.
+// One of the parts of an axis. There must be `Parts` of them, since the graph unpacks so many.
 struct PartAttributes {
   enum : size_t {
     Axis,
-    Number, // of this one, from 0 on
+    Number, // of this part, from 0 on
     Parts,
     How,
-    Sizes, // Chunks: how many are asked for; Equal: the size of all but the last; Listed: the size of each; Single: 1
+    // Chunks: the number asked for; Equal: the size of all but the last; Listed: the size of each; Single: 1
+    Sizes,
   };
-  enum : int64_t { Chunks, Equal, Listed, Single }; // of Single, the axis goes
+  enum : int64_t { Chunks, Equal, Listed, Single }; // Single removes the axis
 };
 
 // The axis of the channels of an affine operator.
 constexpr int64_t kAffineAxis = 1;
 
-// Positions in `tensors` of operators with weights; factors where there is a sum.
+// Positions in `tensors` of operators with weights. There are factors only with a sum.
 enum : size_t { kWeight, kWeightScales, kBias, kFactors };
 
-// Positions in `tensors` of layer norm and group norm: float32, a number for each channel; float64, one number.
+// Positions in `tensors` of layer norm and group norm: weight and bias are float32, one number for each channel; eps
+// is one float64.
 struct NormTensors {
   enum : size_t { Weight, Bias, Eps, Count };
 };
 
-// A whole number that follows from sizes. `a` and `b` are numbers before it, by position, but for Constant, which is
-// `a`, Size, that of value `a` along axis `b`, and Sizes, all of value `a`: attributes and no number. Quotients are rounded towards minus infinity, and remainders go
-// with them, as Python's do.
+// A whole number that follows from sizes. `a` and `b` are positions of earlier numbers, except for Constant, which
+// is `a`; Size, the size of value `a` along axis `b`; and Sizes, all sizes of value `a`, which gives several
+// attributes. Quotients and remainders are Python's, rounded towards minus infinity.
 struct Number {
   enum class How : int64_t {
     Constant,
@@ -167,63 +169,64 @@ struct Operator {
   std::vector<int64_t> inputs;
   int64_t output;
   std::vector<int64_t> attributes;
-  // Of layers with groups: uint8, as they are packed. With other weights: int8 [out, in / groups, depth, height, width] or [out, in]; float64 [out], the scales; float32 [out],
-  // the bias; float64 [2], the factors of a sum. Of the table: uint8 [256]. Of the factors: float64 [count]. Of a
-  // constant: uint8 or float32, of its shape. Of a power: float64 [2].
+  // Layers with groups: packed uint8. Other layers: int8 weights, [out, in / groups, depth, height, width] or [out,
+  // in]; float64 [out], the scales; float32 [out], the bias; float64 [2], the factors of a sum. A table: uint8
+  // [256]. Factors: float64 [count]. A constant: uint8 or float32, in its shape. A power: float64 [2].
   std::vector<at::Tensor> tensors;
-  // Attributes that the model computes of sizes, by position, and the numbers that they are. They are known when the
-  // program is prepared (numbers.h); till then `attributes` has 1 in their place.
+  // Attributes that the model computes from sizes: (position of the attribute, position of the number). They are
+  // known once the program is prepared (numbers.h). Until then `attributes` has 1 at their positions.
   std::vector<std::pair<int64_t, int64_t>> computed = {};
 };
 
 struct Program {
-  int64_t inputs = 0;      // float tensors that it takes
-  std::vector<Grid> grids; // of each value
+  int64_t inputs = 0;      // the number of float tensors that it takes
+  std::vector<Grid> grids; // one for each value
   std::vector<Operator> operators;
-  std::vector<int64_t> outputs; // values that it returns, codes dequantized
+  std::vector<int64_t> outputs; // values that it returns; codes are dequantized
   std::vector<Number> numbers = {};
 };
 
-// By what their declarations say of weights.
-bool isConvolution(Kind kind); // transposed ones too
+// Facts from the kind's declaration.
+bool isConvolution(Kind kind); // also for transposed ones
 bool isTransposed(Kind kind);
 bool isLinear(Kind kind);
 bool isAffine(Kind kind);
 bool isRecurrent(Kind kind);
 bool isDynamic(Kind kind);
-// They are the last ones.
+// An attribute of DynamicAttributes; these are the operator's last ones.
 inline int64_t dynamicAttribute(const Operator& op, size_t which) {
   return op.attributes[op.attributes.size() - DynamicAttributes::Count + which];
 }
 
-// Whether an operator with weights adds a value before it rounds.
+// Whether an operator with weights adds another value before it rounds.
 bool hasSum(const Operator& op);
 
-// Whether int8 weights, a row for each result, are so many that sums of products may leave int32, whatever they are.
+// Whether int8 weights, with a row for each output, have so many columns that sums of products may exceed int32.
 bool mayLeaveInt32(const at::Tensor& weight);
 
 const char* nameOf(Kind kind);
-// Throws where there is none of that name.
+// The kind of that name; an error if there is none.
 Kind kindNamed(const std::string& name);
 
-// Throws where a program cannot be prepared as it is: an index that is none, an operand that is not computed yet, a
-// tensor of another shape or dtype, a number out of range.
+// Throws if a program cannot be prepared: an index out of range, an operand that is not computed yet, a tensor of
+// wrong shape or dtype, a number out of range.
 void check(const Program& program);
-// The same for the type of a value, by its number.
+// Checks the grid of the value with number `index`.
 void checkGrid(const Grid& grid, size_t index);
-// The same for what an operator is by itself.
+// Checks an operator by itself, without its operands.
 void checkForm(const Operator& op);
 
-// Of an operator: kind and name; inputs, output, attributes, and (position, number) of each that is computed; tensors.
+// An operator in a file: kind and name; inputs, output, attributes, and (position, number) of each computed
+// attribute; tensors.
 using OperatorState =
     std::tuple<std::vector<std::string>, std::vector<std::vector<int64_t>>, std::vector<at::Tensor>>;
-// The format and the number of inputs, (zero point, low, high, whether it is float32) of each value, outputs, (how, a, b)
-// of each number; scales; operators.
+// A program in a file: the format and the number of inputs, (zero point, low, high, whether it is float32) of each
+// value, outputs, (how, a, b) of each number; scales; operators.
 using State = std::tuple<std::vector<std::vector<int64_t>>, std::vector<double>, std::vector<OperatorState>>;
 
 std::vector<at::Tensor> copiesOf(const std::vector<at::Tensor>& tensors);
 State stateOf(const Program& program);
-// Checked.
+// The program in a state, after all checks.
 Program programOf(const State& state);
 
 } // namespace jit_passes::x86

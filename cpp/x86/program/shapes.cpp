@@ -5,7 +5,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kMaxCodes = int64_t{1} << 32; // more in one value are a mistake
+constexpr int64_t kMaxCodes = int64_t{1} << 32; // limit for one value; more is a mistake
 
 } // namespace
 

@@ -7,37 +7,37 @@ namespace jit_passes::x86 {
 
 using Sizes = std::vector<int64_t>;
 
-// Of all values, for those of the inputs. Throws, with the name of the operator, where an operator cannot have
-// such operands.
+// The sizes of all values, from the sizes of inputs. An error names the operator that cannot take its operands.
 std::vector<Sizes> inferSizes(const Program& program, const std::vector<Sizes>& inputs);
 
-// Of the result of an operator, whose operands have known sizes.
+// The sizes of an operator's result. The sizes of its operands must be known.
 Sizes inferResult(const Operator& op, const std::vector<Sizes>& sizes, const std::vector<Sizes>& inputs);
 
-// The axis from 0 on of one that may count from the end.
+// The axis counted from 0. A negative axis counts from the end.
 inline int64_t axisOf(int64_t axis, int64_t rank) { return axis < 0 ? axis + rank : axis; }
 
-// An error that names the operator.
+// Raises an error that names the operator, unless the condition holds.
 template <typename... Message>
 void require(const Operator& op, bool condition, const Message&... message) {
   TORCH_CHECK(condition, op.name, " (", nameOf(op.kind), ") ", message...);
 }
 
-// The same of an axis that the operator works along, of a tensor of so many axes.
+// The axis counted from 0; an error that names the operator if a tensor of this rank does not have it.
 int64_t checkAxis(const Operator& op, int64_t axis, int64_t rank, const Sizes& of);
 
-// Whether the axis is one that a mean, or another operator of its form, goes over.
+// Whether a mean, or another reduction with its attributes, reduces the axis.
 bool isReduced(const Operator& op, int64_t axis, int64_t rank);
 
-// The axis of the operand, for each of the result of Permute or Transpose.
+// For each axis of the result of Permute or Transpose, the axis of the operand.
 Sizes permutationOf(const Operator& op, int64_t rank);
 
 int64_t countOf(const Sizes& sizes);
 
-// The number that all elements of a value are, if it is the expansion of a constant: as a result it takes no memory.
+// The number of which all elements of a value are copies, if it is an expanded constant. Such a result takes no
+// memory.
 std::optional<at::Tensor> numberSpread(const Program& program, int64_t value);
 
-// Whether a tensor is [0], which is joined with tensors of any shape and adds nothing to them, as in at::cat.
+// Whether a tensor has shape [0]. As in at::cat, it can be joined with tensors of any shape, and adds nothing.
 inline bool isJoinedWithAny(const Sizes& sizes) { return sizes == Sizes{0}; }
 
 } // namespace jit_passes::x86

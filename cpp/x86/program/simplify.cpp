@@ -7,7 +7,7 @@ namespace {
 
 void absorbPaddings(std::vector<Operator>& operators) {
   using A = ConvolutionAttributes;
-  std::unordered_map<int64_t, const Operator*> paddings; // by the value that they make
+  std::unordered_map<int64_t, const Operator*> paddings; // by their result
   for (Operator& op : operators) {
     if (op.kind == Kind::Pad && op.computed.empty()) {
       paddings.emplace(op.output, &op);
@@ -35,7 +35,8 @@ void absorbPaddings(std::vector<Operator>& operators) {
   }
 }
 
-// An axis of codes that is split into `parts` and the rest, swapped, and joined again, is shuffled.
+// Replaces an unflatten, transpose and flatten that split an axis of codes in two, swap both and join them by a
+// shuffle.
 void findShuffles(Program& program) {
   std::unordered_map<int64_t, const Operator*> makers; // by value
   const auto made = [&](const Operator& by, Kind kind) -> const Operator* {
@@ -85,8 +86,7 @@ void removeUnused(Program& program) {
     program.numbers.clear();
   }
   for (size_t i = 0; i < program.numbers.size(); ++i) {
-    program.numbers[i] =
-        needed[i] ? program.numbers[i] : Number{Number::How::Constant}; // of values that are gone
+    program.numbers[i] = needed[i] ? program.numbers[i] : Number{Number::How::Constant}; // its value is gone
   }
 }
 

@@ -1,18 +1,17 @@
-// Programs as what a file holds, and back.
+// Programs to and from their state in a file.
 #include "program.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-// Without numbers that are computed, a program has the older form, which earlier versions read.
+// A program without computed numbers has the format 2, which earlier versions can read.
 constexpr int64_t kFormat = 3, kWithoutNumbers = 2;
 
-// Weights that are in a state which somebody holds. Plans of several methods may have the same ones: as one tensor, a
-// file has them once. So states are for reading: who writes to a tensor of one may change others. Plans hold none of
-// these tensors, and make copies of what they are given.
+// The weights in all states that are in use. Plans of several methods may have equal weights; as one tensor, a file
+// has them once. Tensors of a state must not be written to, since other states may share them. Plans hold copies.
 class Held {
  public:
-  // The tensor of that content that is held, or else the copy itself, which is known from then on.
+  // A known tensor with the content of `copy`; else `copy` itself, which is known from then on.
   at::Tensor shared(const at::Tensor& copy) {
     const auto bytes = static_cast<size_t>(copy.nbytes());
     if (bytes < kWorthIt) {
@@ -102,7 +101,7 @@ Program programOf(const State& state) {
       format == kFormat || format == kWithoutNumbers, "the plan has the format ", format,
       ", and this jit_passes reads ", kWithoutNumbers, " and ", kFormat,
       ": load it with the version that wrote it, or quantize the model anew");
-  const size_t more = format == kFormat; // list, of the plan and of each operator
+  const size_t more = format == kFormat; // lists for the plan and for each operator
   TORCH_CHECK(
       lists.size() == 3 + more && (more == 0 || lists[3].size() % 3 == 0),
       "not a plan: its state has another form");

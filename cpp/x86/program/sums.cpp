@@ -10,14 +10,14 @@ Operator withoutSum(Operator op) {
   return op;
 }
 
-// The numbers that codes stand for, times a factor.
+// The range of the numbers that codes stand for, times a factor.
 std::pair<double, double> rangeOf(const Grid& grid, double factor) {
   const double one = (grid.low - grid.zero_point) * grid.scale * factor;
   const double other = (grid.high - grid.zero_point) * grid.scale * factor;
   return std::minmax(one, other);
 }
 
-// Of the first operand, where the sum of both times their factors lies within its own codes. It has a code for 0.
+// A grid for the first operand, over all values for which the sum is within its own codes. It has a code for 0.
 Grid gridOfFirst(const Grid& sum, const Grid& second, const double* factors) {
   const auto whole = rangeOf(sum, 1), other = rangeOf(second, factors[1]);
   const double ends[] = {
@@ -65,8 +65,7 @@ std::optional<Program> sumsApart(const Program& program, const std::vector<Sizes
     return std::nullopt;
   }
   for (size_t i = program.grids.size(); i < apart.grids.size(); ++i) {
-    checkGrid(
-        apart.grids[i], i); // a scale may be no number; weights were checked, and may be released by now
+    checkGrid(apart.grids[i], i); // the scale may be NaN; weights were checked, and may be released already
   }
   return apart;
 }

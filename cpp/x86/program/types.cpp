@@ -14,7 +14,7 @@ bool hasCodes(const Operator& op) {
 
 int64_t checkAxes(const Operator& op, const std::vector<int64_t>& axes) {
   const Declaration& declaration = declarationOf(op.kind);
-  int64_t most = 0; // of an operand
+  int64_t most = 0; // the most axes of an operand
   for (const int64_t input : op.inputs) {
     most = std::max(most, axes[input]);
   }

@@ -1,19 +1,19 @@
-// Which types an operator takes and gives: codes or float32.
+// The types that an operator takes and gives: codes or float32.
 #pragma once
 
 #include "declaration.h"
 
 namespace jit_passes::x86 {
 
-// Whether there is a form of it that gives float32; that gives codes.
+// Whether the kind has a form that gives float32, or codes.
 bool hasFloats(Kind kind);
 bool hasCodes(const Operator& op);
-// Axes that its result has at least, by those of all values so far: 0 where nothing is known before sizes are. An error
-// where it takes or gives fewer than that.
+// The fewest axes of the operator's result, from the fewest axes of all values so far; 0 if nothing is known before
+// sizes are. An error if the operator takes or gives tensors with fewer axes only.
 int64_t checkAxes(const Operator& op, const std::vector<int64_t>& axes);
-// The grid of a concatenation whose operands have one, but for their ends; nothing for others.
+// The grid of a concatenation whose operands have equal grids, except for their ends; nothing otherwise.
 std::optional<Grid> joinedGrid(const Operator& op, const std::vector<Grid>& grids);
-// Whether operands and result have types that the kind takes, in as many channels, and a constant the dtype of its own.
+// Whether the kind takes these types of operands and result, and a constant has the dtype of its tensor.
 bool fitsTypes(const Operator& op, const std::vector<Grid>& grids);
 
 } // namespace jit_passes::x86

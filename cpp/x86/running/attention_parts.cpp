@@ -4,7 +4,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// In elements, from the first one in memory on.
+// A view with strides and offset in elements.
 View viewOf(const Memory& memory, const std::vector<Rearranged>& views) {
   Sizes strides = memory.strides;
   for (int64_t& stride : strides) {
@@ -52,7 +52,7 @@ Part product(const Step& step, const std::vector<Memory>& memory, Form form) {
   const Placed a = placed(left, left_view, matrices(left_view, of_left.rows, of_left.columns));
   const Placed b = placed(right, right_view, rightMatrices(right_view, transposed));
   const View own = viewOf(to, {});
-  View result = own; // before it is permuted
+  View result = own; // before the permutation
   for (size_t i = 0; i < to.sizes.size(); ++i) {
     result.sizes[step.axes[i]] = own.sizes[i], result.strides[step.axes[i]] = own.strides[i];
   }

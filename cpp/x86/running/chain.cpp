@@ -1,7 +1,7 @@
-// Convolutions computed depth first: a band of rows of the last one at a time. Of each value in between, a thread has
-// as many rows as the next layer needs, in memory of its own that stays in the caches; rows that the next band needs
-// too are moved to the front. Rows outside of an image hold the zero point. The content of a row does not depend on
-// the band that it is computed for.
+// Convolutions computed depth first, for one band of rows of the last one at a time. A thread has only the rows of
+// each intermediate value that the next layer needs, in memory of its own that stays in the caches. Rows that the
+// next band needs too are moved to the front. Rows outside of an image hold the zero point. The content of a row
+// does not depend on its band.
 #include <cstring>
 
 #include "phases.h"
@@ -9,14 +9,15 @@
 namespace jit_passes::x86 {
 namespace {
 
-// For the rows of all values in between: a part of the second cache, with weights and the rows of the others.
+// Memory for the rows of all intermediate values. The second cache must also hold weights, and rows of input and
+// result.
 constexpr int64_t kScratch = 1 << 18;
 constexpr int64_t kMostRows = 64, kItems = 16;
 
-// A value in between.
+// An intermediate value.
 struct Rows {
-  Image image;    // of one batch element, without memory
-  int64_t offset; // in the scratch, of the first row's border
+  Image image;    // one batch element, without memory
+  int64_t offset; // of the first row's border in the scratch
   int64_t count, left, right;
   uint8_t zero;
 
@@ -25,21 +26,21 @@ struct Rows {
 
 struct Chain {
   std::vector<Layer> layers;
-  std::vector<Rows> rows; // behind each layer but the last
+  std::vector<Rows> rows; // after each layer but the last
   Placed in, out;
-  int64_t band = 1; // rows of the last layer in an item
+  int64_t band = 1; // rows of the last layer in one item
 
   int64_t bands() const { return (out.image.height + band - 1) / band; }
   int64_t items() const { return out.image.images * bands(); }
   const Window& window(size_t layer) const { return layers[layer].packed->kernel().window(); }
 
-  // Rows that a layer reads for so many.
+  // The number of rows that a layer reads for `count` rows of its result.
   int64_t readFor(size_t layer, int64_t count) const {
     const Window& w = window(layer);
     return (count - 1) * w.stride_h + (w.kernel_h - 1) * w.dilation_h + 1;
   }
 
-  // Finds places for as many rows as bands of that size need; the bytes of all.
+  // Finds places for the rows that a band of this size needs. Returns the number of bytes.
   int64_t place(int64_t rows_of_band) {
     band = rows_of_band;
     int64_t count = band, bytes = 0;
@@ -55,7 +56,7 @@ struct Chain {
 
  private:
   struct Span {
-    int64_t first = 0, from = 0, to = 0; // the row at the front of the memory; rows that are computed next
+    int64_t first = 0, from = 0, to = 0; // the row at the front of the memory; rows to compute next
   };
   using Spans = c10::SmallVector<Span, 8>;
 
@@ -63,7 +64,7 @@ struct Chain {
   void compute(size_t layer, int64_t n, const Call& call, const Spans& spans) const;
 };
 
-// Goes from the last layer to the first: which rows it will compute, and which it reads for them. Rows that are there
+// Finds, from the last layer to the first, the rows to compute and the rows to read for them. Rows that exist
 // already move to the front.
 void Chain::findSpans(int64_t first, int64_t last, bool is_new, uint8_t* scratch, Spans& spans) const {
   spans.back().from = first, spans.back().to = last;

@@ -5,7 +5,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Whether it is rows of channels, with the same distance between all of them.
+// Whether all pixels have one distance in memory, so the value is a matrix.
 bool isUniform(const Memory& memory) {
   const int64_t last = int64_t(memory.sizes.size()) - 1;
   if (memory.axis >= 0 && memory.axis != last) {

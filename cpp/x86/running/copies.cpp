@@ -23,7 +23,7 @@ void padRows(
 
 namespace {
 
-// Where elements of the result lie along an axis of the operand.
+// The positions of a result's elements along an axis of the operand.
 class Places {
  public:
   Places(int64_t in, int64_t out, std::optional<double> factor, bool aligns_corners)
@@ -40,8 +40,9 @@ class Places {
   float apart_;
 };
 
-// Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981, https://doi.org/10.1109/TASSP.1981.1163711,
-// with the parameter that PyTorch has: the share of an element by its distance, up to 1 and from 1 to 2.
+// Keys, "Cubic Convolution Interpolation for Digital Image Processing", 1981,
+// https://doi.org/10.1109/TASSP.1981.1163711, with PyTorch's parameter: the weight of an element at a distance up to
+// 1, and from 1 to 2.
 float nearShare(float x) {
   constexpr float kA = -0.75;
   return ((kA + 2) * x - (kA + 3)) * x * x + 1;
@@ -75,7 +76,7 @@ std::vector<Blend::Taps> blendedTaps(
   const Places places(in, out, factor, aligns_corners);
   std::vector<Blend::Taps> taps(out);
   for (int64_t i = 0; i < out; ++i) {
-    if (in == out) { // ATen copies, whatever the factor
+    if (in == out) { // ATen copies for any factor
       taps[i] = {i, i, 0.0F};
       continue;
     }

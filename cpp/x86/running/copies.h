@@ -1,4 +1,4 @@
-// Codes that go elsewhere, where no kernel is worth while.
+// Copies and positions for operators without kernels of their own.
 #pragma once
 
 #include "graph/jit.h"
@@ -11,17 +11,18 @@ void padRows(
     const Image& in, const std::array<int64_t, 4>& offset, uint8_t zero, const Image& out, int64_t begin,
     int64_t end);
 
-// The element of an axis that each of the result is nearest to, as PyTorch computes it in float32: by the corners of
-// pixels. Its kernels for two spatial axes, which are `flat`, do not look at the factor where the size stays or doubles.
+// For each element of the result along an axis, the nearest element of the operand by the corners of pixels,
+// computed in float32 like PyTorch. `flat`: two spatial axes, for which PyTorch's kernels ignore the factor if the
+// size stays or doubles.
 std::vector<int64_t> nearest(int64_t in, int64_t out, std::optional<double> factor, bool flat);
-// By the centres of pixels: the mode `nearest-exact`.
+// The nearest elements by the centres of pixels, for the mode `nearest-exact`.
 std::vector<int64_t> nearestExact(int64_t in, int64_t out, std::optional<double> factor);
 
-// The two elements of an axis between which each of the result lies, and the share of the second, as PyTorch computes
-// them in float32.
+// For each element of the result along an axis, the two elements of the operand on both sides, and the weight of the
+// second one, computed in float32 like PyTorch.
 std::vector<Blend::Taps> blendedTaps(
     int64_t in, int64_t out, std::optional<double> factor, bool aligns_corners);
-// The four, and their shares, likewise.
+// The four elements around each element of the result, and their weights.
 std::vector<CubicFloats::Taps> cubicTaps(
     int64_t in, int64_t out, std::optional<double> factor, bool aligns_corners);
 

@@ -6,12 +6,12 @@ namespace jit_passes::x86 {
 
 namespace {
 
-// An axis that a copy goes over: how many elements, and how many bytes they are apart.
+// An axis of a copy: the number of elements, and their distances in bytes.
 struct Along {
   int64_t size, from, to;
 };
 
-// A copy of more axes than an image has. Items: all elements but those of the last axis, and the channels.
+// A copy of more axes than an image has. Items: the elements of all axes but the last one and the channels.
 Part copiedFar(const Sizes& sizes, const Sizes& strides, Placed x, const Memory& to) {
   std::vector<Along> outer;
   for (int64_t i = 0; i < int64_t(sizes.size()); ++i) {

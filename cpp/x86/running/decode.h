@@ -1,14 +1,14 @@
-// Float32 of codes, as a kernel reads them.
+// Decodes codes to float32 while a kernel reads them.
 #pragma once
 
 #include "placed.h"
 
 namespace jit_passes::x86 {
 
-// Channels of a pixel that a kernel decodes at most, and numbers of all pixels that it does at once.
+// A limit for the decoded channels of a pixel, and for the numbers that are decoded at once.
 constexpr int64_t kMostDecoded = 4096;
 
-// How a kernel of float32 over the channels of each pixel reads its operand: as it is, or made of codes, some pixels at a
+// The operand of a float32 kernel that works over the channels of each pixel: as it is, or decoded, some pixels at a
 // time, which stay in the first cache.
 struct Decode {
   std::optional<Dequantize> of_codes;
@@ -19,7 +19,7 @@ struct Decode {
                : Decode{Dequantize{static_cast<float>(grid.scale), static_cast<int32_t>(grid.zero_point)}};
   }
 
-  // Calls `run(in, out, begin, end)` for all rows, or for parts of one. `out` may be none.
+  // Calls `run(in, out, begin, end)` for all rows, or for parts of a row. There may be no `out`.
   template <typename Run, typename... Results>
   void run(const Image& in, int64_t begin, int64_t end, const Run& run, const Results&... out) const {
     if (!of_codes) {
@@ -39,7 +39,7 @@ struct Decode {
   }
 
  private:
-  // Pixels of one row.
+  // Some pixels of one row, as an image.
   static Image partOf(const Image& image, int64_t index, int64_t x, int64_t count) {
     Image part = image;
     part.data = image.data ? image.rowAt(index) + x * image.pixel : nullptr;

@@ -1,4 +1,4 @@
-// Phases of layers that give float32, most of which are dynamic, and functions of float32.
+// Parts of layers that give float32, most of which are dynamic, and functions of float32.
 #include "placed.h"
 #include "x86/kernels/dynamic.h"
 #include "x86/lowering/transposed.h"
@@ -43,7 +43,7 @@ std::vector<RowGrid> DynamicGrid::ofPixels(
 
 namespace {
 
-// Dense rows of codes, for each pixel of an image.
+// Dense codes of all pixels of an image.
 Image codesFor(const Image& image, int64_t channels) {
   Image codes = image;
   codes.channels = codes.pixel = channels;
@@ -68,7 +68,7 @@ std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vect
   const auto residual = addend ? std::optional(view(*addend)) : std::nullopt;
   DynamicGrid grid{};
   std::optional<RowGrid> known;
-  if (!dynamic) { // the scale is part of the multipliers
+  if (!dynamic) { // the multipliers contain the scale
     known = RowGrid{1, static_cast<int32_t>(codes.grid->zero_point)};
   } else {
     grid.offset = per_row ? 0 : memory[step.inputs[1]].offset;

@@ -9,10 +9,11 @@
 namespace jit_passes::x86 {
 namespace {
 
-// 20 to 50 us, by processor: longer than threads are apart after a share of equal size, and shorter than a time slice.
+// 20 to 50 us, depending on the processor: longer than the lag between threads with equal shares, and shorter than a
+// time slice.
 constexpr int kSpins = 1 << 10;
 
-// Waits for a moment, busily, for a word to be another than the one seen.
+// Spins for a moment until the word differs from `seen`. Returns whether it does.
 bool isSoonOther(const std::atomic<int>& word, int seen) {
   for (int spin = 0; spin < kSpins; ++spin) {
     if (word.load(std::memory_order_acquire) != seen) {
@@ -23,20 +24,21 @@ bool isSoonOther(const std::atomic<int>& word, int seen) {
   return false;
 }
 
-// A thread takes less to wake up where it has a processor.
+// Nanoseconds; a thread with a free processor wakes up in less.
 constexpr int64_t kAwake = 30'000;
 
-// For longer than this, and than twice its own share takes, a thread sleeps only where another has no processor.
+// Nanoseconds. If a thread waits longer than this plus twice the time of its own share, another thread has no
+// processor.
 constexpr int64_t kLate = 500'000;
 
 int64_t nanosecondsNow() {
   return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-Crowd crowd; // of this process
+Crowd crowd; // for this process
 
-// OpenMP's threads are not there any more after a fork, and a parallel region would wait for them for good,
-// whoever began them. So this is asked for when the library is loaded.
+// After a fork OpenMP's threads do not exist, and a parallel region would wait for them for ever, whichever library
+// has started them. So the handler is registered when this library is loaded.
 std::atomic<bool> is_forked{false};
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
 
@@ -45,11 +47,11 @@ Call ofThread(Call call, int64_t thread) {
   return call;
 }
 
-// A phase falls into so many units at most; each has the same share of all parts.
+// The most units of a phase. Each unit has an equal share of all parts.
 constexpr int64_t kMostUnits = 1 << 12;
 
-// Whether ranges are claimed in chunks. So many multiply-adds take a thread 10 us and more, of which beginning a kernel
-// once more is a few per cent.
+// Whether ranges are claimed in chunks. So many multiply-adds take a thread at least 10 us, and starting a kernel
+// once more takes a few per cent of that.
 bool isCut(const Phase& phase, int64_t threads) {
   constexpr int64_t kShort = 1 << 22;
   return phase.products > kShort * threads &&
@@ -73,7 +75,7 @@ void runUnits(const Phase& phase, const Call& call, int64_t begin, int64_t end, 
   }
 }
 
-// From one phase to the next, with the wait for other threads behind it; nothing where nobody asks.
+// Measures the time from one phase to the next, with the wait for other threads. Does nothing without a profile.
 class Clock {
  public:
   explicit Clock(std::vector<int64_t>* nanoseconds) : nanoseconds_(nanoseconds) {}
@@ -91,9 +93,9 @@ class Clock {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-// How far a call is. Each thread has a range of a phase's units, of which it claims one chunk after the other, and then
-// of the ranges of others. A phase ends when all of its units are finished, whoever is there: whoever finishes the last
-// one opens the next phase, and a thread that comes late goes on where the others are.
+// The progress of a call. Each thread has a range of a phase's units. It claims chunks of its own range, and then of
+// the ranges of other threads. A phase ends when all of its units are finished, even if some threads are absent. The
+// thread that finishes the last unit opens the next phase, and a late thread joins the phase that is open.
 class Progress {
  public:
   Progress(
@@ -104,7 +106,7 @@ class Progress {
     open(0);
   }
 
-  // Of one of so many threads, which may be fewer than there are ranges.
+  // The work of one thread. There may be fewer threads than ranges.
   void work(const Call& call, int thread, int threads) {
     const int end = static_cast<int>(phases_.size());
     processors_.enter(thread);
@@ -119,8 +121,8 @@ class Progress {
       }
       phase = waitFor(thread, phase_, phase, begun, is_for_all);
     }
-    // The region ends with a barrier of OpenMP, where a thread spins for milliseconds and keeps its processor from
-    // those that it waits for.
+    // At OpenMP's barrier at the end of the region, a thread spins for milliseconds and takes a processor from the
+    // threads that it waits for. So threads wait here first.
     if (thread > 0) {
       processors_.finish(thread);
       if (left_.fetch_add(1, std::memory_order_release) == threads - 2) {
@@ -136,26 +138,26 @@ class Progress {
     }
   }
 
-  // A thread has waited for another for so long, and had nothing to do itself.
+  // Notes that a thread without work has waited for another one for so long.
   void waited(int64_t nanoseconds) {
     if (nanoseconds > kLate && nanoseconds > lost()) {
       lost_.store(nanoseconds, std::memory_order_relaxed);
     }
   }
 
-  // Behind the region: throws the first error of a unit.
+  // Throws the first error of a unit. To be called after the region.
   void check() const {
     if (error_) {
       std::rethrow_exception(error_);
     }
   }
 
-  // Nanoseconds of the longest wait for a thread that came late.
+  // The longest wait for a late thread, in nanoseconds.
   int64_t lost() const { return lost_.load(std::memory_order_relaxed); }
 
  private:
-  // Waits until a word is another than the one seen. This thread's share took from `begun` till now, and all others
-  // have one that is `alike`, or nobody knows how long they will take.
+  // Waits until the word differs from `seen`. This thread's share took from `begun` until now. `alike`: the shares
+  // of the other threads are equal, so a long wait means a late thread.
   int waitFor(int thread, const std::atomic<int>& word, int seen, int64_t begun, bool alike) {
     if (!isSoonOther(word, seen)) {
       const int64_t since = nanosecondsNow();
@@ -170,9 +172,9 @@ class Progress {
     return word.load(std::memory_order_acquire);
   }
 
-  // Phase + 1 in the upper half, for which the unit in the lower half is the next that nobody has claimed. Where the
-  // phase is one that was before, nothing of the range is claimed yet. The phase only grows, so a late thread claims
-  // nothing. `phase_` orders the memory that units read.
+  // The upper half is a phase + 1, and the lower half the next unit of that phase that is not claimed. If the upper
+  // half belongs to an earlier phase, no unit of the range is claimed yet. The phase only grows, so a late thread
+  // claims nothing of an old one. `phase_` orders the memory that units read.
   struct alignas(64) Range {
     std::atomic<uint64_t> next{0};
   };
@@ -200,7 +202,7 @@ class Progress {
       while (const int64_t count = claim(index, owner, begin, end, first)) {
         try {
           runUnits(phase, call, first, first + count, units);
-        } catch (...) { // OpenMP ends the process for an error that leaves a region
+        } catch (...) { // OpenMP ends the process if an error leaves a region
           if (!has_failed_.exchange(true)) {
             error_ = std::current_exception();
           }
@@ -216,8 +218,8 @@ class Progress {
     return true;
   }
 
-  // The next chunk of a range, as its first unit and how many: three quarters, and then the rest, small enough for
-  // others to take over; or the whole range.
+  // Claims the next chunk of a range. Returns the number of units, and sets `first`. A range is claimed as a whole,
+  // or as three quarters and then the rest, which is small enough for another thread to take over.
   int64_t claim(int index, int64_t owner, int64_t begin, int64_t end, int64_t& first) {
     const uint64_t phase = static_cast<uint64_t>(index) + 1;
     const bool is_cut = isCut(phases_[index], static_cast<int64_t>(ranges_.size()));
@@ -239,12 +241,12 @@ class Progress {
 
   const std::vector<Phase>& phases_;
   Processors& processors_;
-  std::vector<Range> ranges_; // of each thread
+  std::vector<Range> ranges_; // one for each thread
   Clock clock_;
-  // Apart, so that finishing does not disturb those who look for the next phase.
+  // In separate cache lines, so that finished units do not disturb threads that wait for the next phase.
   alignas(64) std::atomic<int64_t> unfinished_{0}; // units of the phase
   alignas(64) std::atomic<int> phase_{0};
-  alignas(64) std::atomic<int> left_{0}; // threads but the first
+  alignas(64) std::atomic<int> left_{0}; // threads that have left, without the first
   std::atomic<int64_t> lost_{0};
   std::atomic<bool> has_failed_{false};
   std::exception_ptr error_;
@@ -259,7 +261,7 @@ void execute(
   if (threads <= 1 || at::in_parallel_region() || is_forked) {
     Clock clock(nanoseconds);
     for (const Phase& phase : phases) {
-      if (const int64_t units = unitsOf(phase)) { // none where a value is empty
+      if (const int64_t units = unitsOf(phase)) { // 0 for an empty value
         runUnits(phase, call, 0, units, units);
       }
       clock.next();
@@ -274,7 +276,7 @@ void execute(
   {
     const int thread = omp_get_thread_num();
     if (thread == 0) {
-      progress.waited(nanosecondsNow() - begun); // until all have come out of the region before
+      progress.waited(nanosecondsNow() - begun); // until all threads have left the region before
     }
     progress.work(ofThread(call, thread), thread, omp_get_num_threads());
     if (thread == 0) {
@@ -283,7 +285,7 @@ void execute(
   }
   const int64_t now = nanosecondsNow();
   progress.waited(now - done);
-  // A call that is much longer than what it lost would lose more without the thread.
+  // A call that is much longer than its lost time would lose more with fewer threads.
   crowd.finished(most - threads, progress.lost() > (now - begun) / 4, begun, now);
   progress.check();
 }

@@ -1,4 +1,4 @@
-// Steps over float32.
+// Parts over float32.
 #include "placed.h"
 #include "x86/kernels/copy_across.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kFloat = sizeof(float);
 
-// Of float32 in the arena, in elements.
+// The strides of float32 in the arena, in elements.
 Strides elementStrides(const Placed& floats, int64_t channel) {
   const Image& image = floats.image;
   return {image.image / kFloat, image.plane / kFloat, image.row / kFloat, image.pixel / kFloat, channel};
@@ -17,7 +17,7 @@ int64_t channelStride(const Memory& memory) {
   return memory.axis < 0 ? 1 : memory.strides[memory.axis] / kFloat;
 }
 
-// Of a tensor outside of the arena, whose strides count elements.
+// The image of a tensor outside of the arena. Strides count elements.
 Image imageAt(const void* data, const Image& sizes, const Strides& strides) {
   Image image = sizes;
   image.data = static_cast<uint8_t*>(const_cast<void*>(data));
@@ -30,7 +30,7 @@ Image imageAt(const void* data, const Image& sizes, const Strides& strides) {
 
 Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel) {
   const auto stride = [&](const Dim& dim) { return dim.axis < 0 ? 0 : strides[dim.axis] * dim.factor; };
-  // Of one column only, the next one would be behind its channels.
+  // With one column the stride of columns has no meaning; it is set to the number of channels.
   return {
       stride(dims[0]), stride(dims[1]), stride(dims[2]), dims[3].axis < 0 ? channel : stride(dims[3]),
       channel};
@@ -62,7 +62,7 @@ Part given(const Memory& from, const Sizes& strides, size_t number) {
 Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> grid) {
   const int64_t channel = to.axis < 0 ? kFloat : from.strides[to.axis];
   const Dims pixels =
-      pixelDims(to.sizes, to.axis); // whose lines the flags of numbers that are not finite count
+      pixelDims(to.sizes, to.axis); // the flags of numbers that are not finite are for these lines
   const Dims dims = grid ? pixels : alongNeighbours(pixels, from.strides, channel, kFloat);
   const Placed x{imageOf(dims, from.strides, to.channels(), kFloat), from.offset, from.home},
       y = image(to, dims);

@@ -7,7 +7,8 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Makes the phases: a step each, or one for each step of time, and the border of what it is the first to write.
+// Makes the phases: one for each step, or one for each time step. A phase also fills the border of memory that it is
+// the first to write.
 class Preparation {
  public:
   Preparation(const Program& program, Lowered lowered, int64_t& scratch)
@@ -68,7 +69,7 @@ class Preparation {
   const Memory& in(const Step& step, size_t i = 0) const { return lowered_.memory[step.inputs[i]]; }
   const Memory& out(const Step& step) const { return lowered_.memory[step.output]; }
 
-  // Of codes on a grid that follows from extents, which are the second input.
+  // The grid that follows from extents, which are the step's second input.
   DynamicGrid gridOf(const Step& step) const {
     const int64_t form = dynamicAttribute(operatorOf(step), DynamicAttributes::Form);
     return {in(step, 1).offset, static_cast<RangeForm>(form)};
@@ -124,7 +125,7 @@ class Preparation {
   const Program& program_;
   Lowered lowered_;
   int64_t& scratch_;
-  const Form form_ = bestForm(); // of kernels that read what others have packed
+  const Form form_ = bestForm(); // for kernels that read data packed by others
 };
 
 } // namespace

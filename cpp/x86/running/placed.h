@@ -1,4 +1,4 @@
-// Steps that are made ready: where images lie, and what runs over them.
+// Images at their places in memory, and parts that run over them.
 #pragma once
 
 #include "execute.h"
@@ -13,7 +13,7 @@ namespace jit_passes::x86 {
 struct Placed {
   Image image;
   int64_t offset;
-  size_t home = 0; // see Memory
+  size_t home = 0; // see Memory::home
 
   Image in(const Call& call) const {
     Image placed = image;
@@ -25,15 +25,15 @@ struct Placed {
 inline Placed image(const Memory& memory, const Dims& dims) {
   return {imageOf(dims, memory.strides, memory.channels(), memory.bytes()), memory.offset, memory.home};
 }
-// The results that residues of a transposed convolution give, among all.
+// The results of one of a transposed convolution's residues, among all results.
 inline Placed resultsOf(const Residues& residues, const Placed& all) {
   return {residues.resultsOf(all.image), all.offset + residues.offsetIn(all.image), all.home};
 }
 
 inline Placed image(const Memory& memory) { return image(memory, imageDims(memory.sizes, memory.axis)); }
 
-// The grid of codes that follows from extents in the arena. If these are not finite, flags behind them say which lines
-// of the codes are not.
+// A grid that follows from extents in the arena. If these are not finite, flags after them mark the lines of the
+// codes that are not finite.
 struct DynamicGrid {
   int64_t offset;
   RangeForm form;
@@ -41,20 +41,20 @@ struct DynamicGrid {
   Extent* extents(const Call& call) const { return reinterpret_cast<Extent*>(call.arena() + offset); }
   bool* infinite(const Call& call) const { return reinterpret_cast<bool*>(extents(call) + Measure::kParts); }
   RowGrid in(const Call& call) const { return gridOf(extentOf(extents(call)), form); }
-  // A grid for each pixel of the result: `grid`, and NaN for pixels of a sample that holds a number that is not finite.
+  // A grid for each pixel of the result: `grid`, or NaN for the pixels of a sample with a number that is not finite.
   std::vector<RowGrid> ofPixels(
       const Call& call, const RowGrid& grid, int64_t samples, int64_t lines, int64_t pixels) const;
 };
 
-// The grids of codes in the arena: in front of rows that have one each, or found by extents. Or one is known.
+// The grids of codes: one for each row, in the arena in front of the rows; or one from extents; or a known one.
 struct GridsOfCodes {
   bool per_row;
-  int64_t rows; // where their grids begin
+  int64_t rows; // the offset of the rows' grids
   DynamicGrid all;
   int64_t samples, lines, pixels;
   std::optional<RowGrid> known = {};
 
-  // Calls `use(grids, whether each pixel has one)`.
+  // Calls `use(grids, whether there is one for each pixel)`.
   template <typename Use>
   void with(const Call& call, const Use& use) const {
     if (known) {
@@ -72,7 +72,7 @@ struct GridsOfCodes {
   }
 };
 
-// Rows of a matrix, along the last axis, which has the channels.
+// Memory as rows of a matrix, with the last axis as channels.
 Placed rowsOf(const Memory& memory);
 
 template <typename Kernel>
@@ -87,25 +87,25 @@ inline Quantize quantizeTo(const Grid& grid) {
   return {1 / static_cast<float>(grid.scale), static_cast<float>(offsetOf(grid)), codeRangeOf(grid)};
 }
 
-// Of a tensor that the plan takes or gives, with strides of its axes; `channel`: that of the channels.
+// The strides of a tensor that the plan takes or gives. `channel` is the stride of the channels.
 Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel);
 
-// Of float32: inputs of the plan, by number, and its results.
+// Copies float32 inputs of the plan, by number, and its results.
 Part taken(size_t source, const Memory& to);
 Part given(const Memory& from, const Sizes& strides, size_t number);
-// On the grid of the codes, or on one that is found as the plan runs.
+// Quantizes on the grid of the codes, or on a grid found at run time.
 Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> grid = {});
 Part dequantized(const Memory& from, const Memory& to);
 
-// Of operators that are dynamic.
+// Parts of dynamic operators.
 Part measured(const Memory& from, const Memory& to);
 Part quantizedRows(const Operator& op, const Step& step, const std::vector<Memory>& memory);
 std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vector<Memory>& memory);
 
-// Into a part of the result, where it is one of a concatenation.
+// Copies, also into a part of a concatenation.
 Part copied(const Step& step, const Memory& from, const Memory& to);
-// Of transformers.
-// Both with kernels of one form: `product` reads what `packedOperand` has packed.
+// Matrix products. Both functions need kernels of one form: `product` reads the operand that `packedOperand` has
+// packed.
 Part packedOperand(const Step& step, const std::vector<Memory>& memory, Form form);
 Part product(const Step& step, const std::vector<Memory>& memory, Form form);
 

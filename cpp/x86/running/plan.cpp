@@ -7,11 +7,11 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Sizes that a plan stays prepared for, and arenas that it keeps: as many calls may run at once without asking for
-// memory.
+// The number of sizes of inputs that a plan stays prepared for, and of arenas that it keeps. So many calls can run
+// at one time without allocating memory.
 constexpr size_t kSizes = 32, kArenas = 16;
 
-// Beside float32, whole numbers and truths become float32 in PyTorch too, as masks do.
+// Together with float32, integers and bools, such as masks, become float32, as in PyTorch.
 at::Tensor toFloat(const at::Tensor& x, size_t number, bool is_beside_floats) {
   TORCH_CHECK(x.defined(), "input ", number, " of the plan is undefined");
   TORCH_CHECK(
@@ -23,7 +23,7 @@ at::Tensor toFloat(const at::Tensor& x, size_t number, bool is_beside_floats) {
   return x.to(at::kFloat).resolve_neg();
 }
 
-// An arena at the beginning of a large page, in such pages if it fills one.
+// An arena aligned to a huge page, in huge pages if it fills one.
 at::Tensor newArena(int64_t bytes) {
   const int64_t page = kLargePage;
   if (bytes < page) {
@@ -39,15 +39,15 @@ at::Tensor newArena(int64_t bytes) {
 
 } // namespace
 
-// Copies: the caller may keep the tensors, change them after the checks, or need memory that the plan releases.
+// Copies tensors: the caller may change them after the checks, or need the memory that the plan releases.
 Plan::Plan(Program program) : program_(std::move(program)) {
   for (Operator& op : program_.operators) {
     op.tensors = copiesOf(op.tensors);
   }
   taken_.resize(program_.inputs), read_.resize(program_.inputs), beside_floats_.resize(program_.inputs, true);
   std::vector<int64_t> sources(program_.grids.size(), -1); // the input that a value is
-  std::vector<int64_t> moved(program_.grids.size(), -1);   // the input whose elements it has
-  std::vector<bool> certain(program_.grids.size(), true);  // whether it is float32, whatever comes in
+  std::vector<int64_t> moved(program_.grids.size(), -1);   // the input whose elements each value has
+  std::vector<bool> certain(program_.grids.size(), true);  // whether it is float32 for any inputs
   for (const Operator& op : program_.operators) {
     if (op.kind == Kind::Input) {
       sources[op.output] = moved[op.output] = op.attributes[0];
@@ -125,8 +125,8 @@ std::vector<at::Tensor> Plan::run(
   Inputs given;
   for (size_t i = 0; i < inputs.size(); ++i) {
     floats.push_back(taken_[i] ? toFloat(inputs[i], i, beside_floats_[i]) : at::Tensor());
-    // Some of so many axes count as one. An axis of size 1 may have any stride and leave a tensor contiguous, and two
-    // in one go by the stride of the inner: a view of one row has the strides that its sizes say.
+    // With so many axes, some count as one, with the stride of the inner axis. A contiguous tensor may have any
+    // stride along an axis of size 1, so the tensor is viewed as one row, and then with the strides of its sizes.
     if (taken_[i] && floats.back().dim() > kMostAxes) {
       floats.back() = floats.back().contiguous().flatten().view(inputs[i].sizes());
     }
@@ -160,7 +160,7 @@ std::shared_ptr<const Prepared> Plan::prepared(const Inputs& inputs) {
   auto made = std::make_shared<const Prepared>(program_, weights_, inputs);
   weights_.trim();
   const std::lock_guard lock(mutex_);
-  if (!find()) { // another thread may have been faster
+  if (!find()) { // another thread may have prepared it
     prepared_.emplace_front(inputs, std::move(made));
     prepared_.resize(std::min(prepared_.size(), kSizes));
   }

@@ -5,18 +5,18 @@
 
 namespace jit_passes::x86 {
 
-// Any threads may call one plan. It keeps what it has prepared for the sizes of inputs used last.
+// Several threads may call one plan. It stays prepared for the last used sizes of inputs.
 class Plan : public torch::CustomClassHolder {
  public:
-  explicit Plan(Program program); // checked
+  explicit Plan(Program program); // must have been checked
 
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
-  // The time of each step of one such call: the name of the operator, the kernel, the sizes of the result, the
-  // multiply-adds, and nanoseconds, waiting for other threads included.
+  // The time of each step of one call: the name of the operator, the kernel, the sizes of the result, the
+  // multiply-adds, and nanoseconds, with the wait for other threads.
   using Profile = std::vector<std::tuple<std::string, std::string, std::vector<int64_t>, int64_t, int64_t>>;
   Profile profile(const std::vector<at::Tensor>& inputs);
   State state();
-  // A table for people: operators, grids and weights.
+  // Operators, grids and weights as a table for people.
   std::string toString() const;
 
  private:
@@ -28,13 +28,14 @@ class Plan : public torch::CustomClassHolder {
   void giveBack(at::Tensor arena);
 
   Program program_;
-  // Of each input: whether an operator reads it, and not only its sizes; and as it is, not only to quantize it.
+  // For each input: whether an operator reads its elements; and whether one reads them as float32 rather than only
+  // quantizes them.
   std::vector<bool> taken_, read_;
-  std::vector<bool> beside_floats_; // whether all that read its elements compute with float32 beside them
+  std::vector<bool> beside_floats_; // whether all readers of its elements also read float32
   Weights weights_;
   std::mutex mutex_;
-  std::list<std::pair<Inputs, std::shared_ptr<const Prepared>>> prepared_; // the one used last in front
-  std::vector<at::Tensor> arenas_;                                         // that no call uses
+  std::list<std::pair<Inputs, std::shared_ptr<const Prepared>>> prepared_; // last used first
+  std::vector<at::Tensor> arenas_;                                         // arenas that no call uses
 };
 
 } // namespace jit_passes::x86

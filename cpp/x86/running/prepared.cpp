@@ -31,7 +31,7 @@ void Prepared::prepare(const Program& program, Weights& weights, const Inputs& i
   }
   if (!empty) {
     auto lowered = lower(program, sizes, inputs.contiguous, orders, weights);
-    bytes_ = lowered.bytes + kSlack; // kernels may read a little further than the last value
+    bytes_ = lowered.bytes + kSlack; // kernels may read a little beyond the last value
     phases_ = phasesOf(program, std::move(lowered), scratch_bytes_);
   }
 }
@@ -42,7 +42,7 @@ std::vector<at::Tensor> Prepared::run(
   c10::SmallVector<Call::Source, 4> sources;
   c10::SmallVector<uint8_t*, 8> homes{arena};
   for (const at::Tensor& input : inputs) {
-    const auto* data = input.defined() ? input.const_data_ptr<float>() : nullptr; // which nothing writes to
+    const auto* data = input.defined() ? input.const_data_ptr<float>() : nullptr; // never written to
     sources.push_back({data, input.defined() ? input.strides() : at::IntArrayRef()});
     homes.push_back(reinterpret_cast<uint8_t*>(const_cast<float*>(data)));
   }

@@ -1,4 +1,4 @@
-// A program for inputs of given sizes: kernels, where their operands lie, and in which order they run.
+// A program for inputs of given sizes: kernels, the places of their operands, and their order.
 #pragma once
 
 #include "execute.h"
@@ -6,23 +6,23 @@
 
 namespace jit_passes::x86 {
 
-// Of each input: the sizes, and whether it is known to be contiguous, and can be read where it is.
+// For each input: the sizes, and whether it is known to be contiguous and so can be read in place.
 struct Inputs {
   std::vector<Sizes> sizes;
   std::vector<bool> contiguous;
   bool operator==(const Inputs&) const = default;
 };
 
-// Steps for inputs of given sizes, which any threads may run at once, each with memory of its own. All intermediate
-// values lie in one block: those that are never needed at the same time share their place.
+// Steps for inputs of given sizes. Several threads may run them at one time, each with its own memory. All
+// intermediate values are in one arena; values that are never needed at one time share their place.
 class Prepared {
  public:
   Prepared(const Program& program, Weights& weights, const Inputs& inputs);
 
-  // Of the arena that `run` needs for so many threads.
+  // The size of the arena that `run` needs for so many threads.
   int64_t bytes(int threads) const { return bytes_ + std::max(threads, 1) * scratch_bytes_; }
-  // Float32 tensors of the sizes that it is prepared for, with any strides but for those that have to be contiguous;
-  // undefined where only the sizes are read.
+  // `inputs` are float32 tensors of the prepared sizes, with any strides except where contiguous ones are expected.
+  // An input of which only the sizes are read is undefined.
   std::vector<at::Tensor> run(
       const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads,
       std::vector<int64_t>* nanoseconds = nullptr) const;
@@ -31,11 +31,11 @@ class Prepared {
  private:
   void prepare(const Program& program, Weights& weights, const Inputs& inputs);
 
-  std::vector<std::unique_ptr<const Program>> own_; // for these sizes; the last one is what runs
-  std::vector<Phase> phases_;                       // none for a batch of none
+  std::vector<std::unique_ptr<const Program>> own_; // forms of the program for these sizes; the last one runs
+  std::vector<Phase> phases_;                       // none for an empty batch
   std::vector<Sizes> output_sizes_, output_strides_;
-  std::vector<std::optional<at::Tensor>> spread_; // outputs of which only the shape counts: see numberSpread
-  int64_t bytes_ = 0, scratch_bytes_ = 0;         // for values, and for each thread
+  std::vector<std::optional<at::Tensor>> spread_; // outputs without memory: see numberSpread
+  int64_t bytes_ = 0, scratch_bytes_ = 0;         // size of the values, and of each thread's scratch
 };
 
 } // namespace jit_passes::x86

@@ -1,6 +1,6 @@
-// Processors on which the threads of a call run. A virtual processor that has nothing to do is halted, and Linux takes
-// it for one that is not there: it wakes a thread on the processor of whoever wakes it, and both take turns for
-// milliseconds. So a thread that works tells another one that should, and does not, to go elsewhere.
+// The processors on which the threads of a call run. An idle virtual processor is halted, and Linux treats it as
+// absent: it wakes a thread on the processor of the thread that wakes it, and both take turns for milliseconds. So a
+// thread that works moves another one that should work, but does not, to another processor.
 #pragma once
 
 #include <array>
@@ -16,10 +16,10 @@
 
 namespace jit_passes::x86 {
 
-// Of one calling thread and of those of its pool.
+// The processors of one calling thread and of the threads of its pool.
 class Processors {
  public:
-  // A call of so many threads begins.
+  // Begins a call of so many threads.
   void begin(int threads) {
     fits_ = static_cast<size_t>(threads) <= kMost;
     for (int i = 0; i < threads; ++i) {
@@ -27,7 +27,7 @@ class Processors {
     }
   }
 
-  // A thread begins to work, in a call or behind a wait.
+  // A thread begins to work, in a call or after a wait.
   void enter(int thread) {
     Place& own = at(thread);
     for (int seen = State::Away;
@@ -35,7 +35,7 @@ class Processors {
       if (seen == State::Here) {
         break;
       }
-      seen = State::Away; // somebody sends this thread away: it takes two system calls
+      seen = State::Away; // another thread is moving this one, which takes two system calls
     }
 #if defined(__linux__)
     static thread_local const auto id = static_cast<pid_t>(syscall(SYS_gettid));
@@ -43,11 +43,11 @@ class Processors {
 #endif
   }
 
-  // It waits for others.
+  // The thread waits for others.
   void leave(int thread) { at(thread).state.store(State::Away, std::memory_order_release); }
 
-  // Its part of the call is over: it may go where it might before, and nobody sends it away any more. One of the pool
-  // is not there until the next call.
+  // The thread's part of the call is over. It gets its former set of processors back, and is not moved again. A
+  // thread of the pool is absent until the next call.
   void finish(int thread) {
 #if defined(__linux__)
     Place& own = at(thread);
@@ -62,7 +62,8 @@ class Processors {
     }
   }
 
-  // It has done its part of a phase, which took long enough to wake up: others of so many should have begun theirs.
+  // The thread has done its part of a phase. If that took longer than waking up, the other threads should have
+  // begun.
   void done(int thread, int threads, int phase, bool was_long) {
     at(thread).done.store(phase, std::memory_order_relaxed);
     for (int i = 0; was_long && i < threads; ++i) {
@@ -70,7 +71,7 @@ class Processors {
     }
   }
 
-  // Another thread has to go elsewhere, should it be waiting, and its part of a phase not be done.
+  // Moves a thread to another processor if it is waiting and its part of a phase is not done.
   void sendAway([[maybe_unused]] int thread, [[maybe_unused]] int phase = INT_MAX) {
 #if defined(__linux__)
     Place& other = at(thread);
@@ -95,7 +96,7 @@ class Processors {
     std::atomic<int> done{-1}; // the last phase
 #if defined(__linux__)
     std::atomic<pid_t> id{0};
-    // By whoever sends the thread away, and by itself when it is there.
+    // Used by the thread that moves this one, and by this one once it runs.
     int sent_from = -1;
     cpu_set_t allowed;
 #endif
@@ -119,7 +120,7 @@ class Processors {
   }
 #endif
 
-  // Of more threads than there are places, some share one, and nobody is sent away.
+  // With more threads than places, some share a place, and none is moved.
   Place& at(int thread) { return places_[static_cast<size_t>(thread) % kMost]; }
 
   std::array<Place, kMost> places_;

@@ -20,7 +20,7 @@ std::string convolutionName(const Operator& op) {
   return name.str();
 }
 
-// Each pixel of what a transposed convolution reads, or of what others give, takes all weights.
+// The multiply-adds: all weights for each pixel of the result, or, in a transposed convolution, of the operand.
 int64_t productsOf(const Operator& op, const Memory& from, const Memory& to) {
   const Memory& pixels = isTransposed(op.kind) ? from : to;
   return countOf(pixels.sizes) / std::max<int64_t>(pixels.channels(), 1) * op.tensors[kWeight].numel();

@@ -4,7 +4,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Where a value lies.
+// The place of a sequence in memory.
 struct PlacedSequence {
   Sequence sequence;
   int64_t offset;
@@ -17,9 +17,9 @@ struct PlacedSequence {
   }
 };
 
-// The operands of a call.
+// The places of a recurrent layer's operands.
 struct PlacedRecurrence {
-  PlacedSequence gates, states, hidden, memory; // of cells without memory, it is the hidden state
+  PlacedSequence gates, states, hidden, memory; // memory is the hidden state for cells without one
   int64_t steps, rows;
 
   Recurrence in(const Call& call) const {

@@ -1,4 +1,4 @@
-// A step with the memory that it reads and writes, for the function that makes its kernel ready: Declaration::kernel.
+// A step with the memory that it reads and writes, for the function that makes its kernel: Declaration::kernel.
 #pragma once
 
 #include "decode.h"
@@ -9,21 +9,21 @@ struct StepContext {
   const Operator& op;
   const Step& step;
   const std::vector<Memory>& memory;
-  Form form; // of kernels that read data packed by others
+  Form form; // for kernels that read data packed by others
 
   const Memory& in(size_t i = 0) const { return memory[step.inputs[i]]; }
   const Memory& out() const { return memory[step.output]; }
-  // Of the result before a table.
+  // The grid of the result before a table.
   const Grid& grid() const { return *step.grid; }
 
-  // A kernel that goes over each element of its operand.
+  // The part of a kernel that works element by element.
   template <typename Kernel>
   Part unary(const Kernel& kernel) const {
     const Dims dims = pixelDims(out().sizes, out().axis);
     return x86::unary(kernel, image(in(), dims), image(out(), dims));
   }
 
-  // A kernel of float32 that goes over the channels of each pixel; its operand may be codes.
+  // The part of a float32 kernel that works over the channels of each pixel. The operand may be codes.
   template <typename Kernel>
   Part ofRows(const Kernel& kernel) const {
     const Dims dims = pixelDims(out().sizes, out().axis);
@@ -38,7 +38,7 @@ struct StepContext {
         }};
   }
 
-  // The float32 and the codes that a step gives, one or both.
+  // The memory of a step's float32 result and of its result in codes; one may be null.
   std::pair<const Memory*, const Memory*> floatsAndCodes() const {
     if (out().grid->is_float) {
       return {&out(), nullptr};

@@ -279,3 +279,28 @@ def test_writes_into_a_copy_of_a_constant(form: str) -> None:
         assert "linear" in rows
         assert torch.equal(model.qkv.bias, before)
         torch.testing.assert_close(quantized(x), model(x), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("target", ["reference", "stock", "x86"])
+def test_a_wider_operand(target: str) -> None:
+    """The sum has the dtype of its first operand, also where the dtype of the second is not known."""
+
+    class Wider(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            a = self.conv(x)
+            b = a * 2
+            b += a.double() * 0.5
+            c = a * 3
+            c *= y
+            return b, c
+
+    x, y = sixteenths(1, 3, 6, 6), torch.full((1,), 0.25, dtype=torch.float64)
+    model = torch.jit.script(Wider().eval())
+    quantized = jit_passes.quantize_script(model, [(x, y)], target=target, mode="static")
+    for found, expected in zip(quantized(x, y), model(x, y), strict=True):
+        assert found.dtype == expected.dtype == torch.float32
+        assert (found - expected).abs().max() < 0.02 * expected.abs().max()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from qat_nets import Shared, batch, compiled, nodes_of, seeded
 from torch import Tensor, nn
 
@@ -71,6 +72,22 @@ def test_defer_batch_norm(name: str, origin: str) -> None:
     if origin == "traced_in_training":
         return  # it has a batch norm that trains in both modes
     assert all(torch.equal(a, b) for a, b in zip(model(x), marked(x), strict=True))
+
+
+class MCDropout(nn.Module):
+    """Drops numbers in eval mode too, as its author wants."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, 0.5, True)
+
+
+def test_follow_mode_leaves_a_constant_of_the_user() -> None:
+    """A scripted dropout that is always on stays on, whatever its module is called."""
+    model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), MCDropout()))
+    marked = wrap(normalize_training(model))
+    marked.eval()
+    dropped = float((marked(batch(4, 3, 10, 10)) == 0).float().mean())
+    assert 0.4 < dropped < 0.6
 
 
 def test_pool_attributes() -> None:

@@ -147,15 +147,16 @@ std::string overloadOf(const Node* node) {
   for (const Value* input : node->inputs()) {
     const auto& type = input->type();
     key += static_cast<char>(type->kind());
-    if (type->containedTypeSize() == 1) {
-      key += static_cast<char>(type->containedType(0)->kind());
+    for (size_t i = 0; i < std::min<size_t>(type->containedTypeSize(), 2); ++i) { // a dict has two
+      key += static_cast<char>(type->containedType(i)->kind());
     }
   }
-  const auto [found, is_new] = known.try_emplace(std::move(key));
-  if (const auto* schema = is_new ? node->maybeSchema() : nullptr) {
-    found->second = schema->overload_name();
+  const auto found = known.find(key);
+  if (found != known.end()) {
+    return found->second;
   }
-  return found->second;
+  const auto* schema = node->maybeSchema(); // a library that defines it may be loaded later
+  return schema == nullptr ? "" : known.emplace(std::move(key), schema->overload_name()).first->second;
 }
 
 // For %y = prim::If(%c), the result of each block becomes %y. For %y = prim::Loop(%n, %c, %x), the block's argument

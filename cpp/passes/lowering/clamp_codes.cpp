@@ -43,8 +43,13 @@ bool isWithin(const Node* node, const CodeGrid& grid) {
     return false;
   }
   const Node* operand = mainOperand(made)->node();
+  const Node* codes = mainOperand(operand)->node();
+  while (movesData(codes)) {
+    codes = mainOperand(codes)->node();
+  }
   return inputOf(operand, "scale") == inputOf(node, "scale") &&
-         inputOf(operand, "zero_point") == inputOf(node, "zero_point");
+         inputOf(operand, "zero_point") == inputOf(node, "zero_point") && codes->kind() == quantize &&
+         constantNumber(codes, "quant_min") >= grid.low && constantNumber(codes, "quant_max") <= grid.high;
 }
 
 template <typename Code>

@@ -20,11 +20,14 @@
 namespace jit_passes {
 namespace {
 
-// Only tracing gives nodes a scope, and files keep no scopes. PyTorch's own scripted modules read their mode.
+// Only tracing gives nodes a scope, and files keep no scopes. PyTorch's own modules read their mode if they are
+// scripted; a user's module with another name may want its constant.
 bool isTraced(const Node* node) {
-  const auto type = moduleOf(node).second;
-  const auto has = [&](const char* part) { return type.find(part) != std::string::npos; };
-  return !node->scopeName().empty() || has("BatchNorm") || has("InstanceNorm") || has("Dropout");
+  static const std::unordered_set<std::string> types{
+      "Dropout",       "Dropout1d",   "Dropout2d",   "Dropout3d",     "AlphaDropout",   "FeatureAlphaDropout",
+      "BatchNorm1d",   "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "InstanceNorm1d", "InstanceNorm2d",
+      "InstanceNorm3d"};
+  return !node->scopeName().empty() || types.count(moduleOf(node).second) > 0;
 }
 
 bool followMode(PassContext& context) {

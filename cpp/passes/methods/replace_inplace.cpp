@@ -17,8 +17,15 @@
 //                                         %e = aten::expand_as(%t, %x)
 //                                         %y = aten::clone(%e, %none)
 //
+// An in-place operator keeps the dtype of the value it writes to. Other operands are cast to it, unless both are
+// float32 for certain:
+//
+//   %z = aten::add_(%x, %y, %1)   ->   %t = aten::type_as(%y, %x)
+//                                      %z = aten::add(%x, %t, %1)
+//
 // PyTorch's analysis takes the result of dropout for a new tensor. In eval mode it is the operand, so writes to the
 // operand or the result of a dropout that may be off stay in place too.
+#include "facts/float_values.h"
 #include "facts/known_values.h"
 #include "graph/alias.h"
 #include "graph/operators.h"
@@ -149,6 +156,44 @@ bool widens(const KnownValues& known, const Node* node) {
   });
 }
 
+// The functional forms of these operators have the widest dtype of all operands.
+std::vector<Node*> promotingNodes(Graph& graph) {
+  static const auto kinds = symbols(
+      {"aten::add", "aten::sub", "aten::mul", "aten::div", "aten::pow", "aten::fmod", "aten::remainder",
+       "aten::floor_divide", "aten::addcmul", "aten::addcdiv", "aten::lerp"});
+  return nodesWhere(graph, [&](const Node* node) { return kinds.count(node->kind()) > 0; });
+}
+
+// Casts the operands of nodes that are new to the dtype of their first operand, unless both are float32 for certain.
+void castOperands(PassContext& context, const std::vector<Node*>& old) {
+  const auto graph = context.graph();
+  const std::unordered_set<const Node*> known(old.begin(), old.end());
+  std::unordered_set<const Node*> changed;
+  for (const Node* node : promotingNodes(*graph)) {
+    if (known.count(node) == 0) {
+      changed.insert(node);
+    }
+  }
+  if (changed.empty()) {
+    return;
+  }
+  FloatValues floats(context);
+  std::vector<std::pair<Node*, size_t>> casts;
+  forEachNode(*graph, [&](Node* node) {
+    for (size_t i = 1; changed.count(node) > 0 && i < node->inputs().size(); ++i) {
+      const Value *first = mainOperand(node), *operand = node->inputs()[i];
+      const bool equal = operand == first || (floats.has(first) && floats.has(operand));
+      if (isTensor(operand) && !isConstant(operand) && !equal) {
+        casts.emplace_back(node, i);
+      }
+    }
+    floats.add(node);
+  });
+  for (const auto& [node, i] : casts) {
+    node->replaceInput(i, insertValue(node, aten::type_as, {node->inputs()[i], mainOperand(node)}, node));
+  }
+}
+
 // Replaces writes to a value that shares memory with no other value, in the block where it is made.
 bool replaceWritesToFresh(Graph& graph, const KnownValues& known) {
   return changeNodes(graph, [&](Node* node) {
@@ -188,6 +233,7 @@ bool expandCopies(Graph& graph) {
 bool replaceInplace(PassContext& context) {
   const auto graph = context.graph();
   const KnownValues known(context);
+  const std::vector<Node*> old = promotingNodes(*graph);
   const bool replaced = replaceWritesToFresh(*graph, known);
   std::unordered_set<const Value*> dropped;
   forEachNode(*graph, [&](const Node* node) {
@@ -208,6 +254,9 @@ bool replaceInplace(PassContext& context) {
     return !isAnotherOperator(node) && !widens(known, node) &&
            (node->inputs().empty() || !dropped.count(sourceOf(mainOperand(node))));
   });
+  if (changed || replaced) {
+    castOperands(context, old);
+  }
   return expandCopies(*graph) || changed || replaced;
 }
 

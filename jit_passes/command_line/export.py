@@ -80,7 +80,7 @@ Examples:
 def export(
     model: Path, form: str, engine: str | None, config: Path | None, mode: str | None,
     version: str | None, kernels: str | None, output: Path, method: str, as_json: bool,
-    no_progress: bool, **data: Any,
+    progress: bool | None, **data: Any,
 ) -> None:  # fmt: skip
     """Write MODEL, or its scales, to a file that another engine reads.
 
@@ -108,7 +108,7 @@ def export(
             raise click.UsageError(f"--engine {target.name} reads files of --to {known}")
     loaded = load_model(model)
     if form not in FOLDERS:
-        check_output(output, [path for path in (model, config, data["data"]) if path is not None])
+        check_output(output, (model, config, data["data"]))
     batches = options.given_data(loaded, method, **data) if target or form in MODELS else None
     if form in MODELS and batches is None:
         raise click.UsageError(f"--to {form} records a call of the model: give --data or --random")
@@ -116,9 +116,8 @@ def export(
     result: dict[str, Any] = {"output": str(output), "format": form}
     if target is not None:
         options.warn_of_random(data["random"])
-        shown = False if no_progress else None
         given: dict[str, Any] = {"config": config, "mode": mode, "method": method}
-        loaded = quantize_script(loaded, batches, target=target, progress=shown, **given)
+        loaded = quantize_script(loaded, batches, target=target, progress=progress, **given)
         rows = coverage(loaded, method)
         if all(row.dtype == "float" for row in rows):
             reasons = shortened(list(dict.fromkeys(row.reason for row in rows)), 2)

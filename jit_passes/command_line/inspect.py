@@ -44,8 +44,7 @@ def inspect(
     No data are needed.
     """
     backend = options.target_of(target)
-    if config is not None:
-        check_readable(config)
+    check_readable(config)
     loaded = load_model(model)
     found = run_inspect(
         loaded, target="auto" if target == "auto" else backend, config=config, mode=mode,

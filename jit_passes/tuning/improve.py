@@ -21,14 +21,13 @@ from ..logs import LOGGER, timed
 from ..quantizers.base import Quantizer
 from ..report.provenance import note
 from ..stages.batches import InputFn, progress_bar
-from ..tables import html_table
+from ..tables import for_json, html_table
 from ..targets import Target
 from ..workers import check_executor
 from .clock import Clock, OutOfTime
 from .metric import Metric, MetricFn
 from .recipes import NotPossible, Recipes
 from .search import Search, objective_of
-from .sensitivity import finite
 from .steps import STEPS, Step
 from .tune import ALTERNATIVES, check_budget
 from .variants import Variants
@@ -140,8 +139,8 @@ class Improved:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON, which knows no infinity: None stands for one."""
-        steps = [{k: finite(v) for k, v in asdict(step).items()} for step in self.steps]
-        fields = {k: finite(v) for k, v in vars(self).items() if k != "model"}
+        steps = [{k: for_json(v) for k, v in asdict(step).items()} for step in self.steps]
+        fields = {k: for_json(v) for k, v in vars(self).items() if k != "model"}
         return {**fields, "configuration": str(self), "steps": steps}
 
     @property

@@ -15,7 +15,7 @@ from ..graph.modules import Patterns, fit_of, several
 from ..logs import LOGGER, timed
 from ..quantizers.base import Quantizer
 from ..stages.batches import InputFn, progress_bar
-from ..tables import html_table
+from ..tables import for_json, html_table
 from ..targets import Target
 from ..workers import check_executor
 from .metric import Metric, MetricFn
@@ -85,8 +85,8 @@ class Sensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON, which knows no infinity: None stands for one, no error mostly."""
-        rows = [{k: finite(v) for k, v in asdict(row).items()} for row in self.rows]
-        fields = {k: finite(v) for k, v in vars(self).items() if k != "rows"}
+        rows = [{k: for_json(v) for k, v in asdict(row).items()} for row in self.rows]
+        fields = {k: for_json(v) for k, v in vars(self).items() if k != "rows"}
         return {**fields, "layers": rows}
 
     def table(self) -> list[tuple[str, ...]]:
@@ -225,8 +225,3 @@ def _chosen(layers: list[Layer], patterns: Patterns | None) -> list[Layer]:
         if not any(map(fit_of(pattern), names)):
             raise JitPassesError(f"layers: {pattern!r} fits none: {nearest(pattern, names)}")
     return [layer for layer in layers if fit_of(patterns)(layer.name)]
-
-
-def finite(value: Any) -> Any:
-    """Return a value for JSON: None for an infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -20,11 +20,11 @@ from ..logs import timed
 from ..observers import Entropy, MinMax
 from ..quantizers.base import Quantizer
 from ..stages.batches import InputFn
+from ..tables import for_json
 from ..targets import Target
 from ..workers import check_executor
 from .metric import Metric, MetricFn
 from .search import Objective, Search, objective_of
-from .sensitivity import finite
 from .variants import Variants
 from .workers import measuring
 
@@ -149,10 +149,10 @@ class Tuned:
         """Return it for JSON, which knows no infinity: None stands for one."""
         layers = [
             {"name": layer.name, "operator": layer.operator, "source": layer.source,
-             "without": finite(layer.without), "extra": layer.extra}
+             "without": for_json(layer.without), "extra": layer.extra}
             for layer in self.layers
         ]  # fmt: skip
-        fields = {k: finite(v) for k, v in vars(self).items()}
+        fields = {k: for_json(v) for k, v in vars(self).items()}
         return {**fields, "configuration": str(self), "layers": layers}
 
     @property

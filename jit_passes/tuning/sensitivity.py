@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..stages.batches import InputFn, progress_bar
 from ..tables import for_json, html_table
 from ..targets import Target
 from ..workers import check_executor
-from .metric import Metric, MetricFn
+from .metric import MetricFn, score_text
 from .variants import IN_FLOAT, Choices, Layer, Variants
 from .workers import measuring
 
@@ -97,7 +97,7 @@ class Sensitivity:
     @property
     def summary(self) -> str:
         """The result, in two lines."""
-        shown = self._metric.shown
+        shown = partial(score_text, unit=self.unit)
         worst = self.worst[0]
         source = f" of {worst.source}" if worst.source else ""
         return (
@@ -113,12 +113,8 @@ class Sensitivity:
         head, *rows = self.table()
         return html_table(head, rows, self.summary)
 
-    @property
-    def _metric(self) -> Metric:
-        return Metric(self.metric, lambda _: math.nan, self.of_float, self.unit)
-
     def _cells(self, row: LayerSensitivity) -> tuple[str, ...]:
-        shown = self._metric.shown
+        shown = partial(score_text, unit=self.unit)
         gain = f"{row.gain:+z.1f}" if self.unit else f"{row.gain:+z.4g}"
         return row.name, row.operator, row.bits, shown(row.alone), shown(row.left_out), gain
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..stages.batches import InputFn
 from ..tables import for_json
 from ..targets import Target
 from ..workers import check_executor
-from .metric import Metric, MetricFn
+from .metric import MetricFn, score_text
 from .search import Objective, Search, objective_of
 from .variants import Variants
 from .workers import measuring
@@ -108,7 +109,7 @@ class Tuned:
     @property
     def summary(self) -> str:
         """The result, in two lines, and one of costs."""
-        shown = self._metric.shown
+        shown = partial(score_text, unit=self.unit)
         lines = (
             f"{self.metric}: {shown(self.score)}, at least {shown(self.least)} asked for; "
             f"{shown(self.quantized)} with all layers quantized, {shown(self.of_float)} in float\n"
@@ -121,7 +122,7 @@ class Tuned:
         return f"{lines}\n{self.objective}: {after}; {before} with all layers quantized"
 
     def __str__(self) -> str:
-        shown = self._metric.shown
+        shown = partial(score_text, unit=self.unit)
         rules = self.configuration.rules
         first = len(rules) - len(self.layers)
         comments = {}
@@ -154,10 +155,6 @@ class Tuned:
         ]  # fmt: skip
         fields = {k: for_json(v) for k, v in vars(self).items()}
         return {**fields, "configuration": str(self), "layers": layers}
-
-    @property
-    def _metric(self) -> Metric:
-        return Metric(self.metric, lambda _: self.score, self.of_float, self.unit)
 
 
 @timed

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..configuration.options import TensorOptions
-from ..errors import ArgumentError, JitPassesError, nearest, not_among
+from ..errors import ArgumentError, JitPassesError, nearest
 from ..graph.modules import cover_of
 from ..graph.view import GraphView, NodeView
 from ..observers import MovingAverageMinMax
@@ -18,7 +18,7 @@ from ..specification.specification import AnySpec, QuantizationSpec, ValueOrNode
 from .base import Quantizer
 from .between import annotate_between
 from .capability import Capability
-from .standalone import OwnSpec
+from .support import Spec
 from .writer import bias_of
 
 Specs = dict[str, AnySpec | None]
@@ -29,32 +29,6 @@ ADVICE = "change the model or the slots, or leave modules out with `where`"
 SLOT = QuantizationSpec.of_bits(
     8, qscheme="per_tensor_symmetric", observer=MovingAverageMinMax(averaging_constant=0.01)
 )
-
-
-def Slot(
-    bits: int = 8,
-    signed: bool = True,
-    scheme: str = "symmetric",
-    granularity: str = "per_tensor",
-    rounding: str = "half_even",
-    averaging_constant: float = 0.01,
-) -> TensorOptions:
-    """Return `TensorOptions` in the words of earlier versions; use these instead.
-
-    Raises:
-        JitPassesError: one of them cannot be.
-    """
-    granularities = ("per_tensor", "per_channel")
-    if granularity not in granularities:
-        raise ArgumentError(not_among("granularity", granularity, granularities))
-    return TensorOptions(
-        bits=bits,
-        signed=signed,
-        scheme=scheme,
-        channelwise=granularity == "per_channel",
-        rounding=rounding,
-        calibration=MovingAverageMinMax(averaging_constant),
-    )
 
 
 def _power_of_two(bits: int) -> TensorOptions:
@@ -258,7 +232,7 @@ def _annotate(
     if added:
         bias = _checked(specs, "bias", added, 1)
         weight = operands[node.inputs[1]]
-        if bias is None and integers is not None and isinstance(weight, OwnSpec):
+        if bias is None and integers is not None and isinstance(weight, Spec):
             edges = (node.inputs[0], node), (node.inputs[1], node)
             bias = bias_of(edges, weight, integers)
         operands = {added.operand("bias"): bias}

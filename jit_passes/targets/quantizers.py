@@ -17,9 +17,6 @@ EQUAL_OPERANDS = ("aten::add", "aten::sub", "aten::cat", "aten::maximum", "aten:
 SHARED_RESULTS = ("aten::cat", "aten::maximum", "aten::minimum")
 
 
-TargetQuantizer = BackendQuantizer  # its name before it took a target
-
-
 class X86Quantizer(BackendQuantizer):
     """For PyTorch's kernels on x86: uint8 activations, int8 weights per channel, symmetric.
 

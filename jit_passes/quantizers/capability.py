@@ -275,6 +275,17 @@ def is_constant_behind(node: NodeView, first: int) -> bool:
     return all(value.is_constant for value in node.inputs[first:])
 
 
+def options_reason(node: NodeView) -> str | None:
+    """Say why operands behind the first are no options that are known ahead of time."""
+    known = is_constant_behind(node, 1)
+    return None if known else "one of its options is computed by the model"
+
+
+def tensors_reason(node: NodeView) -> str | None:
+    """Say why an operator is not of two tensors."""
+    return None if all(value.is_tensor for value in node.inputs[:2]) else "not of two tensors"
+
+
 def average_reason(node: NodeView) -> str | None:
     """Say why an average pool leaves the range of its operand, whose parameters it shares.
 

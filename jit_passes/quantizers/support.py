@@ -148,6 +148,7 @@ def per_tensor(spec: QuantizationSpec) -> QuantizationSpec:
     return replace(spec, qscheme=scheme, ch_axis=None, group_size=None)
 
 
+CLIPS = ("aten::relu", "aten::clamp")  # behind an operator, most kernels absorb them
 PER_TENSOR = tuple(scheme for scheme in SCHEMES if scheme.startswith("per_tensor"))
 DIALECT_GRIDS = {name: check_grid(name, None, None)[1:] for name in DTYPES}
 # The reference model computes everything.

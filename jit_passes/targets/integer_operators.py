@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import GraphView, NodeView, Use, ValueView
 from ..quantizers.capability import Capability
 from ..quantizers.disjoint import DisjointSets
-from ..quantizers.selection import LISTS, Use, clipped_output, readers_of
+from ..quantizers.selection import LISTS, clipped_output, readers_of
 from ..quantizers.support import OperatorSupport, Role, Spec
 from ..specification.grid import DTYPES
 from ..specification.specification import QuantizationSpec

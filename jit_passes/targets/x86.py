@@ -17,8 +17,8 @@ from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ..passes.steps import PassCall, Step
-from ..quantizers.capability import Capability, Truths, is_constant_behind
-from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
+from ..quantizers.capability import Capability, Truths, options_reason
+from ..quantizers.support import CLIPS, PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import DYNAMIC_SCHEMES
 from ..specification.recurrent import GATED
 from ..specification.slots import LOOKUPS
@@ -33,7 +33,6 @@ from .target import Target
 
 ENGINE = "x86"  # of PyTorch, for packed sequences, and for dynamic operators in no plan
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
-CLIPS = ("aten::relu", "aten::clamp")
 NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
 # Elements in other places of their axes, which only plans compute on codes.
 PLACES = (
@@ -143,7 +142,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
     )
     of_images = replace(dynamic, qschemes=per_tensor)
     rows = [
-        OperatorSupport(kind, _OWN, ranks=RANKS, check=_options, elementwise=True)
+        OperatorSupport(kind, _OWN, ranks=RANKS, check=options_reason, elementwise=True)
         for kind in functions
     ]
     rows += [
@@ -207,7 +206,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         ),
         OperatorSupport("aten::prelu", _OWN, (0,), ranks=(2, RANKS[1]), check=_in_plan),
         *(OperatorSupport(kind, _SHARED, ranks=RANKS, check=_in_plan) for kind in PLACES),
-        *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
+        *(OperatorSupport(kind, _SHARED, check=options_reason, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip
     if integer_layer_norm:
@@ -230,10 +229,6 @@ def _capability(integer_layer_norm: bool) -> Capability:
         dynamic=dynamic,
         dynamic_regions=True,
     )
-
-
-def _options(node: NodeView) -> str | None:
-    return None if is_constant_behind(node, 1) else "one of its options is computed by the model"
 
 
 def _joins_channels(node: NodeView) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...passes.pipeline import CLEAN_UP, Pipeline
+from ...quantizers.capability import Capability
 from ..target import Target
 
 
@@ -18,12 +19,18 @@ class Engine(Target, abstract=True):
     `to_exported_program` hand it over.
 
     Attributes:
+        own_capability: what it computes on integers, for all of its instances.
         reads: what it reads: "onnx", files of `export_onnx`; "pt2", programs of
             `to_exported_program`; "aoti", packages of `export_aoti`.
     """
 
     is_reference: ClassVar[bool] = True
+    own_capability: ClassVar[Capability]
     reads: ClassVar[tuple[str, ...]] = ("onnx",)
+
+    @property
+    def capability(self) -> Capability:
+        return self.own_capability
 
     def lowering(self) -> Pipeline:
         return Pipeline(f"lower_{self.name}", CLEAN_UP, ensures=("valid_grids",))

@@ -13,7 +13,6 @@ from ...graph.view import NodeView, ValueView, is_literal
 from ..reference_nodes import PER_CHANNEL, parameters_of, rounding_of
 from ..units import DEQUANTIZE, QUANTIZE, ROUND
 
-CLIPS = ("aten::relu", "aten::clamp")
 # Operators that give codes of their operand in another order, or some of them.
 MOVES = frozenset(
     f"aten::{kind}"

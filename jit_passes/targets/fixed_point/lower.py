@@ -13,6 +13,7 @@ from ...graph.view import NodeView, ValueView
 from ...passes.rule import RewriteRule
 from ...passes.steps import RuleSet
 from ...quantizers.capability import Capability
+from ...quantizers.support import CLIPS
 from ...specification.parameters import QParams
 from ...specification.qparams import codes_of
 from ..reference_nodes import parameters_of, unrounded
@@ -21,7 +22,7 @@ from .accumulator import products_in_sum
 from .arithmetic import Arithmetic
 from .call import Call, Rules
 from .capability import capability_of
-from .codes import CLIPS, PARTS, CodeFinder, Codes, RefusedError
+from .codes import PARTS, CodeFinder, Codes, RefusedError
 from .operators import FORMS, PRODUCTS, moved_to
 from .recurrent import refusal_of_layer
 from .rescale import rounding_of_codes

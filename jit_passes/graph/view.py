@@ -157,6 +157,17 @@ class NodeView:
     def __post_init__(self) -> None:
         self.traits = TRAITS.get(self.kind, NOTHING)
 
+    @property
+    def arguments(self) -> Mapping[str, int]:
+        """The places of the operands by their names in the operator's schema; empty without one."""
+        return {} if self.overload is None else arguments_of(self.kind, self.overload)
+
+    @property
+    def groups(self) -> Any:
+        """The groups of a convolution, None where the model computes them; else 1."""
+        weighted = self.traits.weighted
+        return self.operand("groups").constant if weighted and weighted.spatial_dims else 1
+
     def operand(self, name: str) -> ValueView:
         """Return the operand that the operator's schema calls so, `node.operand("groups")`.
 
@@ -176,7 +187,7 @@ class NodeView:
         Raises:
             JitPassesError: it has none of that name; the message lists those that it has.
         """
-        names = {} if self.overload is None else arguments_of(self.kind, self.overload)
+        names = self.arguments
         if name not in names:
             known = f"it has {', '.join(names)}" if names else "its operands have no names"
             raise JitPassesError(f"'{self.name}' ({self.kind}) has no operand '{name}': {known}")
@@ -231,6 +242,9 @@ class NodeView:
         """Return operator and operands, as `<first.conv:conv2d = aten::conv2d(<x>, ...)>`."""
         operands = ", ".join(map(repr, self.inputs))
         return f"<{self.name or 'node'} = {self.kind}({operands})>"
+
+
+Use = tuple[NodeView, int]  # an operator, and which of its operands
 
 
 def is_literal(value: ValueView) -> bool:

@@ -19,7 +19,7 @@ from ..specification.place import Place
 from ..stages.module import ModelStage, stage_of
 from ..stages.prepare import CONSTANT, INPUTS, NOTHING, REACH, measure, qualified
 from ..stages.statistics import unseen
-from .fingerprint import EDGE, origin
+from ..stages.values import EDGE, source_of
 from .record import Profile, describe_difference
 from .sites import Sites
 from .value import ValueProfile
@@ -152,7 +152,7 @@ class _Observer:
         self.sites, self.edge, self.op, self.operands = sites, node.main_operand, op, operands
         self.range: Tensor = operands["range"]
         self.histogram: Tensor | None = operands.get("histogram")
-        self.value = origin(self.edge)
+        self.value = source_of(self.edge)
 
     @property
     def name(self) -> str:

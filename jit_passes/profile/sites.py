@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from .. import _C
-from ..graph.view import GraphView, NodeView, ValueView
-from .fingerprint import EDGE, GET_ATTRIBUTE, hash_of_graph, hash_of_weights, observers_of
+from ..graph.view import GraphView, NodeView, Use, ValueView
+from ..stages.values import EDGE
+from .fingerprint import GET_ATTRIBUTE, hash_of_graph, hash_of_weights, observers_of
 
 CONTROL = ("prim::If", "prim::Loop")
-
-Use = tuple[NodeView, int]
 
 
 @dataclass(frozen=True)

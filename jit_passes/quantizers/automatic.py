@@ -150,7 +150,7 @@ def _is_linear(node: NodeView) -> bool:
         and is_always("stride", [*weight.shape[2:]])
         and is_always("padding", [0] * dims)
         and is_always("dilation", [1] * dims)
-        and node.operand("groups").constant == 1
+        and node.groups == 1
     )
 
 

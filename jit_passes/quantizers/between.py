@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..configuration.configuration import Configuration
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import GraphView, NodeView, Use, ValueView
 from ..specification.annotation import Annotations
 from ..specification.slots import ADD_BIAS, CORRELATION, is_split, place_at, quantized_behind
 from ..specification.specification import AnySpec, SharedQuantizationSpec, ValueOrNode
 from .policy import Policy
 from .refusals import Refusals
-from .selection import Selection, Use, passes_on, readers_of
+from .selection import Selection, passes_on, readers_of
 from .support import OperatorSupport, Role
 from .writer import AnnotationWriter
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..graph.view import LIST, GraphView, NodeView, ValueView
+from ..graph.view import LIST, GraphView, NodeView, Use, ValueView
 from .boundaries import FLOAT, INTEGERS, Flow, on_integers
 from .capability import Capability
 from .support import OperatorSupport, Role
 
 LISTS = (LIST, "prim::ListUnpack")
-Use = tuple[NodeView, int]
 
 
 def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:

@@ -26,14 +26,13 @@ from ..stages.module import (
     quantized_part,
 )
 from ..stages.recording import copy_of
-from ..stages.values import QuantizedValue
+from ..stages.values import EDGE, QuantizedValue
 from ..tables import html_table
 from ..targets import Target
 from .lockstep import Lockstep, Pair, Seen, check_shapes
 from .places import Site, sites_of
 from .tally import Tally, pieces
 
-EDGE = "jit_passes::edge"
 HEAD = ("value", "kind", "SQNR dB", "own dB", "cosine", "steps", "clipped", "")
 
 

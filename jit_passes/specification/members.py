@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import GraphView, NodeView, Use, ValueView
 from .annotation import Annotations, describe, name_of, value_of
 from .specification import (
     DEFAULT_OBSERVER,
@@ -24,7 +24,6 @@ from .specification import (
 )
 
 OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec | DerivedQuantizationSpec
-Use = tuple[NodeView, int]
 
 
 @dataclass(eq=False)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import GraphView, NodeView, Use, ValueView
 from .annotation import Annotations, name_of, value_of
 from .derivation import derivation_name
 from .groups import scales_of
-from .members import Member, Members, OwnSpec, Use
+from .members import Member, Members, OwnSpec
 from .place import Place
 from .slots import channels_of, is_split, label, place_at, slot_of
 from .specification import (

@@ -164,7 +164,7 @@ def _settled(
     """Return the record of an operator with all that the data have shown."""
     if reason := refused.get(row.name):
         return row.in_float(reason)
-    return row.remarked(remarks[row.name]) if row.name in remarks else row
+    return row.remarked(remarks.get(row.name, ""))
 
 
 def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quantized: bool) -> None:

@@ -15,21 +15,20 @@ from .. import _C
 from ..configuration.stages import BIAS_CORRECTIONS
 from ..errors import ArgumentError, JitPassesError, not_among, warn
 from ..graph.editor import GraphEditor
+from ..graph.traits import packet_of
 from ..graph.view import GraphView, NodeView, ValueView
 from ..passes.pipeline import Pipeline
 from ..specification.specification import GroupDerivation
 from .batch_norms import batch_norms
-from .batches import InputFn, batches, progress_bar
+from .batches import Batch, InputFn, batches, progress_bar
 from .convert import converted
 from .faults import note_origin, origin_of
-from .module import ModelStage, Report, stage_of
+from .module import ModelStage, Report, remarked, stage_of
 from .recording import Recorder, check_finite, copy_of, following, tensors_of
 from .scaling import Layer, is_layer
 from .seen import read_places, rewritten
-from .smooth import Arguments
 from .values import DEQUANTIZE, EDGE, source_of
 
-Batches = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 ROUNDS = 4
 _CUTS = frozenset({"aten::relu", "aten::relu6", "aten::hardtanh", "aten::clamp", "aten::clamp_min"})
 
@@ -70,9 +69,8 @@ class _Site:
 
     def applied(self, inputs: Tensor, weight: Tensor) -> Tensor:
         """Return the layer's result for other weights, without the bias."""
-        node, kind = self.prepared, self.prepared.kind.removeprefix("aten::")
-        options = [value.constant for value in node.inputs[3:]]
-        found: Tensor = getattr(torch.ops.aten, kind)(inputs, weight, None, *options)
+        options = [value.constant for value in self.prepared.inputs[3:]]
+        found: Tensor = packet_of(self.prepared.kind)(inputs, weight, None, *options)
         return found
 
 
@@ -199,15 +197,14 @@ def _constant_at(node: NodeView, operand: str) -> Tensor:
     value = source_of(node.operand(operand))
     made = value.producer
     if made is not None and made.kind in DEQUANTIZE:
-        op = getattr(torch.ops.jit_passes, made.kind.removeprefix("jit_passes::"))
-        found: Tensor = op(*(given.constant for given in made.inputs))
+        found: Tensor = packet_of(made.kind)(*(given.constant for given in made.inputs))
         return found
     constant: Tensor = value.constant
     return constant.detach()
 
 
 def _recorded(
-    module: torch.jit.ScriptModule, method: str, indices: Sequence[int], data: Arguments
+    module: torch.jit.ScriptModule, method: str, indices: Sequence[int], data: Iterable[Batch]
 ) -> Iterator[dict[int, list[Tensor]]]:
     """Yield by node what a copy computes, batch by batch."""
     recorder = Recorder(copy_of(module, method), method, list(dict.fromkeys(indices)))
@@ -234,7 +231,7 @@ class _Mean:
 
 def _means(
     module: torch.jit.ScriptModule, method: str, nodes: Mapping[str, NodeView],
-    axes: Mapping[str, int], data: Arguments,
+    axes: Mapping[str, int], data: Iterable[Batch],
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return the mean of each channel of the results of nodes, by name."""
     names = {node.index: name for name, node in nodes.items()}
@@ -251,7 +248,7 @@ def _means(
 
 def _by_results(
     sites: Sequence[_Site], prepared: torch.jit.ScriptModule, reference: torch.jit.ScriptModule,
-    report: Report, data: Batches, rounds: int,
+    report: Report, data: Sequence[Batch], rounds: int,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return what is added to biases, by the mean error of results.
 
@@ -285,7 +282,7 @@ def _by_results(
     return found
 
 
-def _error(model: Any, other: Any, method: str, data: Arguments) -> float:
+def _error(model: Any, other: Any, method: str, data: Iterable[Batch]) -> float:
     """Return the squared error of another model's results, where both have equal sizes."""
     both = [Recorder(copy_of(each, method), method, []) for each in (model, other)]
     error = 0.0
@@ -326,7 +323,7 @@ class _Correcting:
         self._settled: dict[str, Tensor] = {}
         self._states = {name: _Running.of(mean) for name, mean in wanted.items()}
 
-    def run(self, data: Arguments) -> dict[str, Tensor]:
+    def run(self, data: Iterable[Batch]) -> dict[str, Tensor]:
         """Return the mean error of each layer over all data; the model's own state begins anew."""
         module = copy_of(self._reference, self._method)
         module = Pipeline("take_back", (self._edit,)).run(module, self._method).module
@@ -420,7 +417,7 @@ def _insert_correction(
 
 def _by_weights(
     sites: Sequence[_Site], prepared: torch.jit.ScriptModule, _reference: torch.jit.ScriptModule,
-    report: Report, data: Arguments, _rounds: int,
+    report: Report, data: Iterable[Batch], _rounds: int,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return what is added to biases, by what rounding weights does to results in float."""
     makers: dict[int, list[_Site]] = {}
@@ -492,14 +489,9 @@ def _with_biases(
     module = changed.run(copy_of(prepared, report.method), report.method).module
     if how:
         rows = {site.prepared.name: site for site in known.values()}
-        told = (
-            row.remarked(_remark(rows[row.name], shifts[row.name], how))
-            if row.name in rows
-            else row
-            for row in report.operators
-        )
+        remarks = {name: _remark(site, shifts[name], how) for name, site in rows.items()}
         made = {**report.made, "bias_correction": how}
-        report = replace(report, operators=tuple(told), made=made)
+        report = replace(report, operators=remarked(report.operators, remarks), made=made)
     return rewritten(prepared, module, report)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _C
 from ..configuration.stages import EQUALIZATIONS
 from ..errors import ArgumentError, JitPassesError, not_among
 from ..graph.view import GraphView, NodeView
@@ -17,9 +16,9 @@ from ..passes.subject import wrap
 from .annotate import FROZEN
 from .batch_norms import batch_norms
 from .batches import InputFn, batches, progress_bar
-from .recording import Recorder
+from .recording import Recorder, copy_of
 from .scaling import Layer, Scaling, apply_factors, balanced, find_scaling, is_layer
-from .smooth import STRENGTH, Arguments, check_strength
+from .smooth import STRENGTH, check_strength
 
 ROUNDS = 20
 _CONVERGED = 1e-4  # of a factor, from round to round
@@ -279,7 +278,9 @@ class Equalizer:
         assert self.data is not None
         arguments = batches(self.data, self.input_fn, progress_bar("equalize", self.progress))
         found: dict[int, _Ranges] = {}
-        for index, tensors in _recorded(module, method, list(by_node), arguments, self.origin):
+        recorder = Recorder(copy_of(module, method), method, list(by_node), origin=self.origin)
+        kept = (row for batch in arguments for row in recorder.run(batch)[1].items())
+        for index, tensors in kept:
             value = by_node[index]
             carried = scaling.carried[value.id]
             for tensor in tensors:
@@ -336,19 +337,6 @@ def _lost(ranges: Tensor) -> float:
     """Return by how many bits a channel is below the largest one, in the mean."""
     ranges = ranges[ranges > 0]
     return float((ranges.max() / ranges).log2().mean()) if len(ranges) else 0.0
-
-
-def _recorded(
-    module: Any,
-    method: str,
-    indices: Sequence[int],
-    data: Arguments,
-    origin: torch.jit.ScriptModule | None,
-) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield what nodes compute, batch by batch."""
-    recorder = Recorder(_C.deepcopy(_C.clone(module, method)), method, indices, origin=origin)
-    for arguments in data:
-        yield from recorder.run(arguments)[1].items()
 
 
 def _largest(pairs: Iterable[tuple[Tensor, Tensor]], roots: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 
 from ..collector import paused
 from ..errors import JitPassesError, first_line
+from ..graph.traits import packet_of, schema_of
 from ..logs import stage
 from ..observers import Observer
 from ..passes.pipeline import Pipeline
@@ -23,7 +24,7 @@ from ..specification.specification import GroupDerivation, QuantizationSpec
 from ..targets import Target
 from .annotate import FROZEN, Mode, annotate, choose_quantizer, warn_of_stages
 from .faults import note_origin
-from .module import ModelStage
+from .module import ModelStage, remarked
 
 OBSERVE = Pipeline("observe", ("insert_observers",), ensures=("observed_once",))
 CONSTANT, NOTHING, REACH = "observe_constant", "observe_nothing", "observe_reach"
@@ -128,10 +129,9 @@ def prepare_for(
     with stage("prepare"):
         annotated = annotate(model, method, mode, quantizer, backend, change=change, strict=strict)
         if change is not None:
-            made, said = {**annotated.made, **change.made}, change.remarks
-            rows = annotated.operators
-            told = (r.remarked(said[r.name]) if r.name in said else r for r in rows)
-            annotated = replace(annotated, made=made, operators=tuple(told))
+            rows = remarked(annotated.operators, change.remarks)
+            made = {**annotated.made, **change.made}
+            annotated = replace(annotated, made=made, operators=rows)
         options = {"insert_observers": plan_observations(annotated.quantizations)}
         prepared = annotated.insert(OBSERVE, options, ModelStage.PREPARED)
     note_origin(prepared, model)
@@ -176,10 +176,7 @@ def operands_of(op: str, known: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache
 def _arguments(op: str) -> tuple[str, ...]:
-    namespace, _, name = op.rpartition("::")
-    packet = getattr(getattr(torch.ops, namespace or "jit_passes"), name)
-    schema = getattr(packet, packet.overloads()[0])._schema
-    return tuple(argument.name for argument in schema.arguments[1:])
+    return tuple(argument.name for argument in schema_of(qualified(op)).arguments[1:])
 
 
 def qualified(op: str) -> str:
@@ -300,10 +297,8 @@ def inputs_of(quantization: Quantization) -> Inputs | None:
         weighted = node.traits.weighted
         if weighted is None or operand != node.position("weight"):
             return None
-        shape, groups = quantization.value.constant.shape, 1
-        if weighted.spatial_dims:
-            groups = node.operand("groups").constant
-        squares = (shape[0],) if weighted.transposed else (groups, shape[1])
+        shape = quantization.value.constant.shape
+        squares = (shape[0],) if weighted.transposed else (node.groups, shape[1])
         return Inputs(node.operand("input").id, -1 - weighted.spatial_dims, squares)
     return None
 
@@ -321,9 +316,8 @@ def measure(op: str, value: Any, operands: Mapping[str, Any], name: str) -> None
     Raises:
         JitPassesError: it holds a NaN or an infinity.
     """
-    namespace, _, short = qualified(op).partition("::")
     try:
-        getattr(getattr(torch.ops, namespace), short)(value, **operands)
+        packet_of(qualified(op))(value, **operands)
     except ValueError as error:
         raise JitPassesError(
             f"the constant '{name}' cannot be quantized: {first_line(error)}"

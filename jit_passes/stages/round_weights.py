@@ -22,12 +22,12 @@ from ..specification.parameters import QParams
 from ..specification.qparams import spread_qparams
 from ..specification.specification import QuantizationSpec
 from .adaround import adaround, errors
-from .batches import InputFn, batches, is_held_back, progress_bar
+from .batches import Batch, InputFn, batches, is_held_back, progress_bar
 from .convert import converted
 from .gptq import Grid, gptq
 from .independent import independent
 from .input_sums import InputSums
-from .module import ModelStage, Report, stage_of
+from .module import ModelStage, Report, remarked, stage_of
 from .parameters import choose_parameters
 from .patches import has_patches, patches
 from .recording import copy_of
@@ -39,7 +39,6 @@ from .watching import Walk, Watched
 SEQUENTIAL = {f"{how}_sequential": how for how in ("gptq", "adaround")}
 DAMPINGS = (0.1, 0.01, 1.0)
 MEMORY = 2**30
-Batch = tuple[tuple[Any, ...], dict[str, Any]]
 Numbered = Iterable[tuple[int, Batch]]
 
 
@@ -356,9 +355,6 @@ def _with_codes(
 
     method = report.method
     module = Pipeline("round_weights", (change,)).run(copy_of(prepared, method), method).module
-    told = (
-        row.remarked(sites[row.name].remark) if row.name in sites else row
-        for row in report.operators
-    )
+    rows = remarked(report.operators, {name: site.remark for name, site in sites.items()})
     made = {**report.made, "weight_rounding": how}
-    return rewritten(prepared, module, replace(report, operators=tuple(told), made=made))
+    return rewritten(prepared, module, replace(report, operators=rows, made=made))

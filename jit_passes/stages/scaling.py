@@ -103,7 +103,7 @@ class Layer:
         """Return a weight as [groups, outputs of one, inputs of one, kernel]."""
         weighted = self.node.traits.weighted
         assert weighted is not None
-        groups = self.node.operand("groups").constant if weighted.spatial_dims else 1
+        groups = self.node.groups
         if weighted.transposed:
             parts = weight.reshape(groups, -1, weight.shape[1], weight.shape[2:].numel())
             return parts.transpose(1, 2)
@@ -352,8 +352,7 @@ class _Walk:
         assert weighted is not None
         ids = self._read(node)
         weight = node.operand("weight").constant
-        groups = node.operand("groups").constant if weighted.spatial_dims else 1
-        outputs = weight.shape[1] * groups if weighted.transposed else weight.shape[0]
+        outputs = weight.shape[1] * node.groups if weighted.transposed else weight.shape[0]
         made = self.found.fresh(outputs)
         axis, rank = -1 - weighted.spatial_dims, weighted.spatial_dims + 2
         restored = node.index in self.restored
@@ -374,8 +373,7 @@ class _Walk:
         if carried is None:
             return None
         weight = node.operand("weight").constant
-        groups = node.operand("groups").constant if weighted.spatial_dims else 1
-        channels = weight.shape[0] if weighted.transposed else weight.shape[1] * groups
+        channels = weight.shape[0] if weighted.transposed else weight.shape[1] * node.groups
         ids = carried.ids
         pixels = channels // len(ids) if carried.flat else 1  # beside each other, like a kernel
         fits = carried.axis == -1 - weighted.spatial_dims and len(ids) * pixels == channels

@@ -14,8 +14,8 @@ from ..errors import ArgumentError, JitPassesError, warn
 from ..graph.view import GraphView
 from ..passes.subject import wrap
 from .annotate import FROZEN
-from .batches import InputFn, batches, progress_bar
-from .recording import Recorder
+from .batches import Batch, InputFn, batches, progress_bar
+from .recording import Recorder, copy_of
 from .scaling import NORM, Layer, Scaling, apply_factors, balanced, find_scaling, is_norm
 
 _LINEAR = "aten::linear"
@@ -26,8 +26,6 @@ NOTHING_TO_SMOOTH = (
 )
 _LEAST = 2.0**-12  # of the largest channel: what others are scaled down to at most
 _DEVIATIONS = 3.0  # that normalized numbers reach
-
-Arguments = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 def smooth(
@@ -195,15 +193,15 @@ def _measured(
     module: Any,
     method: str,
     layers: Sequence[Layer],
-    data: Arguments,
+    data: Iterable[Batch],
     origin: torch.jit.ScriptModule | None,
 ) -> dict[int, torch.Tensor]:
     """Return the largest magnitude in each channel of layers' results, by index.
 
     Layers in branches that no data took are left out.
     """
-    watched = _C.deepcopy(_C.clone(module, method))
-    recorder = Recorder(watched, method, [layer.node.index for layer in layers], origin=origin)
+    indices = [layer.node.index for layer in layers]
+    recorder = Recorder(copy_of(module, method), method, indices, origin=origin)
     largest: dict[int, torch.Tensor] = {}
     for arguments in data:
         _, values = recorder.run(arguments)

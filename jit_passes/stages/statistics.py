@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
+from ..graph.traits import schema_of
 from .prepare import CONSTANT, NOTHING, REACH, fresh_range, qualified
 
 Contents = list[Tensor]  # of all buffers, in the order of `Statistics.buffers`
@@ -143,12 +144,9 @@ def _add_histograms(
 @lru_cache
 def _written(op: str) -> tuple[str, ...]:
     """Return the arguments that an operator writes to."""
-    namespace, _, name = op.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), name)
-    schema = getattr(packet, packet.overloads()[0])._schema
     return tuple(
         argument.name
-        for argument in schema.arguments
+        for argument in schema_of(op).arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 

@@ -13,12 +13,12 @@ from ..graph.editor import GraphEditor
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
 from ..passes.subject import wrap
+from .batches import Batch
 from .independent import is_plain
 from .recording import Recorder, check_finite, copy_of, tensors_of
 from .segments import Segments, Values
 
 ALIAS, OBSERVERS = "aten::alias", "jit_passes::observe_"
-Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Watched:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import JitPassesError, nearest, shortened
+from ..specification.groups import spread
 from ..specification.parameters import QParams
 from ..stages.module import ModelStage, attribute_of, stage_of
 from ..stages.seen import QuantizedPlace, check_seen, read_places
@@ -120,11 +121,7 @@ def _codes_of(source: QuantizedPlace, found: QParams) -> Tensor:
 def _along(values: float | int | Tensor, found: QParams, numbers: Tensor) -> Tensor:
     """Return a number for each channel, for all numbers of a tensor."""
     tensor = torch.as_tensor(values, dtype=numbers.dtype)
-    if found.axis is None:
-        return tensor
-    sizes = [1] * numbers.dim()
-    sizes[found.axis] = -1
-    return tensor.reshape(sizes)
+    return tensor if found.axis is None else spread(tensor, found.axis, numbers.shape)
 
 
 def _check_codes(

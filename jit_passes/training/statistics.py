@@ -12,13 +12,14 @@ from torch import Tensor
 
 from ..errors import JitPassesError, shortened, warn
 from ..graph.view import GraphView
+from ..quantizers.deferred import DEFERRED
 from ..specification.specification import QuantizationSpec
 from ..stages.batches import InputFn, batches, progress_bar
 from ..stages.module import ModelStage, attribute_of, stage_of
 from .switches import FREEZE, INSTEAD, OBSERVE
 from .weights import TrainedWeight, tensor_at, trained_weights
 
-_KINDS = ("aten::batch_norm", "jit_passes::deferred_batch_norm")
+_KINDS = ("aten::batch_norm", DEFERRED)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import torch
 
 from ...errors import ArgumentError, not_among
 from ...logs import timed
-from ...stages.batches import batches, progress_bar
+from ...stages.batches import Batch, batches, progress_bar
 from ...workers import (
     Tasks,
     check_executor,
@@ -23,7 +23,7 @@ from ...workers import (
     shared_folder,
     write_setup,
 )
-from .comparison import Arguments, Comparison, Engines, OwnEngine, Part
+from .comparison import Comparison, Engines, OwnEngine, Part
 from .engines import ENGINES
 from .result import Conformance
 from .subject import Subject
@@ -81,7 +81,7 @@ def conformance(
     return comparison.result(named)
 
 
-Compare = Callable[[Iterable[Arguments]], Iterator[Part]]
+Compare = Callable[[Iterable[Batch]], Iterator[Part]]
 
 
 @contextlib.contextmanager
@@ -108,9 +108,9 @@ def comparing(
             tasks.stop()
 
 
-def _in_order(tasks: Tasks, given: Iterable[Arguments]) -> Iterator[Part]:
+def _in_order(tasks: Tasks, given: Iterable[Batch]) -> Iterator[Part]:
     """Yield what workers make of batches, of which they begin some ahead."""
-    waiting: deque[tuple[int, Arguments]] = deque()
+    waiting: deque[tuple[int, Batch]] = deque()
 
     def first() -> Part:
         task = waiting.popleft()
@@ -135,7 +135,7 @@ def _opened(folder: str) -> Engines:
     return Engines(Subject.of(model, setup["method"]), setup["engines"])
 
 
-def compare_batch(folder: str, task: tuple[int, Arguments]) -> Part:
+def compare_batch(folder: str, task: tuple[int, Batch]) -> Part:
     """Compare a batch; the function that workers run."""
     with plain_errors():
         return _opened(folder).compare(*task)

@@ -135,7 +135,7 @@ class NodeView:
             blocks: a branch's returned value and result, a value that a round of a loop returns and
             its counterpart in the next round.
         traits: facts about its kind of operator.
-        analyses: more facts about it; None in a graph without a module, and in an editor.
+        analyses: further facts about it; None in a graph without a module, and in an editor.
     """
 
     index: int
@@ -172,20 +172,20 @@ class NodeView:
         """Return the operand that the operator's schema calls so, `node.operand("groups")`.
 
         Raises:
-            JitPassesError: it has none of that name; the message lists those that it has.
+            JitPassesError: it has no operand of that name; the message lists its operands.
         """
         return self.inputs[self.position(name)]
 
     @property
     def main_operand(self) -> ValueView:
-        """The first operand: what the operator quantizes, unpacks, rearranges or limits."""
+        """The first operand: the value that is quantized, unpacked, rearranged or limited."""
         return self.inputs[0]
 
     def position(self, name: str) -> int:
         """Return the place of that operand among the inputs.
 
         Raises:
-            JitPassesError: it has none of that name; the message lists those that it has.
+            JitPassesError: it has no operand of that name; the message lists its operands.
         """
         names = self.arguments
         if name not in names:
@@ -263,7 +263,7 @@ class GraphView:
     """A method's graph.
 
     Attributes:
-        nodes: in program order, those of nested blocks before the node that holds the blocks.
+        nodes: in program order; nodes of nested blocks stand before the node that holds the blocks.
         inputs: the method's arguments, without self.
         outputs: the values that it returns.
         origins: says of its constants whether they were parameters; None where that is unknown.

@@ -33,7 +33,7 @@ class Site:
 
 @dataclass
 class Sites:
-    """The tensors of a normalized graph, with or without observers: the answers are the same.
+    """The tensors of a normalized graph, with or without observers, which change no answer.
 
     Attributes:
         view: the graph.
@@ -134,7 +134,7 @@ class Sites:
 
 
 def _computes(user: NodeView) -> bool:
-    """Say whether an operator makes a tensor of what it reads.
+    """Say whether an operator makes a tensor of its operands.
 
     Others never see a value quantized, and one that asks whether two values are the same object
     must not get another name for one of them.

@@ -44,7 +44,7 @@ def annotate_between(
     Args:
         graph: the graph, in which layers are split.
         annotations: of the slots; others are added.
-        policy: what the target can do, and how activations and weights are quantized.
+        policy: the capability of the target, and how activations and weights are quantized.
         refused: why nodes stay in float, by index; nobody is told of these.
 
     Operators that read integers and stay in float are told: `Annotations.refused` has them.

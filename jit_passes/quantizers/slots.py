@@ -56,17 +56,17 @@ RECIPES: Mapping[str, Mapping[str, TensorOptions]] = MappingProxyType(
 class SlotQuantizer(Quantizer):
     """Annotates the slots of split convolutions and linears.
 
-    A target that takes operands in float next to integers takes any slots. For others, those that
-    run on integers or in float, a layer is annotated if input, weight and sum are quantized
-    as the target can, and nothing between products and sum but where it rounds there
-    (`Capability.correlations`). Of a target that computes with integers alone, all other operators
-    that it has are annotated too, with activations as the slot "input" says, and a bias that no
-    slot is given for is in steps of the sum of products.
+    A target that takes operands in float next to integers takes any slots. Other targets compute a
+    layer on integers as a whole. For these, a layer is annotated if input, weight and sum are
+    quantized as the target can, and the correlation is quantized only where the target rounds it
+    (`Capability.correlations`). For a target that computes with integers alone, all other operators
+    of the target are annotated too, with activations as the slot "input" says. A bias without a
+    slot is then in steps of the sum of products.
 
     Args:
         slots: for each slot to quantize, how: "input", "weight", "correlation" (the sum of
             products), "bias", "sum" (of both). Options left open are 8 signed bits, symmetric,
-            the range of `MovingAverageMinMax`; or what the target has that is nearest to this.
+            the range of `MovingAverageMinMax`; or the nearest options that the target has.
         where: a pattern, or several, of paths of modules: `layer1`, with all that is in it,
             `layer1.*.conv1`, `*`.
         target: the backend that it is made for.

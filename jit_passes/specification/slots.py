@@ -20,7 +20,7 @@ _OPERANDS = ("input", "weight", "bias")
 
 @dataclass(frozen=True)
 class Correlation:
-    """A correlation in a graph, and what belongs to it.
+    """A correlation in a graph, with its bias and its options.
 
     Attributes:
         node: the correlation.

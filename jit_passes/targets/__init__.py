@@ -46,7 +46,7 @@ def resolve_target(target: str | Target) -> Target:
 
     "auto" is the best one for this machine: `X86` where its processor multiplies int8 by itself
     (AVX-VNNI, or AVX-512 F, BW, VL, VNNI and VBMI), else `Stock`. Kernels of `X86` for AVX2 alone
-    are exact, and slower than those of `Stock`, which have inputs of 7 bits there.
+    are exact, and slower than the kernels of `Stock`, which have inputs of 7 bits there.
 
     Raises:
         JitPassesError: there is none of that name, or it cannot be had here.

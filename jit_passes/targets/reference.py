@@ -109,7 +109,7 @@ class Reference(Target):
     Args:
         lookup_tables: make tables of integers of the functions between dequantize and quantize
             that work element by element, and have no more than 16 bits of input codes. The results
-            are the same.
+            are equal.
     """
 
     name: ClassVar[str] = "reference"

@@ -116,7 +116,9 @@ def _tensors_or_constants(node: NodeView) -> str | None:
         if isinstance(constant, torch.Tensor) and not constant.isfinite().all():
             return "its constant is not finite"
         if isinstance(constant, torch.Tensor) and _hides(node, constant):
-            return "its constant hides what softmax would see, and other numbers would be lost"
+            return (
+                "its constant hides scores from softmax, and one grid with it would lose the others"
+            )
     return _in_plan(node)
 
 
@@ -216,7 +218,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         )  # fmt: skip
     planned = _C.planned_kinds()
     return Capability(
-        {row.kind: row for row in rows},  # what is spelled out comes after, and wins
+        {row.kind: row for row in rows},  # rows that are spelled out come later, and win
         SpecSupport({"uint8": (0, 255)}, PER_TENSOR, whole=True),
         WEIGHTS,
         moves={kind: _in_plan for kind, (moves, _) in planned.items() if moves},
@@ -253,15 +255,15 @@ class X86(Target):
     PyTorch's kernels. Linears whose weights have 4 or 8 bits and a scale for each group of inputs,
     in the modes dynamic and weight_only, are part of a plan, where weights are symmetric and groups
     are multiples of 32 inputs. So are embeddings in the mode weight_only, whose tables stay codes;
-    embedding bags are those of the target `stock`.
+    embedding bags are computed as on the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 
     Args:
         integer_layer_norm: compute layer norm, and the sums that it reads, on integers. A
-            transformer takes a few per cent less time. But rows share one scale: those that are
-            much smaller than others, as a class token may be, lose their digits right before they
-            are made large, and so do all where a few channels are large.
+            transformer takes a few per cent less time. But rows share one scale. Rows that are much
+            smaller than others, as a class token may be, lose their digits right before the norm
+            makes them large; and so do all rows where a few channels are large.
     """
 
     name: ClassVar[str] = "x86"

@@ -1,4 +1,4 @@
-"""The base of targets whose kernels are those of another engine."""
+"""The base of targets that stand for another engine's kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..target import Target
 
 @dataclass(frozen=True)
 class Engine(Target, abstract=True):
-    """An engine that reads quantize and dequantize, and fuses them with what lies between.
+    """An engine that reads quantize and dequantize, and fuses them with the operators between.
 
     Its capability says where it looks for them. The lowered model is the reference model, with
     functions as they are: an engine does not know lookup tables. `export_onnx` and
@@ -20,7 +20,7 @@ class Engine(Target, abstract=True):
 
     Attributes:
         own_capability: what it computes on integers, for all of its instances.
-        reads: what it reads: "onnx", files of `export_onnx`; "pt2", programs of
+        reads: the forms that it reads: "onnx", files of `export_onnx`; "pt2", programs of
             `to_exported_program`; "aoti", packages of `export_aoti`.
     """
 

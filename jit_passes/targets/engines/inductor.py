@@ -27,7 +27,7 @@ CAPABILITY = Capability(
     SpecSupport({"int8": (-128, 127)}, table.AROUND_ZERO),  # one scale in all is not recognized
     float_biases=True,
     float_results=True,
-    # Its patterns have a dequantize right in front of what multiplies.
+    # Its patterns have a dequantize right in front of an operator that multiplies.
     barriers=table.REARRANGING,
     dynamic=table.UINT8_AS_IT_RUNS,
 )

@@ -27,7 +27,7 @@ CAPABILITY = Capability(
     SpecSupport({"int8": (-128, 127)}, table.AFFINE, whole=True),
     table.INT8_WEIGHTS,
     float_biases=True,
-    # Its partitioner looks for a dequantize right in front of what multiplies.
+    # Its partitioner looks for a dequantize right in front of an operator that multiplies.
     barriers=table.REARRANGING,
     dynamic=table.INT8_AS_IT_RUNS,
 )

@@ -122,7 +122,7 @@ def _rows() -> list[OperatorSupport]:
 def capability_of(
     only_shift: bool, rounding: str, accumulator_bits: int, steps: int | None = None
 ) -> Capability:
-    """Return what can be computed on integers.
+    """Return the capability for integers alone.
 
     Args:
         only_shift: whether all scales must be powers of two.
@@ -130,7 +130,7 @@ def capability_of(
         accumulator_bits: of the register that sums of products are in.
         steps: of recurrent layers; None where they stay in float.
     """
-    table = {row.kind: row for row in _rows()}  # what is spelled out comes after, and wins
+    table = {row.kind: row for row in _rows()}  # rows that are spelled out come later, and win
     for kind, (ends, _) in FIXED_RANGES.items():
         table[kind] = replace(table[kind], input_range=ends)
     moves: dict[str, Check | None] = dict.fromkeys(SUPPORTED_MOVES)

@@ -22,12 +22,12 @@ from .smooth import STRENGTH, check_strength
 
 ROUNDS = 20
 _CONVERGED = 1e-4  # of a factor, from round to round
-_FLOOR = 2.0**-8  # of the largest channel: a smaller one, dead in the data say, may not stay so
-_BIAS = 4.0  # times the largest bias of a layer, which no bias is to outgrow
+_FLOOR = 2.0**-8  # of the largest channel: a smaller one may be dead in these data alone
+_BIAS = 4.0  # times the largest bias of a layer: no bias becomes larger
 _FLOATS = (torch.float32, torch.float64)
 NOTHING = (
-    "no layer with constant weights is read by others alone, with sums, pools, pads and relus in "
-    "between"
+    "no layer with constant weights has only layers as readers, with sums, pools, pads and relus "
+    "in between"
 )
 
 
@@ -82,12 +82,13 @@ def equalize(
     limit such as that of relu6 becomes a relu where the data never reach it; else its channels
     stay.
 
-    `absorb` also moves what a channel never falls below, behind a relu, into the biases of what
-    reads it, so that its range begins at 0. For layers without padding:
+    A channel behind a relu may never fall below some number c. `absorb` moves c into the biases of
+    the layers that read the channel, so that its range begins at 0. For layers without padding:
 
         b1 - c,  b2 + W2 c        c = the least number in the data; or max(0, beta - 3 |gamma|)
 
-    by the batch norm in front of the relu: 1 of 740 numbers is below that, and changes then.
+    The second form is for no data, by the batch norm in front of the relu: 1 of 740 numbers is
+    below that c, and changes.
 
     Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction,
     2019 (arXiv:1906.04721), equation 11; with activations SmoothQuant (arXiv:2211.10438),
@@ -107,7 +108,7 @@ def equalize(
 
     Returns:
         The model in canonical form, its parameters constants: to be quantized, not to be trained.
-        `compare` takes it in place of the original: values between layers are others.
+        `compare` takes it in place of the original: values between layers have other numbers.
 
     Raises:
         JitPassesError: the model has been quantized or is in training mode; no layers can be
@@ -135,15 +136,15 @@ class _Ranges:
 
 @dataclass
 class Equalizer:
-    """Equalizes a module on its way to be annotated; further copies become equal to the first.
+    """Equalizes a module ahead of annotation; further copies get the factors of the first.
 
     Attributes:
         by, data, strength, rounds, absorb, input_fn, progress: see `equalize`. An iterator becomes
             a list.
         origin: the float model, for messages about data.
         scaling: of the first module; None before, and where nothing can be scaled.
-        changed: what was done, by layer.
-        values: names of the values that are others than in the float model.
+        changed: the changed layers, with their factors.
+        values: names of the values with other numbers than in the float model.
         kept: why channels stay, by the layer that makes them: data reach a limit.
     """
 
@@ -173,7 +174,7 @@ class Equalizer:
             raise ArgumentError(f"rounds is a whole number above 0, not {self.rounds!r}")
 
     def __call__(self, module: Any, method: str) -> Any:
-        """Return the module, in canonical form, or one that computes the same."""
+        """Return the module, in canonical form, with scaled channels and equal results."""
         if self._factors is None:
             self._factors = self._choose(module, method)
         if self.scaling is None:
@@ -185,7 +186,7 @@ class Equalizer:
 
     @property
     def made(self) -> dict[str, Any]:
-        """A report's entries: the layers whose results are others, and the values."""
+        """A report's entries: the number of changed layers, and the values with other numbers."""
         if not self.changed:
             return {}
         return {"equalize": self._ranges, "equalized": len(self.changed), "scaled": self.values}
@@ -237,7 +238,7 @@ class Equalizer:
     def _absorbed(
         self, scaling: Scaling, seen: Mapping[int, _Ranges], method: str
     ) -> dict[int, Tensor]:
-        """Return what is added to biases, by index of the layer, where constants are absorbed."""
+        """Return the terms that are added to biases, by index of the layer."""
         known = {}
         if self.data is None and self.origin is not None:
             known = batch_norms(self.origin, method)
@@ -270,7 +271,7 @@ class Equalizer:
     def _measure(
         self, module: Any, method: str, graph: GraphView, scaling: Scaling
     ) -> dict[int, _Ranges]:
-        """Return the ranges of the values that layers read, and of those that clips limit."""
+        """Return the ranges of the values that layers read or clips limit."""
         wanted = [*scaling.read, *(clip.main_operand for clip, _ in scaling.clips)]
         by_node = {value.producer.index: value for value in wanted if value.producer is not None}
         if isinstance(self.data, Iterator):
@@ -376,7 +377,7 @@ def _by_activations(
 
 
 def _raised(ranges: Tensor) -> Tensor:
-    """Return ranges that are no less than a part of the largest one, but for those of 0."""
+    """Return ranges that are no less than a part of the largest one; ranges of 0 stay 0."""
     floor = _FLOOR * float(ranges.max()) if len(ranges) else 0.0
     return torch.where(ranges > 0, ranges.clamp_min(floor), 0.0)
 

@@ -1,8 +1,8 @@
 """The buffers of a prepared model's observers: emptied, merged exactly, and compared.
 
 Counts of histograms, ends of ranges and flags merge exactly, in any order. Averages that go by the
-order of batches, sums of float numbers, and operators of other packages do not: ranks with such
-observers work one after another.
+order of batches, sums of float numbers, and buffers of other packages do not: with these, ranks
+work one after another.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Statistics:
 
     @property
     def merge_exactly(self) -> bool:
-        """Whether statistics of parts of the data make those of all data, in any order."""
+        """Whether merged statistics of parts equal the statistics of all data, in any order."""
         return all(frozenset(ops) in _EXACT for ops in self.writers)
 
     def read(self) -> Contents:
@@ -94,7 +94,7 @@ class Statistics:
             buffer.copy_(unseen(buffer))
 
     def merge(self, parts: Sequence[Contents]) -> None:
-        """Add what observers of equal models have seen."""
+        """Add the statistics of observers of equal models."""
         for position, buffer in enumerate(self.buffers):
             if position in self.histograms.values():
                 continue  # with its range

@@ -22,7 +22,7 @@ ALIAS, OBSERVERS = "aten::alias", "jit_passes::observe_"
 
 
 class Watched:
-    """A copy of a model that keeps the inputs of layers; without observers, which have seen all.
+    """A copy of a model that keeps the inputs of layers, without observers.
 
     Args:
         model: it is not touched.
@@ -128,7 +128,7 @@ class Walk:
         self._held: list[Values] = []
 
     def check(self) -> None:
-        """Run the whole model on all batches: a part of it may take what the whole does not.
+        """Run the whole model on all batches: a part may take a batch that the whole does not.
 
         Raises:
             JitPassesError: the model does not take a batch.

@@ -85,7 +85,7 @@ class Exactness:
             return f"engines may differ from {count_of(len(open_), 'value')} on"
         must = f"all engines must agree on {count_of(self.values, 'value')}"
         if self.doubts:
-            must += ", but those that add pairs of products in 16 bits"
+            must += ", except engines that add pairs of products in 16 bits"
         return must
 
     def as_data(self) -> dict[str, Any]:
@@ -114,15 +114,15 @@ def exactness(
     so float32 holds it and each of its partial sums, in any order; it is integers in one engine and
     floats in another, and the numbers are equal. Its ratio to the step of the result is a power of
     two, so the product with it is exact, and each engine rounds one number once, halves to even.
-    The bound is that of the layer's own weights. Sums, products and averages of codes are alike,
-    averages where the count is a power of two. An even zero point may be added before rounding or
-    after it.
+    The bound follows from the layer's own weights. Sums and products of codes are exact in the same
+    way, and averages where the count is a power of two. An even zero point may be added before
+    rounding or after it.
 
     The condition "pairs" is about kernels for processors without AVX-512 VNNI and AVX-VNNI: they
     add two products of 8 bits in 16 bits that saturate.
 
-    Engines that transform convolutions (Winograd, FFT), use floats of less than 32 bits, or round
-    otherwise are not meant.
+    Nothing is said of engines that transform convolutions (Winograd, FFT), use floats of less than
+    32 bits, or round in another way.
 
     Args:
         model: a reference model; it is not touched, and does not run without an example.
@@ -188,7 +188,7 @@ class _Reader:
             yield Doubt(value.label, operator, source, condition, reason)
 
     def _operator(self, node: NodeView) -> Iterator[tuple[str, str]]:
-        """Yield what an operator between dequantize and quantize does not meet."""
+        """Yield the conditions that an operator between dequantize and quantize does not meet."""
         # Weights and biases are looked at there.
         weighted = node.kind in _WEIGHTED or is_split(node)
         first = weighted or node.kind in _NORMS

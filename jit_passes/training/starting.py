@@ -34,8 +34,8 @@ def start_from(model: torch.jit.ScriptModule, rounded: torch.jit.ScriptModule) -
         jit_passes.start_from(qat, rounded)
 
     Scales of activations start with the first batch, as ever. Weights that the calibrated model
-    leaves in float keep their start. Call it ahead of the first step, on a model of its own: the
-    parameters are those of the model that went into `prepare_qat`, which changes too.
+    leaves in float keep their start. Call it ahead of the first step, on a model of its own: it
+    shares its parameters with the argument of `prepare_qat`, which changes too.
 
     Args:
         model: from `prepare_qat`, with LSQ or LSQ+. Its weights and their scales change.

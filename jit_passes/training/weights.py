@@ -126,7 +126,7 @@ class TrainedWeight:
 def trained_weights(
     model: torch.jit.ScriptModule, method: str
 ) -> tuple[list[TrainedWeight], list[str]]:
-    """Return the quantized weights that are parameters, and the names of those that are computed.
+    """Return the quantized weights that are parameters, and the names of the computed ones.
 
     A parameter that two places read is there twice.
     """

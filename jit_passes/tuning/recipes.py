@@ -92,7 +92,7 @@ class Recipes:
         self.journal = Journal(resume, about)
 
     def model_of(self, recipe: Configuration) -> torch.jit.ScriptModule:
-        """Return what `quantize_script` makes of the model by a recipe.
+        """Return the result of `quantize_script` for the model and a recipe.
 
         Raises:
             NotPossible: the model, the data or the target do not allow it.

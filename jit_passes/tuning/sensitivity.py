@@ -168,7 +168,7 @@ def sensitivity(
             goes on from it.
         progress: a progress bar; None for one on terminals only.
         executor: of `concurrent.futures`, whose workers measure; the result and the file of
-            `resume` are equal to those of one process, as far as arithmetic does not depend on the
+            `resume` are equal to a run in one process, as far as arithmetic does not depend on the
             number of threads. Workers need to import the metric. None for this process.
 
     Raises:

@@ -236,7 +236,7 @@ class Variants:
         return self._quantizer.configured(Configuration(rules=tuple(rules)))
 
     def plan(self, choices: Choices) -> str | None:
-        """Return a text that is the same for variants that compute the same.
+        """Return a text that is equal for variants with equal results.
 
         None if the target cannot do that: it would leave one of these layers in float.
         """

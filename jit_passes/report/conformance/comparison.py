@@ -1,4 +1,4 @@
-"""The codes of a batch in several engines beside those of the reference model, and their sum."""
+"""Codes in several engines beside the codes of the reference model: of a batch, and of all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Part:
 
 
 class Engines:
-    """Engines that are made for a model, and what they compute.
+    """Engines that are made for a model, and the comparison of their codes.
 
     Args:
         subject: the reference model.
@@ -131,7 +131,7 @@ class Engines:
 
 
 class Comparison:
-    """The sum of what batches have shown, in their order."""
+    """The sum of the differences of batches, in their order."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject, self._names = subject, names_of(subject)

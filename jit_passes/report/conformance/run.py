@@ -44,12 +44,13 @@ def conformance(
     method: str = "forward",
     executor: Executor | None = None,
 ) -> Conformance:
-    """Compare the codes of a reference model with those that engines compute, value by value.
+    """Compare the codes of a reference model with the codes of engines, value by value.
 
-    An engine runs the model by itself, from floats to codes. It shows the values that it has:
-    `fixed_point`, `stock` and `onnxruntime` all of them, `onnxruntime_optimized` all where looking
-    does not change its graph, `x86` those between regions, and `c`, `openvino` and `inductor` the
-    results. All values before the first one that differs are equal where the engine shows them.
+    An engine runs the model by itself, from floats to codes, and shows some of its values.
+    `fixed_point`, `stock` and `onnxruntime` show all of them, `onnxruntime_optimized` all values
+    where further outputs do not change its graph, `x86` the values between regions, and `c`,
+    `openvino` and `inductor` the results. All shown values before the first one that differs are
+    equal.
 
     Args:
         model: the result of `convert`, or of `quantize_script` with target="reference"; it is not
@@ -109,7 +110,7 @@ def comparing(
 
 
 def _in_order(tasks: Tasks, given: Iterable[Batch]) -> Iterator[Part]:
-    """Yield what workers make of batches, of which they begin some ahead."""
+    """Yield the comparisons of batches by workers, which begin some batches ahead."""
     waiting: deque[tuple[int, Batch]] = deque()
 
     def first() -> Part:

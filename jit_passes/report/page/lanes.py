@@ -17,7 +17,7 @@ class Drawing:
 
     Attributes:
         lanes: of each operator, from the left.
-        edges: from operators to those that read their results, each as two lines.
+        edges: from operators to the readers of their results, each as the numbers of two lines.
         curves: of SVG, of the edges.
         width: of all.
     """
@@ -32,7 +32,7 @@ def drawn(nodes: Sequence[NodeView], shown: Sequence[NodeView]) -> Drawing:
     """Draw the operators that are shown; through others, lines go on.
 
     An operator takes the lane of the first operand that nobody reads after it, else the first free
-    one. A lane is free again behind the last reader of what is in it.
+    one. A lane is free again behind the last reader of its result.
     """
     row = {node.index: k for k, node in enumerate(shown)}
     before = _operands(nodes, row)

@@ -37,7 +37,7 @@ def conformance(
     model: Path, method: str, engines: str, workers: int, dask: str | None, as_json: bool,
     progress: bool | None, **data: Any,
 ) -> int:  # fmt: skip
-    """Compare codes of a reference MODEL with those that engines compute, value by value.
+    """Compare codes of a reference MODEL with the codes of engines, value by value.
 
     The first code at which an engine parts is named with operator, line of source, both codes, the
     sum before rounding, and whether it is a tie. The exit code is 5 where a code differs.

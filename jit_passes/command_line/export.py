@@ -69,7 +69,7 @@ Examples:
               "inductor, tensorrt, xnnpack, qonnx or reference.")  # fmt: skip
 @options.CONFIG
 @options.MODE
-@click.option("--version", help="Version of the form, for those that have several.")
+@click.option("--version", help="Version of the form, where it has several.")
 @click.option("--kernels", type=click.Choice(list(KERNELS)),
               help="With --to c: loops of its own, or calls of CMSIS-NN.")  # fmt: skip
 @click.option("-o", "--output", type=options.FILE, required=True, help="The file.")
@@ -148,7 +148,7 @@ def _check_version(form: str, version: str | None) -> None:
 def _export_scales(
     model: torch.jit.ScriptModule, output: Path, form: str, version: str | None
 ) -> tuple[str, dict[str, int]]:
-    """Write scales; return what is told of it, and how many the file has."""
+    """Write scales; return a text about them, and how many the file has."""
     chosen: dict[str, Any] = {} if version is None else {"version": version}
     encodings = encodings_of(model)
     export_calibration(encodings, output, form, **chosen)

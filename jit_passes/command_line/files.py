@@ -30,7 +30,7 @@ def load_model(path: Path) -> torch.jit.ScriptModule:
     """Return the model of a file of TorchScript or of `torch.export`, on the CPU, in eval mode.
 
     Raises:
-        JitPassesError: there is none; the message says what the file is instead.
+        JitPassesError: there is none; the message names the kind of the file.
     """
     check_readable(path)
     names = _members(path)
@@ -61,7 +61,7 @@ def _members(path: Path) -> list[str]:
 
 
 def _of_an_engine(path: Path, names: Sequence[str]) -> str:
-    """Return that a file was made for an engine, and what takes it; "" for others.
+    """Return that a file was made for an engine, and how to run it; "" for other files.
 
     Args:
         path: of the file.

@@ -133,7 +133,7 @@ METRIC = click.option(
 )  # fmt: skip
 RESUME = click.option(
     "--resume", type=FILE,
-    help="Write what was measured to this file, and go on from it after an interruption.",
+    help="Write scores to this file, and go on from it after an interruption.",
 )  # fmt: skip
 WORKERS = _options(
     click.option(
@@ -234,7 +234,7 @@ def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | Non
 
     Raises:
         click.UsageError: the text has another form.
-        JitPassesError: there is no such function, or its module does not import.
+        JitPassesError: the function does not exist, or its module does not import.
     """
     if text is None:
         return None
@@ -254,12 +254,12 @@ def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | Non
 
 @contextlib.contextmanager
 def resumable(path: Path | None) -> Iterator[None]:
-    """Say, when the work is interrupted, where its scores are."""
+    """Say where the scores are, if the work is interrupted."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         if path is not None and path.exists():
-            note(f"{path} has what was measured: the same command goes on from there")
+            note(f"{path} has the scores so far: the same command goes on from there")
         raise
 
 

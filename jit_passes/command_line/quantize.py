@@ -90,7 +90,7 @@ def quantize(
     bias_correction: str | None, strict: bool, method: str, output: Path, as_json: bool,
     progress: bool | None, **data: Any,
 ) -> None:  # fmt: skip
-    """Quantize MODEL to int8, and say what became int8 and why the rest did not.
+    """Quantize MODEL to int8, and list the int8 operators, and why the others are float.
 
     The file is written as a whole or not at all, and never over an input.
     """
@@ -162,5 +162,5 @@ def cost_of(
     try:
         return sqnr_metric(model, method, [next(arguments_of(data, None))]).measure(quantized)
     except JitPassesError as error:
-        warning(f"what quantizing costs is not known: {error}")
+        warning(f"the cost of quantizing is not known: {error}")
         return None

@@ -41,10 +41,10 @@ def report(
     model: Path, quantized: Path, method: str, title: str, latency: bool, output: Path,
     as_json: bool, progress: bool | None, **data: Any,
 ) -> None:  # fmt: skip
-    """Show in one HTML file what quantizing MODEL to QUANTIZED did, and where accuracy was lost.
+    """Show in one HTML file the effects of quantizing MODEL to QUANTIZED, and lost accuracy.
 
-    The file needs no network: what made it, sizes, operators with reasons and shares of the work,
-    errors with histograms, the graph before and after, and the configuration.
+    The file needs no network. It has the provenance, sizes, operators with reasons and shares of
+    the work, errors with histograms, the graph before and after, and the configuration.
     """
     check_output(output, (model, quantized, data["data"]))
     float_model, other = load_model(model), load_model(quantized)

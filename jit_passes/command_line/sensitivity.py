@@ -25,7 +25,7 @@ A metric is a function of one model, def accuracy(model), which has its own labe
 """
 
 
-@click.command(short_help="Measure what quantizing each layer costs.", epilog=EPILOG)
+@click.command(short_help="Measure the cost of quantizing each layer.", epilog=EPILOG)
 @options.MODEL
 @options.DATA
 @options.TARGET

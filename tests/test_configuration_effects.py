@@ -132,7 +132,7 @@ def test_rules_that_ask_for_too_much(target: str, rule: dict[str, Any], rows: tu
     (text,) = [str(w.message) for w in caught if w.category is JitPassesWarning]
     head, *found, end = text.splitlines()
     assert head == "the target cannot quantize these as they are asked for, so they stay in float:"
-    assert end == "ask for what the target has, or say keep_float: true"
+    assert end == "ask for options that the target has, or say keep_float: true"
     ends = (" to be uint8 [0, 15], and the target has uint8 [0, ", " (configuration.rules[0])")
     assert len(found) == len(rows)
     for line, row in zip(found, rows, strict=True):

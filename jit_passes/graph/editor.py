@@ -61,7 +61,7 @@ class GraphEditor:
             The new node.
 
         Raises:
-            JitPassesError: there is no such operator, or it does not take these operands.
+            JitPassesError: the operator does not exist, or does not take these operands.
         """
         operands = [
             value if isinstance(value, ValueView) else self.constant(value, before=before)

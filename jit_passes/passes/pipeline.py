@@ -202,7 +202,7 @@ def hand_out(
         try:
             assert_equivalent(given, result, verify, method=subject.method)
         except AssertionError as error:
-            message = f"{who} changed what the module computes: {error}"
+            message = f"{who} changed the results of the module: {error}"
             raise PassError(message, done[-1] if done else who, done) from error
     if not inplace:
         return result

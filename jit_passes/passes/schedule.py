@@ -177,7 +177,7 @@ def schedule(
 ) -> ScheduledPass:
     """Let a pass run on all that is compiled or prepared from now on, until the handle is removed.
 
-    Before autograd, it runs on what `torch.jit.script`, `torch.jit.trace` and
+    Before autograd, it runs on all that `torch.jit.script`, `torch.jit.trace` and
     `torch.jit.trace_module` compile: on every method of a module, and on functions. These calls
     return the same kind of object as always. The parameters are the user's; calls of submodules
     have become part of the methods, and the submodules hold attributes only. PyTorch keeps

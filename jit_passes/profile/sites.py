@@ -39,7 +39,7 @@ class Sites:
         view: the graph.
         graph: PyTorch's object for it.
         names: by id of the value: name of its node, or argument, or attribute, or
-            `Loop.block0.1` for what a block is given. Unique.
+            `Loop.block0.1` for an input of a block. Unique.
         unsure: ids of values that may be uninitialized where they are defined, because an
             exception or an early return comes before anyone reads them.
         hidden: indices of observers, and of nodes that read their buffers.

@@ -67,7 +67,7 @@ class Capability:
         floats: operators that it computes in float within a region, each with a function that says
             why a node cannot be done, or None. Asked for regions only.
         truths: the ones of `floats` that give truths or take them. A region has numbers for these,
-            so it gives none: whatever reads them is in it.
+            so it gives none: all their readers are in it.
         shapes: whether a region gives a tensor of one number for a value that others only ask for
             its shape.
         in_regions: a function that says why an operator can be in no region, though the backend

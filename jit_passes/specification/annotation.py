@@ -68,7 +68,7 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
         self.lossy: dict[str, str] = {}
         self.idle: list[str] = []
         self.shared: list[tuple[EdgeOrNode, ...]] = []
-        self.advice = "ask for what the target has, or say keep_float: true"
+        self.advice = "ask for options that the target has, or say keep_float: true"
         self._by_node: dict[NodeView, QuantizationAnnotation] = {}
 
     def __getitem__(self, node: NodeView) -> QuantizationAnnotation:

@@ -83,7 +83,7 @@ def prepare(
     """Return a copy of the model that watches its values while it runs.
 
     The copy is inlined, frozen and in canonical form, with an observer on every value that the
-    quantizer wants quantized. Its results are those of the model.
+    quantizer wants quantized. Its results are the model's.
 
     Args:
         model: scripted, traced or loaded, in eval mode. It is not touched.

@@ -27,7 +27,7 @@ class RegionValue:
 
     Attributes:
         name: of the value in the model.
-        parameters: of the codes that the region has for it; None for what it has none for.
+        parameters: of the codes that the region has for it; None for a value without codes.
     """
 
     name: str

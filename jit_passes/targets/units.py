@@ -98,7 +98,7 @@ class IntegerOperators:
         return all(node.moves_data for node in self.units[unit])
 
     def _between(self, chosen: set[int]) -> set[int]:
-        """Leave out what is in float, but for what lies on a path from integers to integers."""
+        """Leave out units in float, except on a path from integers to integers."""
         chosen = self._with_truths_inside(chosen)
         makers, readers = self._paths(chosen)
         start = [unit for unit in chosen if self._computes(unit)]
@@ -106,7 +106,7 @@ class IntegerOperators:
         return {unit for unit in chosen if unit not in self.floats or unit in both}
 
     def _with_rim(self, chosen: set[int]) -> set[int]:
-        """Leave out what is in float, but for what computes behind integers, or in front of them.
+        """Leave out units in float, except where they compute behind integers or in front of them.
 
         In front of integers, floats come in to an operator at which a region may begin, and to the
         operators that lead to it. Operators that average or sum do not come in, nor do operators at

@@ -83,7 +83,7 @@ def _below(call: Call, codes: ValueView, dim: int) -> ValueView:
 def _seen(
     call: Call, x: Codes, codes: ValueView, mask: NodeView, dim: int
 ) -> tuple[ValueView, ValueView]:
-    """Return the numbers of which shares are taken, 0 for what a mask hides, and their sums."""
+    """Return the numbers of which shares are taken, 0 where a mask hides one, and their sums."""
     math, (_, hidden, fill) = call.math, mask.inputs
     if why := refusal_of_mask(mask):
         raise RefusedError(f"of '{mask.name}': {why}")

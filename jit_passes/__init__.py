@@ -35,7 +35,6 @@ from .passes.steps import PassCall, RuleSet
 from .passes.subject import Remark
 from .profile import Profile, ValueProfile, fill, profile
 from .quantize import quantize_script
-from .quantizers.slots import Slot
 from .report import (
     Comparison,
     Conformance,
@@ -114,7 +113,6 @@ __all__ = [
     "RuleSet",
     "ScheduledPass",
     "Sensitivity",
-    "Slot",
     "Stage",
     "ThresholdFreezer",
     "Tuned",

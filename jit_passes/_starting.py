@@ -14,7 +14,7 @@ from typing import Any
 def is_command() -> bool:
     """Say whether this process is `jit-passes`, or `python -m jit_passes`."""
     name = os.path.basename(sys.argv[0]) if sys.argv else ""
-    if name == "-m":  # what Python has there while it imports the package
+    if name == "-m":  # while Python imports the package
         given = sys.orig_argv
         return "-m" in given and given[given.index("-m") + 1 :][:1] == ["jit_passes"]
     return name.removesuffix(".exe") == "jit-passes"

@@ -1,4 +1,4 @@
-"""Python's garbage collector, which waits while graphs are looked at."""
+"""A pause of Python's garbage collector, while graphs are looked at."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _FOLDERS = re.compile(r"(?:[A-Za-z]:)?[^\s:()]*[/\\](?=[^\s:()/\\]+:\d+)")
 
 
 class JitPassesError(RuntimeError):
-    """Something that the caller asked for cannot be done; the message says what to do instead.
+    """A request of the caller cannot be met; the message says how to go on.
 
     Attributes:
         command: the message for users of the command line, where they do something else.
@@ -34,7 +34,7 @@ class ArgumentError(JitPassesError, ValueError):
 
 
 class UnknownNameError(JitPassesError, KeyError):
-    """Something is looked up with [], and there is nothing of that name."""
+    """There is no entry of a name that is looked up with []."""
 
     __str__ = Exception.__str__  # that of KeyError quotes the message
 
@@ -62,7 +62,7 @@ class PassError(JitPassesError):
 
 
 class JitPassesWarning(UserWarning):
-    """The result is right, but probably not what the caller hoped for.
+    """The result is right, but probably not the one that the caller hoped for.
 
     Attributes:
         command: see `JitPassesError`.
@@ -105,7 +105,7 @@ def shortened(names: Sequence[str], shown: int = 5) -> str:
 
 
 def count_of(count: int, noun: str) -> str:
-    """Return `1 operator`, `2 operators`: a count and what is counted."""
+    """Return `1 operator` or `2 operators`: a count with its noun."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

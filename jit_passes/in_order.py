@@ -42,8 +42,8 @@ def quantize_method(
 ) -> torch.jit.ScriptModule:  # fmt: skip
     """Return a model with one method, quantized.
 
-    Stages win over those of the configuration. The state is paths of attributes that the method
-    shares with others. All else is as in `jit_passes.quantize_script`, errors too.
+    The argument `stages` wins over the stages of the configuration. `state` has the paths of
+    attributes that the method shares with others. For all else see `jit_passes.quantize_script`.
     """
     if calibration_data is not None and profile is not None:
         raise JitPassesError(RANGES, command=OPTIONS)

@@ -72,7 +72,7 @@ def timed(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
 @contextmanager
 def silenced(name: str) -> Iterator[None]:
-    """Keep a logger of PyTorch from telling what becomes an error here, or matters to nobody."""
+    """Silence a logger of PyTorch whose messages become errors here, or matter to nobody."""
     logger = logging.getLogger(name)
     disabled, logger.disabled = logger.disabled, True
     try:

@@ -56,8 +56,9 @@ def quantize_script(
         model: in eval mode. It is not touched, unless `inplace`.
         calibration_data: batches of typical inputs, a hundred or so samples: an iterable of
             tensors, tuples of positional arguments or dicts of keyword arguments. None with a
-            profile, or if nothing needs data: weights do not, nor does the mode "dynamic"; "auto"
-            then leaves in float what does. With `methods`, a dict of these by method.
+            profile, or if nothing needs data: weights do not, nor does the mode "dynamic". Without
+            data, "auto" leaves operators in float that need some. With `methods`, a dict of these
+            by method.
         profile: of this model, or the file of one, in place of data: see `jit_passes.profile`. With
             `methods`, a dict of these by method.
         quantizer: decides what is quantized and how; None for the target's own.
@@ -66,20 +67,23 @@ def quantize_script(
             processor with AVX-512 VNNI or AVX-VNNI, else "stock". A file for "x86" needs
             `import jit_passes` before `torch.jit.load`, or in C++ the library `runtime_path()`;
             one for "stock" loads with torch alone, anywhere.
-        config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
+        config: other options, layer by layer: the path of a YAML file, a dict, or a
             `Configuration`. It may hold a recipe, the next four options under `stages`; an argument
             that is not the default wins.
-        mode: of all operators with weights that no rule of `config` gives another: "static", their
-            inputs have parameters from the data; "dynamic", from the input itself each time the
-            model runs, which needs no data; "weight_only", inputs stay float, and embeddings have
-            weights too; "auto", by the graph: embeddings weight_only, recurrent layers and linears
-            of transformers, or beside recurrent layers and embeddings, dynamic, all others static,
-            or without data dynamic or weight_only; signal processing in front of learned layers, a
-            mel filterbank say, stays in float. None for "auto", or with a `quantizer` for its own.
+        mode: of all operators with weights that no rule of `config` gives another one.
+            "static": inputs have parameters from the data.
+            "dynamic": inputs have parameters from the input itself each time the model runs, which
+            needs no data.
+            "weight_only": inputs stay float; embeddings have only this mode.
+            "auto": by the graph. Embeddings are weight_only. Recurrent layers are dynamic, and so
+            are linears of transformers, and linears beside recurrent layers and embeddings. All
+            others are static, or without data dynamic or weight_only. Signal processing in front of
+            learned layers, a mel filterbank say, stays in float.
+            None for "auto", or with a `quantizer` for its own.
         smooth: "auto" to smooth layer norms in front of linears where the largest channel is more
             than four times the median one, in the data, or without by gain and shift; a number, the
             strength, for all that are in front of linears; None for none. See
-            `jit_passes.smooth`. Where linears are static, large channels of what they give to
+            `jit_passes.smooth`. Where linears are static, large channels of their results for
             residual sums are divided ahead of rounding too, and multiplied in float behind it. Not
             with a profile, nor in the mode "weight_only".
         equalize: whose ranges to scale the channels between layers by: "auto", "activations" or
@@ -105,7 +109,7 @@ def quantize_script(
             some on terminals only.
         method: the method to quantize. The result has this one only.
         methods: several methods to quantize, in place of `method`. The result has all methods of
-            the model; the others compute in float what they did, by weights of their own. Each
+            the model; the others compute in float as before, by weights of their own. Each
             quantized method is a module, `quantized_<method>`. State that methods have in common,
             such as that of a stream and a method that resets it, is one, `common_state`. A rule of
             `config` that is for some of the methods needs `allow_unmatched`.
@@ -115,7 +119,7 @@ def quantize_script(
         The int8 model. `coverage` lists the int8 operators, and why the others are float.
 
     Raises:
-        JitPassesError: the model or the data do not allow it; the message says what to do.
+        JitPassesError: the model or the data do not allow it; the message says how to go on.
 
     Warns:
         JitPassesWarning: without data, operators stay in float that need some; a mode for all

@@ -1,9 +1,11 @@
-"""Tables of reports, for notebooks."""
+"""Tables of reports for notebooks, and their numbers for JSON."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
 
 def html_table(
@@ -16,6 +18,11 @@ def html_table(
     )
     table = f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
     return f"{_lines(before)}{table}{_lines(after)}"
+
+
+def for_json(value: Any) -> Any:
+    """Return a value for JSON, which has no infinity and no NaN: None stands for these."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _lines(text: str) -> str:

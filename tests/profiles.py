@@ -17,7 +17,7 @@ from jit_passes.profile.sites import Sites
 from jit_passes.quantizer import BackendQuantizer, QuantizationSpec
 from jit_passes.stages.module import Report
 from jit_passes.stages.normalize import normalize
-from jit_passes.targets import TargetQuantizer, resolve_target
+from jit_passes.targets import resolve_target
 
 Batch = tuple[object, ...]
 Batches = list[Batch]
@@ -155,7 +155,7 @@ def saved(module: torch.jit.ScriptModule) -> bytes:
 
 def observe_with(observer: Observer) -> BackendQuantizer:
     """A target's quantizer with another observer of activations."""
-    return TargetQuantizer(resolve_target("x86"), activation=QuantizationSpec(observer=observer))
+    return BackendQuantizer(resolve_target("x86"), activation=QuantizationSpec(observer=observer))
 
 
 def anonymous(prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:

@@ -23,7 +23,6 @@ from jit_passes.observers import (
     ObserverState,
     Percentile,
     ThreeSigma,
-    observer_from_dict,
 )
 from jit_passes.observers.bins import filled_bins, magnitudes, mirrored_bins
 from jit_passes.quantizer import QuantizationSpec
@@ -356,7 +355,7 @@ def test_methods_are_values(name: str) -> None:
     """Equal by their fields, and rebuilt from them."""
     observer = METHODS[name]
     record = json.loads(json.dumps(observer.record()))
-    assert observer_from_dict(record) == observer
+    assert Observer.from_record(record) == observer
 
 
 @pytest.mark.parametrize(

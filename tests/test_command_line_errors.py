@@ -614,7 +614,7 @@ def test_interrupted_and_resumed(run: Run, model: Path, data: Path, tmp_path: Pa
     stopped = running.wait(timeout=60)
     assert stopped.returncode == Exit.INTERRUPTED and stopped.stdout == ""
     assert "Traceback" not in stopped.stderr
-    said = f"{scores} has what was measured: the same command goes on from there"
+    said = f"{scores} has the scores so far: the same command goes on from there"
     assert said in stopped.stderr
     measured = len(scores.read_text().splitlines()) - 1
     go.touch()

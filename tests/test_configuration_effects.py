@@ -131,8 +131,8 @@ def test_rules_that_ask_for_too_much(target: str, rule: dict[str, Any], rows: tu
         prepared = jit_passes.prepare(model, target=target, config=config)
     (text,) = [str(w.message) for w in caught if w.category is JitPassesWarning]
     head, *found, end = text.splitlines()
-    assert head == "the target cannot do what is asked for, so these stay in float:"
-    assert end == "ask for what the target has, or say keep_float: true"
+    assert head == "the target cannot quantize these as they are asked for, so they stay in float:"
+    assert end == "ask for options that the target has, or say keep_float: true"
     ends = (" to be uint8 [0, 15], and the target has uint8 [0, ", " (configuration.rules[0])")
     assert len(found) == len(rows)
     for line, row in zip(found, rows, strict=True):
@@ -146,7 +146,7 @@ def test_refused_options_of_other_operators_under_strict() -> None:
     """An error, as for a rule without any effect: somebody asked for it."""
     layers = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sigmoid(), nn.Conv2d(4, 4, 1)).eval()
     rule = {"op": "sigmoid", "output": {"bits": 4}}
-    with pytest.raises(JitPassesError, match=r"strict: the target cannot do .*\n  1:sigmoid: its"):
+    with pytest.raises(JitPassesError, match=r"strict: the target cannot .*\n  1:sigmoid: its"):
         jit_passes.prepare(
             torch.jit.script(layers), target="stock", strict=True,
             config={"version": 1, "rules": [rule]},

@@ -338,7 +338,7 @@ MALFORMED = {
     "alias": ("version: 1\nrules: *a\n", "2:8: this is not YAML: .*undefined alias"),
     "own alias": (
         "version: 1\nrules: &a [*a]\n",
-        "2:8: the alias in it means what it is a part of",
+        "2:8: the alias in it stands for the part that holds it",
     ),
     "python tag": (
         rule("!!python/object/apply:os.system ['touch x']"),

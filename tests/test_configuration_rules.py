@@ -169,7 +169,7 @@ rules:
         ({"module_type": "conv2d"}, "did you mean 'Conv2d'"),
         ({"op": "conv_2d"}, "op 'conv_2d' matches nothing: did you mean 'conv2d'"),
         ({"op": "aten::sigmod"}, "did you mean 'aten::sigmoid'"),
-        ({"op": "prim::ListConstruct"}, "what is in prim:: is not quantized"),
+        ({"op": "prim::ListConstruct"}, "operators of prim:: are not quantized"),
         ({"op": ("tanh", "exp")}, "op 'tanh' matches nothing"),
         (
             {"value": "layer1.0:ad"},

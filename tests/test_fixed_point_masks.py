@@ -251,9 +251,9 @@ class Refused(Attention):
     "why",
     [
         "its mask depends on the data",
-        "it fills in something that softmax may see: fill in -inf, or -100 or less",
+        "it fills in a number that softmax may see: fill in -inf, or -100 or less",
         "one of its operands is a constant",
-        "something else than softmax reads what it fills",
+        "its result has another reader than softmax",
     ],
 )
 def test_refusals(why: str) -> None:

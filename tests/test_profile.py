@@ -33,12 +33,13 @@ from jit_passes.observers import Entropy, Histogram, MinMax, MovingAverageMinMax
 from jit_passes.profile.value import State
 from jit_passes.quantizer import (
     Annotations,
+    BackendQuantizer,
     QuantizationAnnotation,
     QuantizationSpec,
     Quantizer,
     SharedQuantizationSpec,
 )
-from jit_passes.targets import TargetQuantizer, resolve_target
+from jit_passes.targets import resolve_target
 from tests.seeds import seeds
 
 
@@ -103,7 +104,7 @@ def test_same_for_odd_models(case: Case, frontend: str) -> None:
 def test_weights_of_one_scale(observer: Observer) -> None:
     """Weights whose observers are those of activations are measured in the model."""
     spec = QuantizationSpec("int8", -127, 127, "per_tensor_symmetric", observer=observer)
-    quantizer = TargetQuantizer(resolve_target("auto"), weight=spec)
+    quantizer = BackendQuantizer(resolve_target("auto"), weight=spec)
     script, data = script_of("plain"), images(0, 3)
     filled = jit_passes.prepare(script, quantizer=quantizer)
     jit_passes.fill(filled, jit_passes.profile(script, data))

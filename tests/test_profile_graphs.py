@@ -151,7 +151,7 @@ def test_forms_of_a_target() -> None:
 def test_another_graph_of_the_same_names() -> None:
     """Other operators or numbers are told."""
     profile = replace(profile_of("plain"), graph="0" * 16)
-    with pytest.raises(JitPassesError, match="names are the same, operators or constants are not"):
+    with pytest.raises(JitPassesError, match="names are equal, and operators or constants differ"):
         jit_passes.fill(jit_passes.prepare(script_of("plain")), profile)
     jit_passes.fill(jit_passes.prepare(script_of("plain")), profile, partial=True)
 

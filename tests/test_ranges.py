@@ -22,7 +22,6 @@ from jit_passes.observers import (
     ObserverState,
     PairSums,
     Percentile,
-    observer_from_dict,
 )
 from jit_passes.quantizer import Place, QuantizationSpec
 from jit_passes.specification.qparams import (
@@ -413,8 +412,8 @@ def test_of_bits(bits: int, signed: bool) -> None:
 def test_observers_are_values(observer: Observer) -> None:
     """Equal by their fields, and rebuilt from them."""
     record = json.loads(json.dumps(observer.record()))
-    assert observer_from_dict(record) == observer
-    assert hash(observer_from_dict(record)) == hash(observer)
+    assert Observer.from_record(record) == observer
+    assert hash(Observer.from_record(record)) == hash(observer)
 
 
 @pytest.mark.parametrize(

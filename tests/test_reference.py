@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import jit_passes
 from jit_passes import JitPassesError, coverage
 from jit_passes.quantizer import Role
-from jit_passes.targets import Reference, Stock, make_target, resolve_target
+from jit_passes.targets import Reference, Stock, Target, resolve_target
 
 # Of an operator, what a support table says of it, by dimensions.
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -277,7 +277,7 @@ def test_as_a_target() -> None:
     assert isinstance(resolve_target("reference"), Reference)
     target = Reference(lookup_tables=False)
     assert repr(target) == "Reference(lookup_tables=False)"
-    assert make_target(target.name, target.options).options == target.options
+    assert Target.make(target.name, **target.options).options == target.options
 
 
 def test_prepared_for_another_target(net: Net) -> None:

@@ -346,7 +346,7 @@ def test_verify(module: torch.jit.ScriptModule) -> None:
     run_pass("remove_dead_code", module, verify=(shape(8, 4),))
     text = str(module.graph)
     with pytest.raises(
-        PassError, match="changed what the module computes: output differs"
+        PassError, match="changed the results of the module: output differs"
     ) as caught:
         run_pass(TANH, module, verify=(shape(8, 4),), inplace=True)
     assert caught.value.name == TANH and str(module.graph) == text

@@ -366,7 +366,7 @@ def test_an_interrupted_command_goes_on(run: Run, files: Path) -> None:
     how = ("--metric", f"{files}/tired.py:tired", "--resume", scores, "--target", "reference")
     done = run(*arguments, *how)
     assert done.code == 130 and not done.out
-    assert f"{scores} has what was measured" in done.err and "no result" in done.err
+    assert f"{scores} has the scores so far" in done.err and "no result" in done.err
     left.write_text("99")
     again = run(*arguments, *how, "--json")
     assert again.code == 0 and again.json["evaluations"] == 1

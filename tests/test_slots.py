@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jit_passes import _C, JitPassesError, Pipeline, Slot, quantize_slots
+from jit_passes import _C, JitPassesError, Pipeline, quantize_slots
 from jit_passes.fake_quantizers import MovingAverage
 from jit_passes.graph.view import GraphView
+from jit_passes.observers import MovingAverageMinMax
 from jit_passes.passes.subject import wrap
 from jit_passes.quantizer import (
     RECIPES,
@@ -38,6 +39,17 @@ def planned(graph: GraphView, annotations: Annotations) -> dict[str, Any]:
     plan = Plan(graph, lambda path: torch.empty(0), MovingAverage())
     plan.add_all(resolve(graph, annotations))
     return dict(plan.options()["insert_fake_quantize"])
+
+
+def slot_of(
+    bits: int = 8, signed: bool = True, scheme: str = "symmetric", granularity: str = "per_tensor",
+    rounding: str = "half_even", averaging_constant: float = 0.01,
+) -> TensorOptions:  # fmt: skip
+    """Options of a slot, all of them given."""
+    return TensorOptions(
+        bits=bits, signed=signed, scheme=scheme, channelwise=granularity == "per_channel",
+        rounding=rounding, calibration=MovingAverageMinMax(averaging_constant),
+    )  # fmt: skip
 
 
 def batch(*shape: int, seed: int = 0) -> Tensor:
@@ -184,7 +196,7 @@ def test_schemes(name: str, scheme: str, granularity: str, tmp_path: Path) -> No
     eager, model, x = make(name, "scripted", tmp_path)
     bits = {"input": 6, "weight": 5, "correlation": 16, "bias": 12, "sum": 9}
     slots = {
-        s: Slot(b, scheme=scheme, granularity=granularity, averaging_constant=1.0)
+        s: slot_of(b, scheme=scheme, granularity=granularity, averaging_constant=1.0)
         for s, b in bits.items()
     }
     result = quantize_slots(model, **slots)
@@ -306,7 +318,7 @@ def test_gradients_reach_everything(net: Model) -> None:
     With powers of two, where nothing is clipped: a symmetric scale has its largest value half a
     step beyond the largest code, where it may get no gradient.
     """
-    fine = Slot(16, scheme="power_of_two", averaging_constant=1.0)
+    fine = slot_of(16, scheme="power_of_two", averaging_constant=1.0)
     result = quantize_slots(net, **dict.fromkeys(SLOTS, fine))
     x, same = X.clone().requires_grad_(), X.clone().requires_grad_()
     probe = batch(4, 4, seed=3)
@@ -380,8 +392,8 @@ def test_where(net: Model) -> None:
 
 
 def test_recipe_with_other_slots(net: Model) -> None:
-    """A number of bits changes the recipe's slot, a Slot replaces it."""
-    slot = Slot(4, signed=False, scheme="affine", rounding="floor", averaging_constant=0.5)
+    """A number of bits changes the recipe's slot, options replace it."""
+    slot = slot_of(4, signed=False, scheme="affine", rounding="floor", averaging_constant=0.5)
     result = quantize_slots(net, recipe="graffitist", weight=5, sum=slot, where="stem.0")
     nodes = [n for n in GraphView.of(result._c, "forward").nodes if "fake_quantize" in n.kind]
     found = {
@@ -434,7 +446,7 @@ def test_functional() -> None:
     result(x).sum().backward()
     assert torch.equal(x, X + 1) and model.gain.grad.any()
     assert torch.equal(result.input_range, torch.stack([X.min(), X.max()]))
-    channels = Slot(granularity="per_channel")
+    channels = slot_of(granularity="per_channel")
     found = ranges(quantize_slots(model, weight=channels))
     assert [tuple(r.shape) for r in found.values()] == [(2, 4), (2, 3)]  # one is transposed
 
@@ -452,7 +464,7 @@ class OfInput(nn.Module):
 
 def test_channels_of_a_weight_that_is_not_known() -> None:
     with pytest.raises(JitPassesError, match=r"shape is not known.*per-tensor"):
-        quantize_slots(torch.jit.script(OfInput()), weight=Slot(granularity="per_channel"))
+        quantize_slots(torch.jit.script(OfInput()), weight=slot_of(granularity="per_channel"))
 
 
 def test_other_method() -> None:
@@ -526,7 +538,7 @@ def test_written_values(write: bool) -> None:
     model = torch.jit.script(Overwrites(write))
     module = Pipeline("clean", ("propagate_constants",)).run(_C.clone(model._c, "forward")).module
     graph = GraphView.of(module, "forward")
-    spec = Slot(4, scheme="affine", averaging_constant=1.0).apply(SLOT, 0)
+    spec = slot_of(4, scheme="affine", averaging_constant=1.0).apply(SLOT, 0)
     annotations = Annotations()
     for node in graph.nodes:
         if node.kind in ("aten::sigmoid", "aten::tanh"):
@@ -540,8 +552,8 @@ def test_written_values(write: bool) -> None:
     x = X.clone()
     later = x.clone()
     later[:2] *= 3 if write else 1
-    expected = torch.sigmoid(quantized(x.double(), Slot(4, scheme="affine"), 0)) + torch.tanh(
-        quantized(later.double(), Slot(4, scheme="affine"), 0)
+    expected = torch.sigmoid(quantized(x.double(), slot_of(4, scheme="affine"), 0)) + torch.tanh(
+        quantized(later.double(), slot_of(4, scheme="affine"), 0)
     )
     torch.testing.assert_close(result(x), expected.float(), rtol=0, atol=1e-6)
     assert torch.equal(x, later)
@@ -607,7 +619,6 @@ def test_bad_models(net: Model) -> None:
     [
         ({"bits": 2.5}, "bits is a whole number from 2 to 16, not 2.5"),
         ({"scheme": "log"}, "scheme is one of affine, symmetric, .*power_of_two, not 'log'"),
-        ({"granularity": "channel"}, "granularity is one of per_tensor, per_channel"),
         ({"rounding": "up"}, "rounding is one of half_even"),
         ({"averaging_constant": 0.0}, r"averaging_constant is in \(0, 1\], not 0"),
     ],
@@ -615,26 +626,26 @@ def test_bad_models(net: Model) -> None:
 def test_bad_slots(fields: dict[str, Any], message: str) -> None:
     """Each field says what it takes."""
     with pytest.raises(ValueError, match=message):
-        Slot(**fields)
+        slot_of(**fields)
 
 
 def test_bad_slot_names() -> None:
     """And that there must be one."""
     with pytest.raises(ValueError, match=r"slots are input, .* sum, not 'product'"):
-        SlotQuantizer({"product": Slot()})
+        SlotQuantizer({"product": slot_of()})
     with pytest.raises(ValueError, match="none was given"):
         SlotQuantizer({})
 
 
 def test_spec() -> None:
     """The narrowest type that holds the codes, and their ends."""
-    given = [Slot(bits, signed=signed) for bits in (8, 9) for signed in (True, False)]
+    given = [slot_of(bits, signed=signed) for bits in (8, 9) for signed in (True, False)]
     specs = [slot.apply(SLOT, 1) for slot in given]
     assert [(s.dtype, s.quant_min, s.quant_max) for s in specs] == [
         ("int8", -128, 127), ("uint8", 0, 255), ("int16", -256, 255), ("int32", 0, 511),
     ]  # fmt: skip
-    assert Slot().apply(SLOT, 1) == SLOT and SLOT.ch_axis is None
-    spec = Slot(granularity="per_channel", rounding="ceil").apply(SLOT, -3)
+    assert slot_of().apply(SLOT, 1) == SLOT and SLOT.ch_axis is None
+    spec = slot_of(granularity="per_channel", rounding="ceil").apply(SLOT, -3)
     assert (spec.ch_axis, spec.qscheme, spec.rounding) == (-3, "per_channel_symmetric", "ceil")
 
 

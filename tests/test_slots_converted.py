@@ -27,7 +27,6 @@ from torch.nn import functional as F
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning, quantize_slots
 from jit_passes.graph.view import GraphView
-from jit_passes.observers import MovingAverageMinMax
 from jit_passes.quantizer import TensorOptions
 from jit_passes.targets import Reference, Stock
 from tests.processor import BITS, REDUCED
@@ -433,12 +432,3 @@ def test_options() -> None:
         TensorOptions(scale=0.5, rounding="floor")
     with pytest.raises(ValueError, match="signed is True or False, not 1"):
         TensorOptions(signed=1)  # type: ignore[arg-type]
-
-
-def test_slot_is_tensor_options() -> None:
-    """The old word gives the new one."""
-    given = jit_passes.Slot(4, signed=False, granularity="per_channel", averaging_constant=0.5)
-    assert given == TensorOptions(
-        bits=4, signed=False, scheme="symmetric", channelwise=True, rounding="half_even",
-        calibration=MovingAverageMinMax(0.5),
-    )  # fmt: skip

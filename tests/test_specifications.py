@@ -116,7 +116,7 @@ def test_refused_fixed(arguments: dict[str, Any], message: str) -> None:
 def test_refused_derived(chain: Nodes) -> None:
     """Bad derived parameters; derived_from becomes a tuple."""
     for arguments, message in (
-        ({"derived_from": ()}, "derived_from names no value"),
+        ({"derived_from": ()}, "derived_from is empty"),
         ({"ch_axis": 0}, "ch_axis = 0 does not go with per_tensor_symmetric"),
         ({"qscheme": torch.per_channel_affine}, "ch_axis = None does not go"),
         ({"is_dynamic": True}, "is_dynamic"),

@@ -22,7 +22,13 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes import JitPassesError
-from jit_passes.fake_quantizers import LSQ, FakeQuantizer, Operator, Place, fake_quantizer_of
+from jit_passes.fake_quantizers import (
+    LSQ,
+    FakeQuantizer,
+    Operator,
+    TrainingPlace,
+    fake_quantizer_of,
+)
 from jit_passes.observers import HistogramObserver, MinMax, Observer, observer_of
 from jit_passes.quantizer import (
     Annotations,
@@ -33,7 +39,7 @@ from jit_passes.quantizer import (
     Quantizer,
     TensorOptions,
 )
-from jit_passes.targets import Reference, Stock, Target, make_target, resolve_target
+from jit_passes.targets import Reference, Stock, Target, resolve_target
 from jit_passes.targets import targets as all_targets
 from tests.processes import run_code
 
@@ -378,7 +384,7 @@ def test_a_method_that_does_not_sign_its_places(script: torch.jit.ScriptModule) 
 
     @dataclass(frozen=True)
     class Nameless(LSQ):
-        def at(self, place: Place) -> Operator:
+        def at(self, place: TrainingPlace) -> Operator:
             return LSQ.operator(self, place)
 
     qat = trained(script, Nameless(), **TRAINED)
@@ -449,9 +455,9 @@ def test_unknown_names_and_options() -> None:
     ):
         resolve_target("nothing of the kind")
     with pytest.raises(JitPassesError, match=r"stock has no parameter 'engin': .*'engine'"):
-        make_target("stock", {"engin": "x86"})
+        Target.make("stock", engin="x86")
     with pytest.raises(JitPassesError, match="tables of mill is True or False, not 'yes'"):
-        make_target("mill", {"tables": "yes"})
+        Target.make("mill", tables="yes")
     with pytest.raises(ValueError, match=r"core_range has no parameter 'shre': .*'share'"):
         observer_of("core_range", shre=1)
     with pytest.raises(JitPassesError, match="no training method 'corse': did you mean 'coarse'"):
@@ -466,7 +472,7 @@ def test_unknown_names_and_options() -> None:
 def test_options_are_the_fields() -> None:
     """Equal targets have equal options, and are made of them."""
     for target in (Mill(False), Stock(), Reference(lookup_tables=False)):
-        assert make_target(target.name, target.options) == target
+        assert Target.make(target.name, **target.options) == target
         assert eval(repr(target), {type(target).__name__: type(target)}) == target
         assert replace(target) == target and hash(replace(target)) == hash(target)
     assert Stock(integer_pools=True) != Stock()

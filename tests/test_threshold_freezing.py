@@ -247,7 +247,7 @@ def test_errors() -> None:
     one = thresholds({"a": [0.5]})
     with pytest.raises(jit_passes.JitPassesError, match="no thresholds"):
         ThresholdFreezer([])
-    with pytest.raises(jit_passes.JitPassesError, match="not a model: pass those of"):
+    with pytest.raises(jit_passes.JitPassesError, match="not a model: pass the thresholds"):
         ThresholdFreezer(torch.jit.script(torch.nn.Linear(2, 2)))
     with pytest.raises(jit_passes.JitPassesError, match="two thresholds are called 'a'"):
         ThresholdFreezer([*one.items(), *one.items()])

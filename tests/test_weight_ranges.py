@@ -288,7 +288,7 @@ def test_profiles() -> None:
     calibrated = jit_passes.calibrate(prepared(MeanSquaredError()), data(), progress=False)
     expected = scales(jit_passes.convert(calibrated))
     assert all(torch.equal(found, expected[name]) for name, found in scales(made).items())
-    with pytest.raises(JitPassesError, match=r"mean squares of what it multiplies.*no profile has"):
+    with pytest.raises(JitPassesError, match=r"mean squares of its inputs.*no profile has"):
         options = config(calibration="output_error")
         jit_passes.quantize_script(model, profile=profile, target="reference", config=options)
 

@@ -10,7 +10,6 @@ import click
 from ..errors import without_folders
 from ..report import check_onnx
 from ..report.conformance.check import ENGINES
-from ..report.provenance import provenance
 from . import options
 from .files import load_model
 from .outcome import Exit, failure, show
@@ -34,8 +33,8 @@ Examples:
 @options.JSON
 @options.common
 def check(
-    file: Path, against: Path, engine: str | None, method: str, as_json: bool, no_progress: bool,
-    **data: Any,
+    file: Path, against: Path, engine: str | None, method: str, as_json: bool,
+    progress: bool | None, **data: Any,
 ) -> int:  # fmt: skip
     """Compare FILE in the engine that it is for with a reference model.
 
@@ -48,13 +47,8 @@ def check(
     than the model's report promises.
     """
     reference = load_model(against)
-    made = provenance(reference, method)
-    method = made["method"] if made is not None else method
-    batches = options.given_data(reference, method, **data)
-    if batches is None:
-        raise click.UsageError("values come from --data or --random")
-    shown = False if no_progress else None
-    found = check_onnx(file, reference, batches, progress=shown, method=method, engine=engine)
+    batches, method = options.data_to_compare(reference, reference, method, **data)
+    found = check_onnx(file, reference, batches, progress=progress, method=method, engine=engine)
     show(without_folders(str(found)), found.as_data(), as_json)
     if not found.kept:
         failure("fewer operators are on integers than promised")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import click
 
 from ..errors import without_folders
-from ..report import Comparison, provenance
+from ..report import Comparison
 from ..report import compare as run_compare
+from ..tables import for_json
 from . import options
 from .files import load_model
 from .outcome import Exit, failure, show
@@ -40,7 +40,7 @@ the target `reference` to look inside.
 @options.common
 def compare(
     model: Path, quantized: Path, method: str, jump: float, min_sqnr: float | None,
-    as_json: bool, no_progress: bool, **data: Any,
+    as_json: bool, progress: bool | None, **data: Any,
 ) -> int:  # fmt: skip
     """Compare QUANTIZED with the float MODEL that it was made of, value by value.
 
@@ -49,13 +49,8 @@ def compare(
     The first operator whose own error stands out is named with its line of source.
     """
     float_model, other = load_model(model), load_model(quantized)
-    made = provenance(other, method)
-    method = made["method"] if made is not None else method
-    batches = options.given_data(float_model, method, **data)
-    if batches is None:
-        raise click.UsageError("values come from --data or --random")
-    shown = False if no_progress else None
-    found = run_compare(float_model, other, batches, jump=jump, progress=shown, method=method)
+    batches, method = options.data_to_compare(float_model, other, method, **data)
+    found = run_compare(float_model, other, batches, jump=jump, progress=progress, method=method)
     show(without_folders(str(found)), _result(found), as_json)
     if min_sqnr is not None and found.sqnr < min_sqnr:
         failure(f"the SQNR of the output is {found.sqnr:.1f} dB, below {min_sqnr:g}")
@@ -65,15 +60,11 @@ def compare(
 
 def _result(found: Comparison) -> dict[str, Any]:
     """Return it for JSON, which knows no infinity: null stands for no error."""
-    rows = [{name: _finite(value) for name, value in asdict(row).items()} for row in found.rows]
+    rows = [{name: for_json(value) for name, value in asdict(row).items()} for row in found.rows]
     first = None if found.first is None else rows[found.rows.index(found.first)]
     return {
-        "sqnr": _finite(found.sqnr),
+        "sqnr": for_json(found.sqnr),
         "first": first,
         "values": rows,
         "unmatched": list(found.unmatched),
     }
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,7 +11,6 @@ from ..errors import without_folders
 from ..report import conformance as run_conformance
 from ..report.conformance.engines import ENGINES
 from ..report.conformance.run import DEFAULT
-from ..report.provenance import provenance
 from . import options
 from .files import load_model
 from .outcome import Exit, failure, show
@@ -36,24 +35,19 @@ Examples:
 @options.common
 def conformance(
     model: Path, method: str, engines: str, workers: int, dask: str | None, as_json: bool,
-    no_progress: bool, **data: Any,
+    progress: bool | None, **data: Any,
 ) -> int:  # fmt: skip
-    """Compare codes of a reference MODEL with those that engines compute, value by value.
+    """Compare codes of a reference MODEL with the codes of engines, value by value.
 
     The first code at which an engine parts is named with operator, line of source, both codes, the
     sum before rounding, and whether it is a tie. The exit code is 5 where a code differs.
     """
     reference = load_model(model)
-    made = provenance(reference, method)
-    method = made["method"] if made is not None else method
-    batches = options.given_data(reference, method, **data)
-    if batches is None:
-        raise click.UsageError("values come from --data or --random")
+    batches, method = options.data_to_compare(reference, reference, method, **data)
     names = [name.strip() for name in engines.split(",") if name.strip()]
-    shown = False if no_progress else None
     with pool_of(workers, dask) as executor:
         found = run_conformance(
-            reference, batches, names, progress=shown, method=method, executor=executor
+            reference, batches, names, progress=progress, method=method, executor=executor
         )
     show(without_folders(str(found)), found.as_data(), as_json)
     if not found.equal:

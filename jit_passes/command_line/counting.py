@@ -1,4 +1,4 @@
-"""How many batches files hold, from what stands in front of their numbers."""
+"""How many batches files hold, by their headers."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "int32", "int64", "
 
 
 class Data:
-    """Batches that can be gone through again and again; nothing is kept but what is needed.
+    """Batches that can be gone through again and again, read as they are needed.
 
     Args:
         sources: called anew for each pass.
@@ -66,8 +66,8 @@ def data_of(
     """Return the batches of a file, or of a folder of files.
 
     Args:
-        path: `.npy`, `.npz`, `.pt`, `.safetensors`, `.tar`, or a folder of such files, or of
-            images.
+        path: `.npy`, `.npz`, `.pt`, `.safetensors`, `.tar`, or a folder of files of these kinds, or
+            of images.
         size: samples in a batch.
         limit: the number of batches at most; None for all.
         images: how pictures become tensors; None where the caller did not say.
@@ -75,7 +75,7 @@ def data_of(
         shard: (3, 8) for the third of every eight files of tensors, or else batches.
 
     Raises:
-        JitPassesError: there is no such file, or it has another form.
+        JitPassesError: the file does not exist, or it has another form.
     """
     own = slice(shard[0] - 1, None, shard[1])
 
@@ -187,7 +187,7 @@ def _random(spec: re.Match[str], generator: torch.Generator) -> torch.Tensor:
 
 
 def read(path: Path) -> Samples | list[Batch]:
-    """Return what a file holds: samples, or batches as they were saved.
+    """Return the samples of a file, or batches as they were saved.
 
     Raises:
         JitPassesError: it cannot be read, or has another form.

@@ -69,7 +69,7 @@ Examples:
               "inductor, tensorrt, xnnpack, qonnx or reference.")  # fmt: skip
 @options.CONFIG
 @options.MODE
-@click.option("--version", help="Version of the form, for those that have several.")
+@click.option("--version", help="Version of the form, where it has several.")
 @click.option("--kernels", type=click.Choice(list(KERNELS)),
               help="With --to c: loops of its own, or calls of CMSIS-NN.")  # fmt: skip
 @click.option("-o", "--output", type=options.FILE, required=True, help="The file.")
@@ -80,7 +80,7 @@ Examples:
 def export(
     model: Path, form: str, engine: str | None, config: Path | None, mode: str | None,
     version: str | None, kernels: str | None, output: Path, method: str, as_json: bool,
-    no_progress: bool, **data: Any,
+    progress: bool | None, **data: Any,
 ) -> None:  # fmt: skip
     """Write MODEL, or its scales, to a file that another engine reads.
 
@@ -108,7 +108,7 @@ def export(
             raise click.UsageError(f"--engine {target.name} reads files of --to {known}")
     loaded = load_model(model)
     if form not in FOLDERS:
-        check_output(output, [path for path in (model, config, data["data"]) if path is not None])
+        check_output(output, (model, config, data["data"]))
     batches = options.given_data(loaded, method, **data) if target or form in MODELS else None
     if form in MODELS and batches is None:
         raise click.UsageError(f"--to {form} records a call of the model: give --data or --random")
@@ -116,9 +116,8 @@ def export(
     result: dict[str, Any] = {"output": str(output), "format": form}
     if target is not None:
         options.warn_of_random(data["random"])
-        shown = False if no_progress else None
         given: dict[str, Any] = {"config": config, "mode": mode, "method": method}
-        loaded = quantize_script(loaded, batches, target=target, progress=shown, **given)
+        loaded = quantize_script(loaded, batches, target=target, progress=progress, **given)
         rows = coverage(loaded, method)
         if all(row.dtype == "float" for row in rows):
             reasons = shortened(list(dict.fromkeys(row.reason for row in rows)), 2)
@@ -149,7 +148,7 @@ def _check_version(form: str, version: str | None) -> None:
 def _export_scales(
     model: torch.jit.ScriptModule, output: Path, form: str, version: str | None
 ) -> tuple[str, dict[str, int]]:
-    """Write scales; return what is told of it, and how many the file has."""
+    """Write scales; return a text about them, and how many the file has."""
     chosen: dict[str, Any] = {} if version is None else {"version": version}
     encodings = encodings_of(model)
     export_calibration(encodings, output, form, **chosen)

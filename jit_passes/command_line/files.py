@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ def load_model(path: Path) -> torch.jit.ScriptModule:
     """Return the model of a file of TorchScript or of `torch.export`, on the CPU, in eval mode.
 
     Raises:
-        JitPassesError: there is none; the message says what the file is instead.
+        JitPassesError: there is none; the message names the kind of the file.
     """
     check_readable(path)
     names = _members(path)
@@ -61,7 +61,7 @@ def _members(path: Path) -> list[str]:
 
 
 def _of_an_engine(path: Path, names: Sequence[str]) -> str:
-    """Return that a file was made for an engine, and what takes it; "" for others.
+    """Return that a file was made for an engine, and how to run it; "" for other files.
 
     Args:
         path: of the file.
@@ -101,13 +101,13 @@ def _load_program(path: Path) -> torch.jit.ScriptModule:
     return from_exported_program(program)
 
 
-def check_readable(path: Path) -> None:
-    """Raise an error if a file cannot be read."""
-    try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise JitPassesError(f"{path} cannot be read: {reason_of(error)}") from error
+def check_readable(*paths: Path | None) -> None:
+    """Raise an error if a file cannot be read; None stands for no file."""
+    for path in filter(None, paths):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise JitPassesError(f"{path} cannot be read: {reason_of(error)}") from error
 
 
 def _check_code(path: Path) -> None:
@@ -169,15 +169,19 @@ def _state_of(path: Path) -> Any:
     return found.st_ino, found.st_mtime_ns
 
 
-def check_output(output: Path, inputs: Sequence[Path]) -> None:
+def check_output(output: Path, inputs: Iterable[Path | None]) -> None:
     """Check, before hours of work, that a file can be written, and is not one that was given.
+
+    Args:
+        output: the file to be written.
+        inputs: the files that were given; None for an option without one.
 
     Raises:
         OutputError: it cannot.
         JitPassesError: it is one of the inputs.
     """
     check_writable(output)
-    for path in inputs:
+    for path in filter(None, inputs):
         if output.exists() and path.exists() and output.samefile(path):
             raise JitPassesError(f"{output} is an input, which is never overwritten: name another")
     _before[output] = _state_of(output)

@@ -49,7 +49,7 @@ Use the same --target for both. With --resume scores.jsonl an interrupted run go
 def improve(
     model: Path, metric: str | None, budget: float | None, time: float | None, float_only: bool,
     target: str, config: Path | None, mode: str | None, method: str, resume: Path | None,
-    recipe: Path | None, output: Path, as_json: bool, no_progress: bool, workers: int,
+    recipe: Path | None, output: Path, as_json: bool, progress: bool | None, workers: int,
     dask: str | None, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize MODEL to int8 with less loss: by the tools that help it.
@@ -59,22 +59,20 @@ def improve(
     """
     backend, measured = options.target_of(target), options.metric_of(metric)
     loaded = load_model(model)
-    inputs = [path for path in (model, config, data["data"], resume) if path is not None]
+    inputs = (model, config, data["data"], resume)
     check_output(output, inputs)
     if recipe is not None:
-        check_output(recipe, [*inputs, output])
-    if config is not None:
-        check_readable(config)
-    batches = options.given_data(loaded, method, **data)
-    if batches is None:
-        raise click.UsageError("steps are tried on --data or --random")
+        check_output(recipe, (*inputs, output))
+    check_readable(config)
+    why = "steps are tried on --data or --random"
+    batches = options.needed_data(loaded, method, why, **data)
     options.warn_of_random(data["random"])
     with options.resumable(resume), pool_of(workers, dask) as executor:
         found = run_improve(
             loaded, batches, measured, budget=budget, time=time,
             alternatives=() if float_only else ALTERNATIVES,
             target=backend, config=config, mode=mode, method=method, resume=resume,
-            progress=False if no_progress else None, executor=executor,
+            progress=progress, executor=executor,
         )  # fmt: skip
     if recipe is not None:
         found.save(recipe)

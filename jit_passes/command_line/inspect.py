@@ -17,21 +17,23 @@ from .outcome import show
 
 EPILOG = """\b
 Examples:
-  jit-passes inspect model.pt                          what will be int8, and why not the rest
+  jit-passes inspect model.pt                          which operators will be int8, and why
   jit-passes inspect model.pt --target stock --config layers.yaml
-  jit-passes inspect model.pt --without-data           what needs no data
-  jit-passes inspect int8.pt                           what made the file, and what is int8
+  jit-passes inspect model.pt --without-data           which will be int8 without data
+  jit-passes inspect int8.pt                           the provenance, and which are int8
   jit-passes inspect int8.pt --json | jq .made.target
 """
 
 
-@click.command(short_help="Say what will be int8, or what made a file.", epilog=EPILOG)
+@click.command(
+    short_help="Say which operators will be int8, or how a file was made.", epilog=EPILOG
+)
 @options.MODEL
 @options.TARGET
 @options.CONFIG
 @options.MODE
 @options.METHOD
-@click.option("--without-data", is_flag=True, help="What `quantize` does without --data.")
+@click.option("--without-data", is_flag=True, help="As `quantize` does without --data.")
 @click.option("--paths", is_flag=True, help="Show lines of source with their folders.")
 @options.JSON
 @options.common
@@ -39,13 +41,12 @@ def inspect(
     model: Path, target: str, config: Path | None, mode: str | None, method: str,
     without_data: bool, paths: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Say what will be int8 in a float MODEL; of a quantized one, what made it.
+    """Say which operators of a float MODEL will be int8; of a quantized one, how it was made.
 
     No data are needed.
     """
     backend = options.target_of(target)
-    if config is not None:
-        check_readable(config)
+    check_readable(config)
     loaded = load_model(model)
     found = run_inspect(
         loaded, target="auto" if target == "auto" else backend, config=config, mode=mode,

@@ -20,7 +20,7 @@ Examples:
 TARGETS = """\b
 Examples:
   jit-passes targets
-  jit-passes targets stock                  what it can compute, operator by operator
+  jit-passes targets stock                  its capability, operator by operator
   jit-passes targets stock:engine=onednn
 """
 VERSIONS = """\b
@@ -34,7 +34,7 @@ Examples:
 @options.JSON
 @options.common
 def passes(name: str | None, as_json: bool) -> None:
-    """List the graph passes, or say what one of them does and takes."""
+    """List the graph passes, or show one of them with its options."""
     if name is not None and name not in registered:
         raise click.UsageError(f"no pass {name!r}: {nearest(name, registered)}")
     chosen = {name: registered[name]} if name is not None else dict(registered.items())
@@ -57,7 +57,7 @@ def passes(name: str | None, as_json: bool) -> None:
 @options.JSON
 @options.common
 def targets(name: str | None, as_json: bool) -> None:
-    """List the backends with their options, or say what one of them can compute."""
+    """List the backends with their options, or show the capability of one of them."""
     if name is not None:
         target = options.target_of(name)
         show(str(target), {**target.record(), "capability": str(target.capability)}, as_json)

@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     Args:
-        arguments: without the name of the program; None for those of this process.
+        arguments: without the name of the program; None for the arguments of this process.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     forget_outputs()

@@ -19,6 +19,7 @@ from ..configuration.options import MODES
 from ..errors import ArgumentError, JitPassesError, nearest
 from ..passes.plugins import load_plugins
 from ..profile.form import shard_of
+from ..report.provenance import provenance
 from ..targets import Target, resolve_target, targets
 from .data import Data, data_of, random_data
 from .images import Images
@@ -132,7 +133,7 @@ METRIC = click.option(
 )  # fmt: skip
 RESUME = click.option(
     "--resume", type=FILE,
-    help="Write what was measured to this file, and go on from it after an interruption.",
+    help="Write scores to this file, and go on from it after an interruption.",
 )  # fmt: skip
 WORKERS = _options(
     click.option(
@@ -164,7 +165,10 @@ DATA = _options(
     click.option("--mean", type=Numbers(), help="For images: 0.485,0.456,0.406."),
     click.option("--std", type=Numbers(), help="For images: 0.229,0.224,0.225."),
     click.option("--grey", is_flag=True, help="For images: one channel."),
-    click.option("--no-progress", is_flag=True, help="Draw no progress bar."),
+    click.option(
+        "--no-progress", "progress", is_flag=True, help="Draw no progress bar.",
+        callback=lambda _, __, given: False if given else None,  # None: on terminals only
+    ),
 )  # fmt: skip
 
 
@@ -230,7 +234,7 @@ def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | Non
 
     Raises:
         click.UsageError: the text has another form.
-        JitPassesError: there is no such function, or its module does not import.
+        JitPassesError: the function does not exist, or its module does not import.
     """
     if text is None:
         return None
@@ -250,12 +254,12 @@ def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | Non
 
 @contextlib.contextmanager
 def resumable(path: Path | None) -> Iterator[None]:
-    """Say, when the work is interrupted, where its scores are."""
+    """Say where the scores are, if the work is interrupted."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         if path is not None and path.exists():
-            note(f"{path} has what was measured: the same command goes on from there")
+            note(f"{path} has the scores so far: the same command goes on from there")
         raise
 
 
@@ -347,6 +351,30 @@ def given_data(
     if data is None:
         return None
     return data_of(data, batch_size, batches, images, getattr(model, method), shard or (1, 1))
+
+
+def needed_data(model: torch.jit.ScriptModule, method: str, why: str, **data: Any) -> Data:
+    """Return the batches that the options stand for; see `given_data`.
+
+    Raises:
+        click.UsageError: they say nothing of data; `why` is the message.
+    """
+    found = given_data(model, method, **data)
+    if found is None:
+        raise click.UsageError(why)
+    return found
+
+
+def data_to_compare(
+    model: torch.jit.ScriptModule, quantized: torch.jit.ScriptModule, method: str, **data: Any
+) -> tuple[Data, str]:
+    """Return batches for a model and a quantized one, and the method that both run.
+
+    That is the method that the report of the quantized model names, else the given one.
+    """
+    made = provenance(quantized, method)
+    method = made["method"] if made is not None else method
+    return needed_data(model, method, "values come from --data or --random", **data), method
 
 
 def words_of(data: Mapping[str, Any]) -> list[str]:

@@ -40,21 +40,20 @@ The data may stay where they are: the file has ranges and histograms only, and c
 @options.common
 def profile(
     model: Path, bins: int, weights: bool, shard: tuple[int, int] | None, target: str | None,
-    method: str, output: Path, as_json: bool, no_progress: bool, **data: Any,
+    method: str, output: Path, as_json: bool, progress: bool | None, **data: Any,
 ) -> None:  # fmt: skip
     """Run data through MODEL, and write ranges and histograms of all its values to a file."""
     loaded = load_model(model)
-    check_output(output, [model, *([data["data"]] if data["data"] is not None else [])])
-    batches = options.given_data(loaded, method, shard=shard, **data)
-    if batches is None:
-        raise click.UsageError("ranges come from --data or --random")
+    check_output(output, (model, data["data"]))
+    why = "ranges come from --data or --random"
+    batches = options.needed_data(loaded, method, why, shard=shard, **data)
     options.warn_of_random(data["random"])
     made = run_profile(
         loaded,
         batches,
         bins=bins,
         weights=weights,
-        progress=False if no_progress else None,
+        progress=progress,
         method=method,
         target=None if target is None else options.target_of(target),
         shard=shard,

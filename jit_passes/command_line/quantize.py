@@ -88,9 +88,9 @@ def quantize(
     model: Path, profile: Path | None, target: str, config: Path | None, mode: str | None,
     smooth: str | float, equalize: str | None, weight_rounding: str | None,
     bias_correction: str | None, strict: bool, method: str, output: Path, as_json: bool,
-    no_progress: bool, **data: Any,
+    progress: bool | None, **data: Any,
 ) -> None:  # fmt: skip
-    """Quantize MODEL to int8, and say what became int8 and why the rest did not.
+    """Quantize MODEL to int8, and list the int8 operators, and why the others are float.
 
     The file is written as a whole or not at all, and never over an input.
     """
@@ -98,14 +98,10 @@ def quantize(
         raise click.UsageError("--data, --random or --profile: one of them")
     backend = options.target_of(target)
     loaded = load_model(model)
-    inputs = [path for path in (model, profile, config, data["data"]) if path is not None]
-    check_output(output, inputs)
-    for path in (profile, config):
-        if path is not None:
-            check_readable(path)
+    check_output(output, (model, profile, config, data["data"]))
+    check_readable(profile, config)
     batches = options.given_data(loaded, method, **data)
     options.warn_of_random(data["random"])
-    shown = False if no_progress else None
     if isinstance(smooth, float) and batches is None:
         raise click.UsageError("--smooth needs --data or --random")
     if equalize == "activations" and batches is None:
@@ -124,7 +120,7 @@ def quantize(
             bias_correction=bias_correction,
             strict=strict,
             method=method,
-            progress=shown,
+            progress=progress,
         )
     except JitPassesError as error:
         if error.command == OPTIONS:
@@ -166,5 +162,5 @@ def cost_of(
     try:
         return sqnr_metric(model, method, [next(arguments_of(data, None))]).measure(quantized)
     except JitPassesError as error:
-        warning(f"what quantizing costs is not known: {error}")
+        warning(f"the cost of quantizing is not known: {error}")
         return None

@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from ..files import write_whole
-from ..report import provenance
 from ..report.page import page
 from . import options
 from .files import check_output, load_model
@@ -40,23 +39,18 @@ The second way shows all values: of a model for x86, only results of compiled re
 @options.common
 def report(
     model: Path, quantized: Path, method: str, title: str, latency: bool, output: Path,
-    as_json: bool, no_progress: bool, **data: Any,
+    as_json: bool, progress: bool | None, **data: Any,
 ) -> None:  # fmt: skip
-    """Show in one HTML file what quantizing MODEL to QUANTIZED did, and where accuracy was lost.
+    """Show in one HTML file the effects of quantizing MODEL to QUANTIZED, and lost accuracy.
 
-    The file needs no network: what made it, sizes, operators with reasons and shares of the work,
-    errors with histograms, the graph before and after, and the configuration.
+    The file needs no network. It has the provenance, sizes, operators with reasons and shares of
+    the work, errors with histograms, the graph before and after, and the configuration.
     """
-    check_output(output, [path for path in (model, quantized, data["data"]) if path is not None])
+    check_output(output, (model, quantized, data["data"]))
     float_model, other = load_model(model), load_model(quantized)
-    made = provenance(other, method)
-    method = made["method"] if made is not None else method
-    batches = options.given_data(float_model, method, **data)
-    if batches is None:
-        raise click.UsageError("values come from --data or --random")
-    shown = False if no_progress else None
+    batches, method = options.data_to_compare(float_model, other, method, **data)
     text = page(
-        float_model, other, batches, title=title, latency=latency, progress=shown, method=method
+        float_model, other, batches, title=title, latency=latency, progress=progress, method=method
     )
     write_whole(output, text)
     size = output.stat().st_size

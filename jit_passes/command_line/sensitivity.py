@@ -25,7 +25,7 @@ A metric is a function of one model, def accuracy(model), which has its own labe
 """
 
 
-@click.command(short_help="Measure what quantizing each layer costs.", epilog=EPILOG)
+@click.command(short_help="Measure the cost of quantizing each layer.", epilog=EPILOG)
 @options.MODEL
 @options.DATA
 @options.TARGET
@@ -41,7 +41,7 @@ A metric is a function of one model, def accuracy(model), which has its own labe
 def sensitivity(
     model: Path, target: str, config: Path | None, mode: str | None, method: str,
     metric: str | None, layers: tuple[str, ...], resume: Path | None, as_json: bool,
-    no_progress: bool, workers: int, dask: str | None, **data: Any,
+    progress: bool | None, workers: int, dask: str | None, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize each layer of MODEL alone, and all layers but that one; measure both.
 
@@ -49,8 +49,7 @@ def sensitivity(
     is worth its "gain".
     """
     backend, measured = options.target_of(target), options.metric_of(metric)
-    if config is not None:
-        check_readable(config)
+    check_readable(config)
     loaded = load_model(model)
     batches = options.given_data(loaded, method, **data)
     if batches is None and metric is None:
@@ -59,7 +58,7 @@ def sensitivity(
     with options.resumable(resume), pool_of(workers, dask) as executor:
         found = run_sensitivity(
             loaded, batches, measured, layers=layers or None, target=backend, config=config,
-            mode=mode, method=method, resume=resume, progress=False if no_progress else None,
+            mode=mode, method=method, resume=resume, progress=progress,
             executor=executor,
         )  # fmt: skip
     show(without_folders(str(found)), found.to_dict(), as_json)

@@ -44,7 +44,7 @@ def _cut(path: Path) -> JitPassesError:
 def _check_end(path: Path, end: int) -> None:
     """Raise an error where something else than zeros is behind the last member.
 
-    Zeros at the end of a member's data look like those of a tar.
+    Zeros at the end of a member's data look like the end of a tar.
     """
     with path.open("rb") as file:
         file.seek(end)

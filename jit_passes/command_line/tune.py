@@ -48,7 +48,7 @@ Use the same --target for both. With --resume scores.jsonl an interrupted run go
 def tune(
     model: Path, budget: float, metric: str | None, objective: str, float_only: bool, target: str,
     config: Path | None, mode: str | None, method: str, resume: Path | None, output: Path | None,
-    as_json: bool, no_progress: bool, workers: int, dask: str | None, **data: Any,
+    as_json: bool, progress: bool | None, workers: int, dask: str | None, **data: Any,
 ) -> None:  # fmt: skip
     """Find a configuration of MODEL with which the loss stays within the budget.
 
@@ -57,11 +57,9 @@ def tune(
     """
     backend, measured = options.target_of(target), options.metric_of(metric)
     loaded = load_model(model)
-    inputs = [path for path in (model, config, data["data"], resume) if path is not None]
     if output is not None:
-        check_output(output, inputs)
-    if config is not None:
-        check_readable(config)
+        check_output(output, (model, config, data["data"], resume))
+    check_readable(config)
     batches = options.given_data(loaded, method, **data)
     if batches is None and metric is None:
         raise click.UsageError("outputs on --data or --random are compared, without a --metric")
@@ -71,7 +69,7 @@ def tune(
             loaded, batches, measured, budget=budget, objective=objective,
             alternatives=() if float_only else ALTERNATIVES,
             target=backend, config=config, mode=mode, method=method, resume=resume,
-            progress=False if no_progress else None, executor=executor,
+            progress=progress, executor=executor,
         )  # fmt: skip
     text = without_folders(str(found))
     if output is not None:

@@ -46,7 +46,7 @@ class Rule:
             self.options.check_mode()
         if isinstance(self.options, TensorOptions) and self.selector.value is None:
             raise ArgumentError(
-                "options of one tensor need a selector with value; those of a layer go under "
+                "options of one tensor need a selector with value; options of a layer go under "
                 "input, weight, output or bias"
             )
 
@@ -63,7 +63,7 @@ class Configuration:
         rules: in order.
         allow_unmatched: whether any rule may match nothing.
         where: where `everywhere` was written, for messages.
-        stages: what `quantize_script` does ahead of calibration and behind it.
+        stages: the stages of `quantize_script` around calibration.
 
     Raises:
         JitPassesError: everywhere, stages or a rule is of another class.
@@ -127,11 +127,11 @@ class Configuration:
 
 @dataclass(eq=False)
 class ResolvedConfiguration:
-    """The options of each operator and value of one graph. Others than its own get the global ones.
+    """The options of each operator and value of one graph.
 
     Attributes:
         everywhere: the options of operators that no rule is about.
-        layers: the others', by index of the node.
+        layers: the options of operators that a rule is about, by index of the node.
         values: the options of values that a rule is about, by id.
         decided_by: where the last word on keep_float was written, by index of the node.
         chosen: the modes of operators that may have any, where these are not static, by index.

@@ -62,7 +62,7 @@ def write_configuration(
     """Return YAML that `read_configuration` makes an equal configuration of.
 
     Args:
-        configuration: what to write.
+        configuration: to be written.
         comment: lines to put in front of everything.
         comments: a line to put in front of a rule, by its number from 0 on.
     """
@@ -145,7 +145,7 @@ def _rule(source: Located) -> Rule:
 
 
 def _hinted(source: Located, what: str, known: tuple[str, ...]) -> dict[str, Located]:
-    """Return the mapping; the error for a tensor's key says where such keys go."""
+    """Return the mapping; the error for a tensor's key says where that key goes."""
     if isinstance(source.content, dict):
         for key in source.content:
             if key in TENSOR_KEYS and key not in known:

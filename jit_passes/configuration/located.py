@@ -17,8 +17,7 @@ _STANDARD = ("str", "int", "float", "bool", "null", "seq", "map")
 # Dates and the like are text here: a module may be called "2001-01-01".
 _AS_TEXT = ("timestamp", "value", "merge")
 _DEEPEST = 30
-# libyaml's parser is ten times faster. Both build plain data only.
-# libyaml's, where PyYAML is built with it: five times as fast.
+# libyaml's parser where PyYAML is built with it: five times as fast. Both build plain data only.
 _Loader = cast(type[yaml.SafeLoader], getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 Dumper = cast(type[yaml.SafeDumper], getattr(yaml, "CSafeDumper", yaml.SafeDumper))
 
@@ -251,7 +250,7 @@ def _from_node(
     if id(node) in done:
         known = done[id(node)]
         if known is None:
-            raise JitPassesError(f"{place}: the alias in it means what it is a part of")
+            raise JitPassesError(f"{place}: the alias in it stands for the part that holds it")
         return known
     done[id(node)] = None
     tag = node.tag.removeprefix("tag:yaml.org,2002:")
@@ -269,7 +268,7 @@ def _from_node(
             raise JitPassesError(f"{place}: {brief(node.value)} is no {tag}") from error
         found = Located(place, content, text="" if node.style else node.value)
     else:
-        raise JitPassesError(f"{place}: the tag '{tag}' does not fit what it stands before")
+        raise JitPassesError(f"{place}: the tag '{tag}' does not fit the data behind it")
     done[id(node)] = found
     return found
 

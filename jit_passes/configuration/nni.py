@@ -41,8 +41,8 @@ def from_nni(
     2.x: `[{"quant_types": ["weight"], "quant_bits": {"weight": 8}, "op_types": ["Conv2d"]}]`
     3.x: `[{"op_types": ["Conv2d"], "target_names": ["weight"], "quant_dtype": "int8"}]`
 
-    Nothing is quantized but what entries list. Later entries win; a type that an entry does not
-    list is left as earlier ones say. op_types are classes of modules, op_names their paths; an
+    Only listed tensors are quantized. Later entries win; a type that an entry does not list is left
+    as earlier entries say. op_types are classes of modules, op_names their paths; an
     entry without either is about all. 32 bits are float.
 
     Args:
@@ -108,7 +108,7 @@ def _old_options(entry: Located, entries: Mapping[str, Located]) -> LayerOptions
         return LayerOptions(keep_float=True)
     for key in ("quant_types", "quant_bits"):
         if key not in entries:
-            raise entry.error(f"{key} is missing: say what is quantized, to how many bits")
+            raise entry.error(f"{key} is missing: list the quantized tensors, and their bits")
     listed = entries["quant_types"]
     types = listed.names("quant_types")
     for name in types:
@@ -146,7 +146,7 @@ def _new_options(entry: Located, entries: Mapping[str, Located]) -> LayerOptions
     if "target_names" in entries:
         named = entries["target_names"].names("target_names")
     if not named:
-        raise entry.error("target_names is missing: name what is quantized, ['weight'] say")
+        raise entry.error("target_names is missing: name the quantized tensors, ['weight'] say")
     tensors: dict[str, TensorOptions] = {}
     for name in dict.fromkeys((*named, *settings)):
         if name not in _TARGETS:

@@ -106,7 +106,7 @@ class TensorOptions:
             raise OptionError(
                 "calibration",
                 f"calibration is an observer, not {self.calibration!r}: give one of "
-                "jit_passes.observers, or what observer_of makes of a method's name",
+                "jit_passes.observers, or observer_of with a method's name",
             )
 
     def _check_numbers(self) -> None:
@@ -167,7 +167,7 @@ class TensorOptions:
         return bool(self._given)
 
     def updated(self, later: TensorOptions) -> TensorOptions:
-        """Return both together; where they say something about the same, the later one holds.
+        """Return both together; where both say an option, the later one holds.
 
         A range, a fixed scale and a calibration replace each other; a fixed scale replaces scheme,
         channelwise, group_size, tokenwise and rounding, and each of these replaces it; so do dtype
@@ -330,8 +330,8 @@ class LayerOptions:
         mode: "static", its input has parameters from calibration; "dynamic", parameters from the
             input itself each time the model runs, and its result and bias stay in float;
             "weight_only", all but its weight stays in float; "auto", whichever of these suits it:
-            see `jit_passes.quantize_script`. For operators with weights: what lies between them
-            follows. None leaves that to others, and without any is static.
+            see `jit_passes.quantize_script`. For operators with weights: operators between them
+            follow. None leaves that to others; if nothing says a mode, it is static.
 
     Raises:
         JitPassesError: an option is none of these.

@@ -168,7 +168,7 @@ def explain_nothing(selector: Selector, names: Mapping[str, set[str]]) -> str | 
 
 def _like(name: str, pattern: str, known: set[str]) -> str:
     if name == "op" and pattern.startswith("prim::"):
-        return "what is in prim:: is not quantized"
+        return "operators of prim:: are not quantized"
     if name in ("module", "module_regex", "module_type") and known <= {""}:
         return "no operator is known to belong to a module, as in a file of a frozen model: use op"
     return nearest(pattern, known - {""})

@@ -25,7 +25,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class StageOptions:
-    """What `quantize_script` does ahead of calibration and behind it; None leaves it unsaid.
+    """The stages of `quantize_script` around calibration; None leaves one unsaid.
 
     Attributes:
         smooth: "auto", the strength, or "none" for no smoothing: see `jit_passes.smooth`.

@@ -60,7 +60,7 @@ def export_calibration(
     """Return, and write to a file, what another engine needs to quantize as this model does.
 
     Args:
-        model: whatever `encodings_of` reads, or its `Encodings`.
+        model: as for `encodings_of`, or its `Encodings`.
         path: the file; None for none.
         format: "nni" (see `to_nni`; a file of torch.save), "tensorrt" (see `to_tensorrt`; text) or
             "aimet" (see `to_aimet`; JSON).
@@ -70,8 +70,8 @@ def export_calibration(
         A dict, or for tensorrt the text.
 
     Raises:
-        JitPassesError: there is no such format or option, the model has no encodings, or the format
-            cannot say what they do.
+        JitPassesError: the format or an option is unknown, the model has no encodings, or the
+            format cannot express them.
         JitPassesError: the file cannot be written; this is an OSError too.
 
     Warns:

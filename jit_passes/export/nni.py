@@ -47,7 +47,7 @@ def to_nni(encodings: Encodings, version: str = "2.5") -> dict[str, Any]:
         version: the form, by the release of NNI that began with it.
 
     Raises:
-        JitPassesError: there is no such version; a module is called twice with encodings that
+        JitPassesError: the version is unknown; a module is called twice with encodings that
             differ, for which NNI has one entry; there are scales for groups; or for 2.0, a weight
             has other bits than its input, or an activation a scale for each channel.
     """

@@ -53,7 +53,7 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
             f"a module of one of the stages {stages} is needed to read encodings of, got {found}"
         )
         raise JitPassesError(
-            f"{needed}: pass what jit_passes.convert returns, before lower",
+            f"{needed}: pass the result of jit_passes.convert, before lower",
             command=f"{needed}: quantize the float model with --target reference",
         )
     module = _C.clone(model._c, report.method)  # regions that were outlined are in it again

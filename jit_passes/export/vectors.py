@@ -118,7 +118,7 @@ class _Operator:
             yield f"{self.folder}/{name}", constant.numbers.numpy().astype(_TYPES[constant.ctype])
 
     def entry(self) -> dict[str, Any]:
-        """Return what the manifest says of it."""
+        """Return its entry of the manifest."""
         results = {name: b for name, b in self.given.buffers.items() if b is self.call.writes}
         operands = {n: b for n, b in self.given.buffers.items() if n not in results}
         return {

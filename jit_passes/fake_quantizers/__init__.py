@@ -27,15 +27,12 @@ __all__ = [
     "LSQPlus",
     "MovingAverage",
     "Operator",
-    "Place",
     "State",
     "TrainingPlace",
     "fake_quantizer_of",
     "methods",
     "trained_qparams",
 ]
-
-Place = TrainingPlace  # the name of earlier versions
 
 
 def methods() -> dict[str, type[FakeQuantizer]]:

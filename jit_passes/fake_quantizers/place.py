@@ -85,7 +85,8 @@ class Operator:
         kind: name of the operator, in the namespace jit_passes unless it says another. The last
             argument of its schema is `str spec`.
         operands: by the names of its arguments behind the value: constants, a `State` that the
-            model keeps, or one of those above. Operands in `common_operands` can be left out.
+            model keeps, or a constant such as `OBSERVE`. Operands in `common_operands` can be left
+            out.
         scale: (rule, smallest code, largest code) by which its scale follows from the first of its
             states: "scale", "log2_threshold", or the scheme of a range.
         method: the record of the training method that it is of: see `FakeQuantizer.at`.

@@ -40,8 +40,8 @@ class TQT(FakeQuantizer):
     "klj":                 as the observer `KLJ`, activations only
     "mean_squared_error":  the least squared error, activations only
 
-    For integer arithmetic that rescales by shifting, specifications are power_of_two, as those of
-    `PowerOfTwoQuantizer`. Others are trained too: their scales are powers of two all the same.
+    For integer arithmetic that rescales by shifting, specifications are power_of_two, as
+    `PowerOfTwoQuantizer` gives them. Other ones are trained too, and get powers of two as well.
 
     Attributes:
         weights: how the thresholds of weights start.

@@ -1,1 +1,1 @@
-"""Graphs: the typed view and the editor, what changed, whether two modules compute the same."""
+"""Graphs: the typed view and the editor, differences, and whether two modules are equal."""

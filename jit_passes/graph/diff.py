@@ -20,6 +20,10 @@ def format_graph(module: torch.jit.ScriptModule, method: str = "forward") -> str
 
     Values are called after the node that makes them, `conv1:conv2d`, attributes by their path, and
     constants stand where they are used. A change of one node changes few lines.
+
+    Args:
+        module: at any stage.
+        method: the method to print.
     """
     return _C.format_graph(module._c, method)
 
@@ -95,7 +99,7 @@ def _parts(name: str) -> tuple[str, int, str]:
 
 
 def _common(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield pairs of lines that define the same: equal but for numbers, then but for operands."""
+    """Yield pairs of lines that define one value: equal but for numbers, then but for operands."""
     equal = [[_NUMBER.sub("", line) for line in lines] for lines in (old, new)]
     alike = [[line.partition("(")[0] for line in lines] for lines in equal]
     i = j = 0

@@ -14,9 +14,9 @@ from .view import NodeView, ValueView, node_of, read_snapshot
 class GraphEditor:
     """The graph that a pass works on: a view, and operations that change graph and view.
 
-    Every operation checks what it is given: a node or value that is gone is an error, never a
-    crash. The runner's lint finds other mistakes when the pass returns, an operand that is computed
-    only later say.
+    Every operation checks its arguments: a node or value that is gone is an error, never a crash.
+    The runner's lint finds other mistakes when the pass returns, for example an operand that is
+    computed only later.
 
     Attributes:
         inputs: the method's arguments, without self.
@@ -61,7 +61,7 @@ class GraphEditor:
             The new node.
 
         Raises:
-            JitPassesError: there is no such operator, or it does not take these operands.
+            JitPassesError: the operator does not exist, or does not take these operands.
         """
         operands = [
             value if isinstance(value, ValueView) else self.constant(value, before=before)
@@ -102,7 +102,7 @@ class GraphEditor:
     def replace(self, value: ValueView, replacement: ValueView) -> None:
         """Make all users of a value use another one, results of blocks and of the method too.
 
-        The node that makes the replacement keeps what it uses, so that one operator can be put
+        The node that makes the replacement keeps its operands, so that one operator can be put
         behind another: `y = graph.insert("aten::relu", [x], before=...).output`, then
         `graph.replace(x, y)`.
         """

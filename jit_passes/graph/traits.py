@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -99,6 +99,19 @@ TRAITS = _read()
 def kinds(holds: Callable[[Traits], object]) -> tuple[str, ...]:
     """Return the qualified names of the operators that fulfil a condition."""
     return tuple(kind for kind, traits in TRAITS.items() if holds(traits))
+
+
+def packet_of(kind: str) -> Any:
+    """Return PyTorch's function of an operator, for its qualified name."""
+    namespace, _, name = kind.partition("::")
+    return getattr(getattr(torch.ops, namespace), name)
+
+
+@lru_cache(None)
+def schema_of(kind: str) -> Any:
+    """Return the schema of an operator's first overload, for its qualified name."""
+    packet = packet_of(kind)
+    return getattr(packet, packet.overloads()[0])._schema
 
 
 @lru_cache(None)

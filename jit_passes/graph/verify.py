@@ -1,4 +1,4 @@
-"""Whether two modules compute the same, forward and backward."""
+"""Whether two modules have equal results, forward and backward."""
 
 from __future__ import annotations
 
@@ -66,11 +66,14 @@ def compare(
     """Assert that two observations are equal; see `assert_equivalent`.
 
     Args:
-        expected: what `observe` returned for the module before,
-        actual: and for the one after it.
+        expected: the result of `observe` for the module before.
+        actual: its result for the module after.
         tolerance: see `assert_equivalent`.
         gradient_tolerance: likewise.
-        parameters: whether their gradients count; a frozen module has none.
+        parameters: whether gradients of parameters count; a frozen module has no parameters.
+
+    Raises:
+        AssertionError: a name, shape, dtype or value differs; the message names the first one.
     """
     largest = max(
         (float(v.detach().abs().max()) for n, v in expected.items() if _is_gradient(n, v)),

@@ -135,7 +135,7 @@ class NodeView:
             blocks: a branch's returned value and result, a value that a round of a loop returns and
             its counterpart in the next round.
         traits: facts about its kind of operator.
-        analyses: more facts about it; None in a graph without a module, and in an editor.
+        analyses: further facts about it; None in a graph without a module, and in an editor.
     """
 
     index: int
@@ -157,26 +157,37 @@ class NodeView:
     def __post_init__(self) -> None:
         self.traits = TRAITS.get(self.kind, NOTHING)
 
+    @property
+    def arguments(self) -> Mapping[str, int]:
+        """The places of the operands by their names in the operator's schema; empty without one."""
+        return {} if self.overload is None else arguments_of(self.kind, self.overload)
+
+    @property
+    def groups(self) -> Any:
+        """The groups of a convolution, None where the model computes them; else 1."""
+        weighted = self.traits.weighted
+        return self.operand("groups").constant if weighted and weighted.spatial_dims else 1
+
     def operand(self, name: str) -> ValueView:
         """Return the operand that the operator's schema calls so, `node.operand("groups")`.
 
         Raises:
-            JitPassesError: it has none of that name; the message lists those that it has.
+            JitPassesError: it has no operand of that name; the message lists its operands.
         """
         return self.inputs[self.position(name)]
 
     @property
     def main_operand(self) -> ValueView:
-        """The first operand: what the operator quantizes, unpacks, rearranges or limits."""
+        """The first operand: the value that is quantized, unpacked, rearranged or limited."""
         return self.inputs[0]
 
     def position(self, name: str) -> int:
         """Return the place of that operand among the inputs.
 
         Raises:
-            JitPassesError: it has none of that name; the message lists those that it has.
+            JitPassesError: it has no operand of that name; the message lists its operands.
         """
-        names = {} if self.overload is None else arguments_of(self.kind, self.overload)
+        names = self.arguments
         if name not in names:
             known = f"it has {', '.join(names)}" if names else "its operands have no names"
             raise JitPassesError(f"'{self.name}' ({self.kind}) has no operand '{name}': {known}")
@@ -233,6 +244,9 @@ class NodeView:
         return f"<{self.name or 'node'} = {self.kind}({operands})>"
 
 
+Use = tuple[NodeView, int]  # an operator, and which of its operands
+
+
 def is_literal(value: ValueView) -> bool:
     """Say whether a value is a constant and no tensor."""
     return value.is_constant and not isinstance(value.constant, torch.Tensor)
@@ -249,7 +263,7 @@ class GraphView:
     """A method's graph.
 
     Attributes:
-        nodes: in program order, those of nested blocks before the node that holds the blocks.
+        nodes: in program order; nodes of nested blocks stand before the node that holds the blocks.
         inputs: the method's arguments, without self.
         outputs: the values that it returns.
         origins: says of its constants whether they were parameters; None where that is unknown.

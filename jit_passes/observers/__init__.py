@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from .entropy import KLJ, Entropy
@@ -27,7 +26,6 @@ __all__ = [
     "Percentile",
     "ThreeSigma",
     "methods",
-    "observer_from_dict",
     "observer_of",
     "parameters_of",
 ]
@@ -36,15 +34,6 @@ __all__ = [
 def methods() -> dict[str, type[Observer]]:
     """Return the calibration methods by name: the package's own, and methods of other packages."""
     return Observer.named()
-
-
-def observer_from_dict(record: Mapping[str, Any]) -> Observer:
-    """Rebuild an observer from its `record`.
-
-    Raises:
-        JitPassesError: this process does not have its class.
-    """
-    return Observer.from_record(record)
 
 
 def observer_of(method: str, /, **parameters: Any) -> Observer:

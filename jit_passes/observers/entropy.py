@@ -18,8 +18,8 @@ FORMS = ("nvidia", "glow")
 class Entropy(HistogramObserver):
     """Quantize the range that loses the least information, by one of two definitions.
 
-    D = sum of P ln(P / Q): P are the counts with those outside the range added to its ends, Q those
-    inside it, evened out over as many groups of bins as there are codes.
+    D = sum of P ln(P / Q). P are the counts, with the counts outside of the range added at its
+    ends. Q are the counts inside of it, evened out over as many groups of bins as there are codes.
 
     - "nvidia" (Szymon Migacz, "8-bit inference with TensorRT", 2017; as in pytorch_quantization,
       calib/histogram.py): the threshold of |x|. The bin at 0 takes its neighbour's count. The

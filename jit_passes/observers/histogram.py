@@ -170,8 +170,9 @@ class ThreeSigma(HistogramObserver):
     """Quantize [-t, t] with t = |mean(x + 1e-6)| + 3 std(x).
 
     TQT (Jain et al., arXiv:1903.08066, "3SD") calibrates weights with it. Mean and deviation are
-    those of the bins' centres, within the values seen: each is off by half a bin at most, so t by
-    two bins. Where the values are spread evenly, a symmetric range reaches beyond all of them.
+    taken of the bins' centres, within the values seen: each is off by half a bin at most, so t is
+    off by two bins at most. Where the values are spread evenly, a symmetric range reaches beyond
+    all of them.
     """
 
     name: ClassVar[str] = "three_sigma"

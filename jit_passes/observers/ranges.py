@@ -83,7 +83,7 @@ class PairSums(Observer):
 class Fixed(HistogramObserver):
     """Quantize [low, high], whatever the values are.
 
-    They are counted all the same: a value that is never computed is still reported, and another
+    Values are counted nevertheless: so a value that is never computed is reported, and another
     method can take over without a second look at the data.
 
     Attributes:

@@ -20,7 +20,7 @@ from .subject import GraphSubject, ModuleSubject, Subject
 
 # Whether this package itself is at work: a pass, or the compilation of a rule's pattern.
 _own_work: ContextVar[bool] = ContextVar("jit_passes_own_work", default=False)
-# Whether something is being compiled; what is compiled for it, a callee say, is part of it.
+# Whether something is being compiled. A callee that is compiled meanwhile is a part of it.
 _compiling: ContextVar[bool] = ContextVar("jit_passes_compiling", default=False)
 
 

@@ -57,8 +57,8 @@ class Pipeline:
     Attributes:
         name: for messages and dumps.
         steps: each the name of a pass, a `PassCall`, a `RuleSet` or `RewriteRule`, or a function
-            that takes a `GraphEditor`. The same one may appear several times; a pass without
-            options that found nothing to do is left out until something has changed.
+            that takes a `GraphEditor`. A step may appear several times; a pass without options that
+            found nothing to do is left out until something has changed.
         ensures: invariants that hold once all steps are done; the runner checks them.
     """
 
@@ -84,12 +84,12 @@ class Pipeline:
                 new one. Or a C++ module, `torch._C.ScriptModule`, that no one else holds: its graph
                 is edited.
             method: the method whose graph the steps work on.
-            options: for each step that has some, its options by name; over those of a `PassCall`.
+            options: by step, its options by name; they win over the options of a `PassCall`.
             dump: a folder for the IR before the first and after every step; also settable with
                 the environment variable `JIT_PASSES_DUMP`.
             inplace: for a ScriptModule, make this very object the result, once all has gone well.
             verify: example inputs, a tuple or dict of arguments: compares outputs and gradients of
-                the result with those of the module, and raises an error where they differ.
+                the result and of the module, and raises an error where they differ.
             through: a walk through the steps, such as a progress bar's.
 
         Raises:
@@ -116,10 +116,9 @@ class Pipeline:
         subject: Subject,
         *,
         options: Options | None = None,
-        dump: str | os.PathLike[str] | None = None,
     ) -> list[PassRecord]:
         """Run the steps on a module or graph that no one else holds."""
-        return self._run(self.bind(options), subject, dump)
+        return self._run(self.bind(options), subject)
 
     def bind(self, options: Options | None = None) -> list[BoundStep]:
         """Look all steps up and check their options.
@@ -150,7 +149,7 @@ class Pipeline:
         self,
         steps: list[BoundStep],
         subject: Subject,
-        dump: str | os.PathLike[str] | None,
+        dump: str | os.PathLike[str] | None = None,
         through: Through = iter,
     ) -> list[PassRecord]:
         run = _Run(self, subject, dump or os.environ.get("JIT_PASSES_DUMP"))
@@ -180,7 +179,7 @@ CLEAN_UP = ("remove_dead_code", "pool_constants", "remove_unused_attributes")
 def own(module: torch.jit.ScriptModule, method: str) -> ModuleSubject:
     """Return a copy of the module for passes to work on.
 
-    All methods are inlined, and what the compiler left undecided about the method's constants is
+    All methods are inlined, and branches and lists that depend on constants of the method alone are
     resolved. Parameters and buffers are the original's tensors, under the same names.
     """
     check_script(module, method)
@@ -203,7 +202,7 @@ def hand_out(
         try:
             assert_equivalent(given, result, verify, method=subject.method)
         except AssertionError as error:
-            message = f"{who} changed what the module computes: {error}"
+            message = f"{who} changed the results of the module: {error}"
             raise PassError(message, done[-1] if done else who, done) from error
     if not inplace:
         return result

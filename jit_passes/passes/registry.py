@@ -166,7 +166,7 @@ def register_invariant(
             problem = function(GraphView(graph.nodes, graph.inputs, graph.outputs))
             if not isinstance(problem, str | None):
                 raise JitPassesError(
-                    f"invariant '{name}': a check returns what is wrong, or None, not {problem!r}"
+                    f"invariant '{name}': a check returns the fault or None, got {problem!r}"
                 )
             return problem
 

@@ -34,7 +34,7 @@ class Match:
         kind: the operator whose place the replacement takes, `aten::conv2d`: the first of the
             pattern that is not of quantization.
         module: path of the module that it was written in, `layer1.0.conv1`.
-        module_type: class name of that module, with what scripting puts in front of it.
+        module_type: class name of that module, with the prefix of scripting.
         source: `file:line` of the user's code.
         types: by input of the pattern, the type of its value, `Tensor` or `Optional[int]`.
         constants: by input, its value if it is known ahead of time; parameters and buffers are
@@ -110,15 +110,15 @@ class RewriteRule:
 
     Inputs match any value of their type; in text, one without a type matches everything. The
     same input twice must be the same value, or equal constants. Numbers, strings, None and lists of
-    these match by value. An attribute that may be None, such as a bias, matches as what it holds.
+    these match by value. An attribute that may be None, such as a bias, matches as its value.
     All matched operators stand in one block, which may be a branch's or a loop's; values between
     them that the pattern does not return have no other use. A pattern may return several values.
 
     Attributes:
         name: for messages and results.
         pattern: a function or text.
-        replacement: likewise; its inputs are inputs of the pattern, by name, and what `compute`
-            gives.
+        replacement: likewise; its inputs are inputs of the pattern, by name, and the values that
+            `compute` gives.
         check: sees the match and says whether it may be rewritten: True, or False or a reason why
             not. Nothing but True says yes: a check that returns nothing refuses all matches.
         compute: returns values by name for inputs of the replacement that the pattern does not
@@ -238,6 +238,11 @@ class RewriteRule:
 def register_rules(name: str, rules: Sequence[RewriteRule], *, summary: str) -> None:
     """Register rules as one pass, for pipelines and schedules.
 
+    Args:
+        name: of the pass; unique.
+        rules: tried at each node in this order; the first that matches wins.
+        summary: one line for the table of passes.
+
     Raises:
         JitPassesError: the name is taken, the summary is empty, or a rule is not valid.
     """
@@ -253,7 +258,17 @@ def replace_pattern(
     replacement: Source,
     method: str = "forward",
 ) -> torch.jit.ScriptModule:
-    """Replace a pattern everywhere: a `RewriteRule` without a name."""
+    """Return a copy with a pattern replaced everywhere: a `RewriteRule` without a name.
+
+    Args:
+        module: not changed.
+        pattern: see `RewriteRule`.
+        replacement: see `RewriteRule`.
+        method: the method whose graph is rewritten.
+
+    Raises:
+        JitPassesError: the pattern or the replacement is not valid.
+    """
     return RewriteRule("replace_pattern", pattern, replacement).apply(module, method).module
 
 

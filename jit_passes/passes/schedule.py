@@ -34,8 +34,8 @@ class Stage(Enum):
     """When a pass runs, and which graph it sees.
 
     BEFORE_AUTOGRAD: once, when something is compiled. The graph is the inlined one of a method,
-        with the module that it belongs to, or of a function; what a function forks is not in it.
-        Autograd differentiates the changed graph.
+        with the module that it belongs to, or of a function. Calls that a function forks are not in
+        it. Autograd differentiates the changed graph.
     AFTER_AUTOGRAD: when the executor prepares a graph, after differentiation and before the fusers.
         A graph that needs no gradient comes whole. Of one that does come the parts that PyTorch
         differentiates ahead of time (the subgraphs of prim::DifferentiableGraph) and the backward
@@ -103,7 +103,7 @@ class ScheduledPass:
 
     @property
     def order(self) -> int:
-        """Its place among the passes of the stage: lower first, then those scheduled earlier."""
+        """Its place among the passes of the stage: lower first; of equals, earlier first."""
         return self._order
 
     @order.setter
@@ -113,7 +113,7 @@ class ScheduledPass:
             self._order = order
 
     def remove(self) -> None:
-        """Take it out of the schedule for good; what it has changed stays changed."""
+        """Take it out of the schedule for good; earlier changes stay."""
         with _lock:
             self._check()
             self._removed = True
@@ -177,7 +177,7 @@ def schedule(
 ) -> ScheduledPass:
     """Let a pass run on all that is compiled or prepared from now on, until the handle is removed.
 
-    Before autograd, it runs on what `torch.jit.script`, `torch.jit.trace` and
+    Before autograd, it runs on all that `torch.jit.script`, `torch.jit.trace` and
     `torch.jit.trace_module` compile: on every method of a module, and on functions. These calls
     return the same kind of object as always. The parameters are the user's; calls of submodules
     have become part of the methods, and the submodules hold attributes only. PyTorch keeps
@@ -200,8 +200,8 @@ def schedule(
     lock. With `torch._C._jit_set_profiling_mode(False)` PyTorch calls no passes at all.
 
     Args:
-        pass_: a `Pipeline`, or what may be a step of one: the name of a registered pass, a
-            `PassCall`, a `RuleSet`, a `RewriteRule`, or a function as for `register_pass`.
+        pass_: a `Pipeline`, or a step of one: the name of a registered pass, a `PassCall`,
+            a `RuleSet`, a `RewriteRule`, or a function as for `register_pass`.
         stage: when it runs, see `Stage`.
         where: sees the graph, and says whether the pass runs; None: on every graph.
         order: passes of a stage run in this order, lower first.

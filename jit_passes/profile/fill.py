@@ -19,7 +19,7 @@ from ..specification.place import Place
 from ..stages.module import ModelStage, stage_of
 from ..stages.prepare import CONSTANT, INPUTS, NOTHING, REACH, measure, qualified
 from ..stages.statistics import unseen
-from .fingerprint import EDGE, origin
+from ..stages.values import EDGE, source_of
 from .record import Profile, describe_difference
 from .sites import Sites
 from .value import ValueProfile
@@ -51,8 +51,8 @@ def fill(
 
     Raises:
         JitPassesError: the model was not prepared; the profile is of another graph, and `partial`
-            was not asked for; it has a value that this graph does not have; an observer needs what
-            no profile has, or more bins. The model is as it was.
+            was not asked for; it has a value that this graph does not have; an observer needs
+            statistics that no profile has, or more bins. The model is as it was.
 
     Warns:
         JitPassesWarning: the profile is of other weights, or lacks shards of the data; with
@@ -109,7 +109,7 @@ def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], par
         if profile.weights not in ("", sites.weights):
             warn(
                 f"the profile is of a model with other weights, {profile.weights}, than this one, "
-                f"{sites.weights}: its ranges may not be those of this model; profile it again"
+                f"{sites.weights}: its ranges may not fit this model; profile it again"
             )
         return
     observed = [observer for observer in observers if not observer.value.is_constant]
@@ -152,7 +152,7 @@ class _Observer:
         self.sites, self.edge, self.op, self.operands = sites, node.main_operand, op, operands
         self.range: Tensor = operands["range"]
         self.histogram: Tensor | None = operands.get("histogram")
-        self.value = origin(self.edge)
+        self.value = source_of(self.edge)
 
     @property
     def name(self) -> str:
@@ -164,7 +164,7 @@ class _Observer:
         if edge.producer is not None and edge.producer.kind == EDGE:
             block = edge.producer.block
             uses = self.sites.uses(edge)[:1]  # if it is written, each edge is of one use
-            if self.sites.is_elsewhere(value, block):  # any use in this block has seen the same
+            if self.sites.is_elsewhere(value, block):  # all uses in this block have seen one value
                 uses += [use for use in self.sites.uses(value) if use[0].block == block]
             names = [self.sites.use_name(value, use) for use in uses]
         found = (profile.values[name] for name in (*names, self.name) if name in profile.values)
@@ -196,8 +196,8 @@ def _fill(observer: _Observer, profile: Profile, buffers: _Buffers) -> None:
         return
     if observer.op == INPUTS:
         raise JitPassesError(
-            f"the range of '{observer.operands['name']}' goes by the mean squares of what it "
-            "multiplies, channel by channel, which no profile has: choose the calibration "
+            f"the range of '{observer.operands['name']}' goes by the mean squares of its inputs, "
+            "channel by channel, which no profile has: choose the calibration "
             "mean_squared_error, or give data instead"
         )
     range_ = buffers.fresh(observer.range)
@@ -235,7 +235,7 @@ def _fill(observer: _Observer, profile: Profile, buffers: _Buffers) -> None:
 
 
 def _check(observer: _Observer, found: ValueProfile, profile: Profile) -> None:
-    """Raise an error if a profile cannot tell what the observer would have seen."""
+    """Raise an error if a profile does not have the statistics of the observer."""
     if observer.op not in (HISTOGRAM, MIN_MAX, REACH):
         wanted = "ranges of each channel, or of its own kind"
         if observer.op == "observe_moving_average":

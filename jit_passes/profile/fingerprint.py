@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ..graph.view import GraphView, ValueView
+from ..graph.view import GraphView
+from ..stages.values import EDGE, source_of
 
-EDGE = "jit_passes::edge"
 GET_ATTRIBUTE = "prim::GetAttr"
 
 
@@ -25,13 +25,6 @@ def hash_of_graph(view: GraphView, graph: Any, hidden: Collection[int]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def origin(value: ValueView) -> ValueView:
-    """Return the model's own value that an edge stands for."""
-    while value.producer is not None and value.producer.kind == EDGE:
-        value = value.producer.operand("x")
-    return value
-
-
 def hash_of_weights(view: GraphView, hidden: Collection[int]) -> str:
     """Return 16 hexadecimal digits that stand for the bytes of all constant tensors.
 
@@ -43,7 +36,7 @@ def hash_of_weights(view: GraphView, hidden: Collection[int]) -> str:
     for node in view.nodes:
         if node.index in hidden or node.kind == EDGE:
             continue
-        for value in map(origin, node.inputs):
+        for value in map(source_of, node.inputs):
             tensor = value.constant if value.is_constant else None
             if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
                 continue

@@ -16,8 +16,8 @@ from .value import EXPONENTS, MOST_BINS, ValueProfile
 
 VERSION = 1
 KEYS = ("jit_passes", "form", "graph", "weights", "bins", "shards", "length", "values")
-# Files of versions that did not hash weights have none, and those of all data no shards. A length
-# is for files that are cut, and who writes one by hand may leave it out.
+# Files of versions that did not hash weights have no hash, and files of all data no shards. The
+# length shows whether a file was cut; a file that is written by hand may leave it out.
 OPTIONAL = ("weights", "shards", "length")
 VALUE_KEYS = (
     *("name", "weight", "finite", "min", "max", "ranks"),
@@ -26,7 +26,7 @@ VALUE_KEYS = (
 HEADER = """\
 # Ranges and histograms of a model's values: jit_passes.Profile.load("{name}").
 # Bin i of a histogram counts the x with floor(x / 2^exponent) = offset + i; empty bins at both ends
-# are left out. min and max may be edited: what lies outside then counts at the ends. A value with
+# are left out. min and max may be edited: numbers outside then count at the ends. A value with
 # fewer than 1024 numbers gets headroom beyond them: "range:" in a configuration is exact.
 """
 BEYOND_FLOAT32 = 3.4028235677973366e38  # numbers below it round to the largest float32 at most

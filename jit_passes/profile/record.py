@@ -187,7 +187,7 @@ class Profile:
 
         Ranges are exact. The counts of Glow's bins, equal parts of [min, max], are spread evenly
         over ours and rounded, keeping the total: where many values are one number, as zeros after
-        a relu, they are not any more. Ranks are not known, and taken to be what the target wants.
+        a relu, they are not any more. Ranks are not known, and taken to be those of the target.
 
         Args:
             path: the file.
@@ -257,7 +257,7 @@ def describe_difference(wanted: Iterable[str], found: Iterable[str]) -> str:
         for names, what in ((missing, "missing"), (added, "of its own"))
         if names
     ]
-    return "; ".join(parts) or "the names are the same, operators or constants are not"
+    return "; ".join(parts) or "names are equal, and operators or constants differ"
 
 
 def _seen(profile: Profile) -> dict[str, ValueProfile]:

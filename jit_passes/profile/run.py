@@ -49,7 +49,7 @@ def profile(
     The values are in the canonical form that `prepare` makes. Each is recorded where it is
     computed. A value that may be written in place is also recorded at each operator that reads it,
     and a value that a branch or loop takes from outside also there: these have names such as
-    `conv:conv2d -> head:linear`. Integers, constants, and what lists hold are left out; a value
+    `conv:conv2d -> head:linear`. Integers, constants and elements of lists are left out. A value
     with an infinity, as masks have it, has no range.
 
     Where `torch.distributed` is initialized, each rank profiles data of its own, or none, and all
@@ -69,8 +69,8 @@ def profile(
 
     Raises:
         JitPassesError: the model is not a ScriptModule, is in training mode, is quantized already
-            or has no such method; there is no batch, or the model does not take it; a value is
-            NaN, which the message names; bins is no number from 2 to 2**20; there is no such shard.
+            or does not have the method; there is no batch, or the model does not take it; a value
+            is NaN, which the message names; bins is no number from 2 to 2**20; or shard is none.
             On several ranks: the work failed on one, or a rank has ended or is late.
 
     Warns:

@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from .. import _C
-from ..graph.view import GraphView, NodeView, ValueView
-from .fingerprint import EDGE, GET_ATTRIBUTE, hash_of_graph, hash_of_weights, observers_of
+from ..graph.view import GraphView, NodeView, Use, ValueView
+from ..stages.values import EDGE
+from .fingerprint import GET_ATTRIBUTE, hash_of_graph, hash_of_weights, observers_of
 
 CONTROL = ("prim::If", "prim::Loop")
-
-Use = tuple[NodeView, int]
 
 
 @dataclass(frozen=True)
@@ -34,13 +33,13 @@ class Site:
 
 @dataclass
 class Sites:
-    """The tensors of a normalized graph, with or without observers: the answers are the same.
+    """The tensors of a normalized graph, with or without observers, which change no answer.
 
     Attributes:
         view: the graph.
         graph: PyTorch's object for it.
         names: by id of the value: name of its node, or argument, or attribute, or
-            `Loop.block0.1` for what a block is given. Unique.
+            `Loop.block0.1` for an input of a block. Unique.
         unsure: ids of values that may be uninitialized where they are defined, because an
             exception or an early return comes before anyone reads them.
         hidden: indices of observers, and of nodes that read their buffers.
@@ -135,7 +134,7 @@ class Sites:
 
 
 def _computes(user: NodeView) -> bool:
-    """Say whether an operator makes a tensor of what it reads.
+    """Say whether an operator makes a tensor of its operands.
 
     Others never see a value quantized, and one that asks whether two values are the same object
     must not get another name for one of them.

@@ -13,7 +13,7 @@ from ..quantizers.capability import WEIGHT, Capability
 from ..quantizers.composable import ComposableQuantizer
 from ..quantizers.fixed_ranges import FIXED_RANGES
 from ..quantizers.policy import Policy
-from ..quantizers.slots import RECIPES, Slot, SlotQuantizer
+from ..quantizers.slots import RECIPES, SlotQuantizer
 from ..quantizers.support import ANY_SPEC, PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.annotation import Annotations, QuantizationAnnotation
 from ..specification.bias import bias_qparams
@@ -60,7 +60,6 @@ __all__ = [
     "Rule",
     "Selector",
     "SharedQuantizationSpec",
-    "Slot",
     "SlotQuantizer",
     "SpecSupport",
     "StageOptions",

@@ -66,11 +66,11 @@ def choose_modes(
     | convolution | static | weight_only |
 
     A convolution of patches, windows of several pixels that lie side by side, counts as a linear:
-    vision transformers begin with one. Others give codes to each other, and finding ranges takes
-    two passes over what they read: so they are dynamic only where a rule says so.
+    vision transformers begin with one. Other convolutions give codes to each other, and a range as
+    the model runs takes two passes over the input: so they are dynamic only where a rule says so.
 
-    Each has the first of these that the target has. Operators are static whose input or result a
-    rule says something of that needs a range.
+    An operator has the first mode of its row that the target has. It is static if a rule gives its
+    input or result an option that needs a range.
 
     Args:
         graph: in canonical form.
@@ -150,7 +150,7 @@ def _is_linear(node: NodeView) -> bool:
         and is_always("stride", [*weight.shape[2:]])
         and is_always("padding", [0] * dims)
         and is_always("dilation", [1] * dims)
-        and node.operand("groups").constant == 1
+        and node.groups == 1
     )
 
 
@@ -165,8 +165,8 @@ def _asks_for_ranges(options: LayerOptions | None) -> bool:
 def beside(graph: GraphView, starts: Sequence[NodeView]) -> set[int]:
     """Return the indices of the operators that are connected with some, and of these.
 
-    A path to one may go either way, and leads over no convolution: what stands behind a backbone of
-    convolutions is of a transformer, and the backbone is not.
+    A path may go either way, and leads over no convolution: the layers behind a backbone of
+    convolutions are of a transformer, and the backbone is not.
     """
     pending = list(starts)
     found = {node.index for node in pending}

@@ -40,10 +40,10 @@ class BackendQuantizer(Quantizer):
         target: the backend, a `Target`, which is taken where a caller of `prepare` says "auto"; or
             the `Capability` of one that has none here.
         capability: the part of the backend that is used, where that is less than all.
-        activation: specification of activations; None for uint8, affine, or what comes nearest to
-            it of what the backend has.
+        activation: specification of activations; None for uint8, affine, or the nearest one that
+            the backend has.
         weight: specification of weights, see `Policy`; None for int8, symmetric, per channel, or
-            what comes nearest.
+            the nearest one that the backend has.
         equal_operands: operators whose operands must have the same parameters.
         unsigned: whether activations that cannot be below 0 have codes from 0 on, where the
             specification has signed ones: as many, so steps of half the size.
@@ -304,7 +304,7 @@ class BackendQuantizer(Quantizer):
     def _refused_modes(self, graph: GraphView, resolved: ResolvedConfiguration) -> dict[int, str]:
         """Return why operators cannot have the mode that a rule gives them, by index.
 
-        The mode of all operators is for those that can.
+        The mode of the global section holds for the operators that can have it.
         """
         can, found = self.policy.capability, {}
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..configuration.configuration import Configuration
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import GraphView, NodeView, Use, ValueView
 from ..specification.annotation import Annotations
 from ..specification.slots import ADD_BIAS, CORRELATION, is_split, place_at, quantized_behind
 from ..specification.specification import AnySpec, SharedQuantizationSpec, ValueOrNode
 from .policy import Policy
 from .refusals import Refusals
-from .selection import Selection, Use, passes_on, readers_of
+from .selection import Selection, passes_on, readers_of
 from .support import OperatorSupport, Role
 from .writer import AnnotationWriter
 
@@ -44,7 +44,7 @@ def annotate_between(
     Args:
         graph: the graph, in which layers are split.
         annotations: of the slots; others are added.
-        policy: what the target can do, and how activations and weights are quantized.
+        policy: the capability of the target, and how activations and weights are quantized.
         refused: why nodes stay in float, by index; nobody is told of these.
 
     Operators that read integers and stay in float are told: `Annotations.refused` has them.

@@ -27,12 +27,12 @@ HEADER = ("operator", "how", "operands", "weights", "ranks", "modes", "absorbs")
 
 @dataclass(frozen=True)
 class Truths:
-    """Operators on truths, by kind.
+    """Operators on truths, that is on tensors of bool, by kind.
 
     Attributes:
-        given: those that give truths, and take truths and numbers alike.
-        taken: those that take truths as the operand of that position.
-        bits: those of `given` that take truths alone: numbers have other bits than truths.
+        given: kinds that give truths, and take truths and numbers alike.
+        taken: by kind, the position of the operand that may be truths.
+        bits: kinds among `given` that take truths alone: numbers have other bits than truths.
     """
 
     given: frozenset[str] = frozenset()
@@ -67,7 +67,7 @@ class Capability:
         floats: operators that it computes in float within a region, each with a function that says
             why a node cannot be done, or None. Asked for regions only.
         truths: the ones of `floats` that give truths or take them. A region has numbers for these,
-            so it gives none: whatever reads them is in it.
+            so it gives none: all their readers are in it.
         shapes: whether a region gives a tensor of one number for a value that others only ask for
             its shape.
         in_regions: a function that says why an operator can be in no region, though the backend
@@ -76,17 +76,17 @@ class Capability:
         forms: passes that give operators the forms that it has, after all targets' passes.
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
             operators that have this mode; None where there are none.
-        dynamic_regions: whether regions take dynamic operators, and those of which the weight alone
-            is quantized, with float operators between them.
+        dynamic_regions: whether regions take dynamic operators, operators of which the weight alone
+            is quantized, and float operators between them.
         sums: a function that says why the sums of products of an operator with weights overflow,
             given the specifications of its weight and its input; of a product of matrices, of its
             second operand and its first; None where they never do.
-        integers_only: whether all that it can compute is to be quantized. Other backends leave in
-            float what saves no conversion there.
+        integers_only: whether every operator that it can compute is to be quantized. Other backends
+            leave an operator in float where integers save no conversion.
         correlations: whether it rounds between the products of a convolution and its bias, where
             the correlation is quantized.
-        shared: a function that returns groups of results which have the same parameters, as far as
-            they are quantized alike; None for no such groups.
+        shared: a function that returns groups of results. Results of a group have the same
+            parameters where they are quantized alike. None for no groups.
     """
 
     operators: Mapping[str, OperatorSupport]
@@ -169,7 +169,8 @@ class Capability:
         Args:
             node: the operator. Without a specification: whether it has an integer form at all.
             operand: which of its operands the specification is for; None for its result.
-            spec: what "is to be" is said of: "uint8 [0, 15], and the target has uint8 [0, 255]".
+            spec: the wanted quantization. The answer goes on from "is to be": "uint8 [0, 15], and
+                the target has uint8 [0, 255]".
             mode: of the operator, "static", "dynamic" or "weight_only": its input stays in float.
         """
         row = self.operators.get(node.kind)
@@ -273,6 +274,17 @@ class Capability:
 def is_constant_behind(node: NodeView, first: int) -> bool:
     """Say whether the operands from a position on are constants."""
     return all(value.is_constant for value in node.inputs[first:])
+
+
+def options_reason(node: NodeView) -> str | None:
+    """Say why operands behind the first are no options that are known ahead of time."""
+    known = is_constant_behind(node, 1)
+    return None if known else "one of its options is computed by the model"
+
+
+def tensors_reason(node: NodeView) -> str | None:
+    """Say why an operator is not of two tensors."""
+    return None if all(value.is_tensor for value in node.inputs[:2]) else "not of two tensors"
 
 
 def average_reason(node: NodeView) -> str | None:

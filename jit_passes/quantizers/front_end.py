@@ -180,7 +180,7 @@ def _matters_behind(graph: GraphView, node: NodeView, learned: Container[int]) -
 
 
 def _carried(graph: GraphView, backwards: bool) -> dict[int, list[ValueView]]:
-    """Return what each value is in a block that it goes into or comes out of, or was, by id."""
+    """Return by id the values that a value becomes in or behind a block; backwards, that it was."""
     found: dict[int, list[ValueView]] = {}
     for node in graph.nodes:
         for value, later in node.carried:

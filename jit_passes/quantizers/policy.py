@@ -62,4 +62,4 @@ def output_channels(node: NodeView) -> int | None:
     weighted = node.traits.weighted
     if weighted is None or not weighted.transposed:
         return 0
-    return 1 if node.operand("groups").constant == 1 else None
+    return 1 if node.groups == 1 else None

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..graph.view import NodeView, ValueView
-from .standalone import OwnSpec, no_groups_of
-from .support import OperatorSupport, Role
+from .standalone import no_groups_of
+from .support import OperatorSupport, Role, Spec
 from .writer import AnnotationWriter, speaker
 
 ALL_FLOAT = "its input and its weight are to stay in float"
@@ -79,7 +79,7 @@ class Refusals:
             alone = row.role is Role.WEIGHTED and can.takes_weight_alone(node)
             if spec is None and not can.mixed and not quantized and not alone:
                 return Wish("input", node, value, "its input is to stay in float")
-            if isinstance(spec, OwnSpec) and (why := can.refusal(user, operand, spec)):
+            if isinstance(spec, Spec) and (why := can.refusal(user, operand, spec)):
                 return Wish("input", node, value, f"its input is to be {why}")
         if why := self.result_refusal(node, row):
             value = self.writer.selection.result(node)
@@ -93,7 +93,7 @@ class Refusals:
         can, result = self.writer.policy.capability, self.writer.result(node)
         if result is None and not row.gives_float and not self.writer.is_dynamic(node):
             return "its result is to stay in float, and the target gives integers alone"
-        if not isinstance(result, OwnSpec):
+        if not isinstance(result, Spec):
             return None
         if row.role is Role.SHARED and not can.mixed:
             return "its result has the parameters of its operand in the target"
@@ -126,10 +126,10 @@ class Refusals:
         if why := self.sums_refusal(node, weight):
             return refused("weight", why)
         bias = self.writer.bias(node, node.operand("bias"), weight)
-        why = can.refusal(node, 2, bias) if isinstance(bias, OwnSpec) else None
+        why = can.refusal(node, 2, bias) if isinstance(bias, Spec) else None
         return refused("bias", why and f"its bias is to be {why}")
 
-    def sums_refusal(self, node: NodeView, weight: OwnSpec) -> str | None:
+    def sums_refusal(self, node: NodeView, weight: Spec) -> str | None:
         """Say why sums of products overflow, as far as that is known before any data."""
         sums, inputs = self.writer.policy.capability.sums, self._read(node, 0)
         return None if sums is None or inputs is None else sums(node, weight, inputs)
@@ -139,8 +139,8 @@ class Refusals:
         sums, a, b = self.writer.policy.capability.sums, self._read(node, 0), self._read(node, 1)
         return None if sums is None or a is None or b is None else sums(node, b, a)
 
-    def _read(self, node: NodeView, position: int) -> OwnSpec | None:
+    def _read(self, node: NodeView, position: int) -> Spec | None:
         """Return how an operand is quantized, or the result that it is."""
         x = node.inputs[position]
         found = self.writer.operand(node, x) or self.writer.produced(x)
-        return found if isinstance(found, OwnSpec) else None
+        return found if isinstance(found, Spec) else None

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..graph.view import LIST, GraphView, NodeView, ValueView
+from ..graph.view import LIST, GraphView, NodeView, Use, ValueView
 from .boundaries import FLOAT, INTEGERS, Flow, on_integers
 from .capability import Capability
 from .support import OperatorSupport, Role
 
 LISTS = (LIST, "prim::ListUnpack")
-Use = tuple[NodeView, int]
 
 
 def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
@@ -62,10 +61,9 @@ def readers_of(
 ) -> Iterator[Use | None]:
     """Yield the uses of a value and of its rearrangements, but not questions for its shape.
 
-    An operator of the kinds `barriers` is a use, though it only rearranges.
-
-    None stands for the method's caller, and for whatever an operator writes to the value. `reads`
-    says which uses count even where the operator only moves data.
+    An operator of the kinds `barriers` is a use, though it only rearranges. None stands for the
+    method's caller, and for an operator that writes to the value. `reads` says which uses count
+    even where the operator only moves data.
     """
     pending = [value]
     while pending:
@@ -91,7 +89,7 @@ class Selection:
     when a selected node computes it, or a selected node reads it that has weights or may begin.
 
     Attributes:
-        capability: what the backend can do.
+        capability: of the backend.
         graph: the graph.
         refused: why operators must not be selected, by index.
         float_results: indices of operators whose results stay in float.
@@ -256,7 +254,7 @@ class Selection:
         return None
 
     def drop_for_fewest_conversions(self) -> None:
-        """Of the operators between weighted ones, keep those with which the fewest are converted.
+        """Keep the operators between weighted ones with which the fewest values are converted.
 
         Of several choices, take the one with the fewest integers: float is more exact, and as fast.
         """
@@ -398,7 +396,7 @@ class Selection:
             elif self.selected[index].only_part:
                 del self.selected[index]
                 self.by_output.pop(self.result(node).id, None)
-                self.reasons[node.name] = "what reads it is in float"
+                self.reasons[node.name] = "its reader is in float"
 
     def takes_parts(self, use: Use | None, node: NodeView) -> bool:
         if use is None or not self.reads(*use) or use[0].block != node.block:
@@ -422,9 +420,9 @@ class Selection:
     def fuse_sums(self) -> None:
         """Let the backend add before it rounds: the weighted node's own result is not quantized.
 
-        Of two such operands it is the later one: the other is there when that is computed. A
-        constant tensor is broadcast most of the time, which no backend does before it rounds. A
-        function of one operand takes its result alike.
+        Where both operands come from weighted nodes, the later node adds: the other result is there
+        by then. A constant tensor is broadcast most of the time, and no backend broadcasts before
+        it rounds. A function of one operand takes the result of a weighted node in the same way.
         """
         for index, row in self.selected.items():
             node = self.nodes[index]

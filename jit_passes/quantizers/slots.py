@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..configuration.options import TensorOptions
-from ..errors import ArgumentError, JitPassesError, nearest, not_among
+from ..errors import ArgumentError, JitPassesError, nearest
 from ..graph.modules import cover_of
 from ..graph.view import GraphView, NodeView
 from ..observers import MovingAverageMinMax
@@ -18,7 +18,7 @@ from ..specification.specification import AnySpec, QuantizationSpec, ValueOrNode
 from .base import Quantizer
 from .between import annotate_between
 from .capability import Capability
-from .standalone import OwnSpec
+from .support import Spec
 from .writer import bias_of
 
 Specs = dict[str, AnySpec | None]
@@ -29,32 +29,6 @@ ADVICE = "change the model or the slots, or leave modules out with `where`"
 SLOT = QuantizationSpec.of_bits(
     8, qscheme="per_tensor_symmetric", observer=MovingAverageMinMax(averaging_constant=0.01)
 )
-
-
-def Slot(
-    bits: int = 8,
-    signed: bool = True,
-    scheme: str = "symmetric",
-    granularity: str = "per_tensor",
-    rounding: str = "half_even",
-    averaging_constant: float = 0.01,
-) -> TensorOptions:
-    """Return `TensorOptions` in the words of earlier versions; use these instead.
-
-    Raises:
-        JitPassesError: one of them cannot be.
-    """
-    granularities = ("per_tensor", "per_channel")
-    if granularity not in granularities:
-        raise ArgumentError(not_among("granularity", granularity, granularities))
-    return TensorOptions(
-        bits=bits,
-        signed=signed,
-        scheme=scheme,
-        channelwise=granularity == "per_channel",
-        rounding=rounding,
-        calibration=MovingAverageMinMax(averaging_constant),
-    )
 
 
 def _power_of_two(bits: int) -> TensorOptions:
@@ -82,17 +56,17 @@ RECIPES: Mapping[str, Mapping[str, TensorOptions]] = MappingProxyType(
 class SlotQuantizer(Quantizer):
     """Annotates the slots of split convolutions and linears.
 
-    A target that takes operands in float next to integers takes any slots. For others, those that
-    run on integers or in float, a layer is annotated if input, weight and sum are quantized
-    as the target can, and nothing between products and sum but where it rounds there
-    (`Capability.correlations`). Of a target that computes with integers alone, all other operators
-    that it has are annotated too, with activations as the slot "input" says, and a bias that no
-    slot is given for is in steps of the sum of products.
+    A target that takes operands in float next to integers takes any slots. Other targets compute a
+    layer on integers as a whole. For these, a layer is annotated if input, weight and sum are
+    quantized as the target can, and the correlation is quantized only where the target rounds it
+    (`Capability.correlations`). For a target that computes with integers alone, all other operators
+    of the target are annotated too, with activations as the slot "input" says. A bias without a
+    slot is then in steps of the sum of products.
 
     Args:
         slots: for each slot to quantize, how: "input", "weight", "correlation" (the sum of
             products), "bias", "sum" (of both). Options left open are 8 signed bits, symmetric,
-            the range of `MovingAverageMinMax`; or what the target has that is nearest to this.
+            the range of `MovingAverageMinMax`; or the nearest options that the target has.
         where: a pattern, or several, of paths of modules: `layer1`, with all that is in it,
             `layer1.*.conv1`, `*`.
         target: the backend that it is made for.
@@ -258,7 +232,7 @@ def _annotate(
     if added:
         bias = _checked(specs, "bias", added, 1)
         weight = operands[node.operand("weight")]
-        if bias is None and integers is not None and isinstance(weight, OwnSpec):
+        if bias is None and integers is not None and isinstance(weight, Spec):
             edges = (node.main_operand, node), (node.operand("weight"), node)
             bias = bias_of(edges, weight, integers)
         operands = {added.operand("bias"): bias}

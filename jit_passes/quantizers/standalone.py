@@ -16,19 +16,14 @@ from ..graph.view import NodeView, ValueView
 from ..specification.annotation import QuantizationAnnotation
 from ..specification.groups import no_groups
 from ..specification.recurrent import input_of, matrices_of
-from ..specification.specification import (
-    AnySpec,
-    FixedQParamsQuantizationSpec,
-    QuantizationSpec,
-)
+from ..specification.specification import AnySpec, QuantizationSpec
 from .policy import Policy
-from .support import Role
+from .support import Role, Spec
 
-OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec
 STANDALONE = {Role.LOOKUP: "weight_only", Role.RECURRENT: "dynamic"}  # the mode of each
 
 
-def weight_spec(policy: Policy, resolved: ResolvedConfiguration, node: NodeView) -> OwnSpec | None:
+def weight_spec(policy: Policy, resolved: ResolvedConfiguration, node: NodeView) -> Spec | None:
     """Return how the weights of an operator are quantized; None for not at all."""
     weighted = node.traits.weighted
     channels = int(weighted is not None and weighted.transposed)
@@ -114,7 +109,7 @@ class Standalone:
         specs = self._specs(node)
         return QuantizationAnnotation({value: spec for _, value, _, spec in specs})
 
-    def _specs(self, node: NodeView) -> Iterator[tuple[str, ValueView, int, OwnSpec]]:
+    def _specs(self, node: NodeView) -> Iterator[tuple[str, ValueView, int, Spec]]:
         """Yield the quantized operands: the word for it, the value, the position, and how."""
         weight = weight_spec(self.policy, self.resolved, node)
         assert weight is not None

@@ -148,6 +148,7 @@ def per_tensor(spec: QuantizationSpec) -> QuantizationSpec:
     return replace(spec, qscheme=scheme, ch_axis=None, group_size=None)
 
 
+CLIPS = ("aten::relu", "aten::clamp")  # behind an operator, most kernels absorb them
 PER_TENSOR = tuple(scheme for scheme in SCHEMES if scheme.startswith("per_tensor"))
 DIALECT_GRIDS = {name: check_grid(name, None, None)[1:] for name in DTYPES}
 # The reference model computes everything.
@@ -170,7 +171,7 @@ class OperatorSupport:
         operands: the operands that must be quantized; for a list operand, all its elements.
         clips: the operators that become part of it when they follow: the result's range clips.
         clip_refusal: says why a clip that follows does not become part of it, for a result of a
-            specification; and, without one, for a result of any. None for no such reason.
+            specification; and, without one, for a result of any. None for no refusals.
         ranks: numbers of dimensions of the result that the backend can do.
         check: says why a node cannot be quantized, or None when it can.
         weights: the specifications of its weight, where the backend can do less than for others.
@@ -185,7 +186,8 @@ class OperatorSupport:
             operator with weights makes or reads it.
         reads_parts: says which operators it takes the quantized operands of, in place of their
             result: a concatenation in front of it is not rounded.
-        only_part: whether it is computed within such an operator alone, and else in float.
+        only_part: whether it is on integers only where a reader takes its operands like that, and
+            else in float.
         sums: the weighted operators whose results it takes before they are rounded: of an addition
             one of its two operands, of a function its only one. Its own result alone is quantized
             then, where nothing else reads that of the weighted operator.

@@ -24,8 +24,8 @@ from .capability import Capability
 from .policy import Policy
 from .selection import Selection
 from .signs import can_be_negative
-from .standalone import OwnSpec, Standalone, weight_spec
-from .support import Role, SpecSupport
+from .standalone import Standalone, weight_spec
+from .support import Role, Spec, SpecSupport
 
 BIAS = QuantizationSpec.of_bits(16, qscheme="per_tensor_symmetric", observer=MinMax())
 INT32 = SpecSupport({"int32": (-(2**31) + 1, 2**31 - 1)}, ("per_tensor_symmetric",))
@@ -161,10 +161,10 @@ class AnnotationWriter:
         present = {v: specs[v] or self.produced(v) for v in self.quantized_values(node)}
         found = list(present.values())
         if self.policy.unsigned:
-            found.sort(key=lambda spec: isinstance(spec, OwnSpec) and spec.quant_min >= 0)
+            found.sort(key=lambda spec: isinstance(spec, Spec) and spec.quant_min >= 0)
         first = next(iter(found), None)
         for value, spec in present.items():
-            if isinstance(first, OwnSpec) and spec != first and not _same_grid(spec, first):
+            if isinstance(first, Spec) and spec != first and not _same_grid(spec, first):
                 specs[value] = first
 
     def operand(self, node: NodeView, value: ValueView) -> AnySpec | None:
@@ -195,7 +195,7 @@ class AnnotationWriter:
         first = self.quantized_values(maker)[0]
         return self.operand(maker, first) or self.produced(first)
 
-    def apply(self, options: TensorOptions, node: NodeView, value: ValueView) -> OwnSpec | None:
+    def apply(self, options: TensorOptions, node: NodeView, value: ValueView) -> Spec | None:
         default = self.policy.activation
         if self.is_dynamic(node):
             default = self.policy.dynamic_of(node)
@@ -257,7 +257,7 @@ class AnnotationWriter:
             return options
         return TensorOptions(calibration=MinMaxWithin(*flat))
 
-    def weight(self, node: NodeView) -> OwnSpec | None:
+    def weight(self, node: NodeView) -> Spec | None:
         return weight_spec(self.policy, self.resolved, node)
 
     def constants(self, node: NodeView) -> dict[ValueOrNode, AnySpec]:
@@ -269,7 +269,7 @@ class AnnotationWriter:
             specs[bias] = of_bias
         return specs
 
-    def bias(self, node: NodeView, bias: ValueView, weight: OwnSpec | None) -> AnySpec | None:
+    def bias(self, node: NodeView, bias: ValueView, weight: Spec | None) -> AnySpec | None:
         """Return how a bias is quantized; None where there is none, or for not at all."""
         inputs = node.main_operand
         options = self.resolved.of(node).bias
@@ -298,7 +298,7 @@ class AnnotationWriter:
 
 
 def bias_of(
-    edges: tuple[EdgeOrNode, EdgeOrNode], weight: OwnSpec, capability: Capability
+    edges: tuple[EdgeOrNode, EdgeOrNode], weight: Spec, capability: Capability
 ) -> DerivedQuantizationSpec:
     """Return how a bias is quantized in steps of the sum of products.
 

@@ -26,14 +26,13 @@ from ..stages.module import (
     quantized_part,
 )
 from ..stages.recording import copy_of
-from ..stages.values import QuantizedValue
+from ..stages.values import EDGE, QuantizedValue
 from ..tables import html_table
 from ..targets import Target
 from .lockstep import Lockstep, Pair, Seen, check_shapes
 from .places import Site, sites_of
 from .tally import Tally, pieces
 
-EDGE = "jit_passes::edge"
 HEAD = ("value", "kind", "SQNR dB", "own dB", "cosine", "steps", "clipped", "")
 
 
@@ -56,13 +55,13 @@ class ValueComparison:
         source: `file:line` of the model's code.
         elements: how many were compared.
         sqnr: in dB; inf where nothing differs.
-        cosine: 1 where the directions are the same.
+        cosine: 1 where the directions are equal.
         steps: the largest difference in steps of the value's grid; None without a grid.
         difference: the largest difference.
         clipped: the share of the float model's elements beyond the ends of the grid; None without.
-        own_sqnr, own_steps: the same where all compared values before it are those of the float
-            model, on their grids: the error of the operators since then, of the rounding of what
-            they read, and of rounding it itself.
+        own_sqnr, own_steps: `sqnr` and `steps` of a run in which all compared values before it come
+            from the float model, on their grids. Only these errors are left: of the operators since
+            then, of rounding their operands, and of rounding this value.
     """
 
     name: str
@@ -188,12 +187,12 @@ def compare(
     """Compare a quantized model with the float model, value by value, in one pass over the data.
 
     The quantized model runs twice: as it is, and with each compared value replaced, as soon as it
-    is computed, by that of the float model on its grid. The difference that is left is a value's
-    own error; the rest it inherits. Sums are kept, values are forgotten after each batch.
+    is computed, by the value of the float model on its grid. A difference in the second run is a
+    value's own error; the rest is inherited. Sums are kept, values are forgotten after each batch.
 
     Compared are all values that `convert` has quantized, results of operators that stay in float,
-    and the outputs. Of a region that a target compiles as a whole only what it gives can be seen:
-    to look inside, quantize for the target "reference".
+    and the outputs. Of a region that a target compiles as a whole only the results can be seen: to
+    look inside, quantize for the target "reference".
 
     Args:
         float_model: of which the other was made, in eval mode; for one that has trained,
@@ -280,7 +279,7 @@ class _Comparison:
         module = Pipeline("name_inputs", (name_inputs,)).run(module, report.method).module
         nodes = _nodes_by_value(GraphView.of(module, report.method))
         rows: dict[Pair, _Row] = {}
-        # These are others in the float model.
+        # These have other numbers in the float model.
         changed = {*report.made.get("smoothed", ()), *report.made.get("scaled", ())}
         for name, site in _sites(quantized, report):
             node = nodes.get(name)

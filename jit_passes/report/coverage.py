@@ -90,8 +90,8 @@ def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage
     """List every operator with weights and every matrix product: its bits, or why it is in float.
 
     These are convolutions, linears, recurrent layers, attention and embeddings, in whatever form,
-    and matrix products of computed tensors. A norm or prelu, with a number for each channel, is
-    none.
+    and matrix products of computed tensors. Norms and prelu, with a number for each channel, are
+    not listed.
 
     Operators of a part that was quantized before the model are listed too, "quantized already".
 

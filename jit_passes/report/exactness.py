@@ -12,6 +12,7 @@ import torch
 from ..errors import aligned, count_of
 from ..graph.view import NodeView, ValueView
 from ..logs import timed
+from ..specification.slots import ADD_BIAS, CORRELATION, is_split
 from ..stages.recording import Recorder, copy_of
 from ..stages.values import DEQUANTIZE, QUANTIZE, QuantizedValue, grid_operands
 from ..tables import html_table
@@ -27,7 +28,6 @@ HEAD = ("value", "operator", "condition", "reason", "source")
 PAIRS = "pairs"
 _SUMS = ("aten::add", "aten::sub")
 _WEIGHTED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
-_CORRELATION, _ADD_BIAS = "jit_passes::correlation", "jit_passes::add_bias"
 _AVERAGES = ("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")
 _MEANS = ("aten::mean", "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d")
 _PRODUCTS = ("aten::matmul", "aten::bmm")
@@ -85,7 +85,7 @@ class Exactness:
             return f"engines may differ from {count_of(len(open_), 'value')} on"
         must = f"all engines must agree on {count_of(self.values, 'value')}"
         if self.doubts:
-            must += ", but those that add pairs of products in 16 bits"
+            must += ", except engines that add pairs of products in 16 bits"
         return must
 
     def as_data(self) -> dict[str, Any]:
@@ -114,15 +114,15 @@ def exactness(
     so float32 holds it and each of its partial sums, in any order; it is integers in one engine and
     floats in another, and the numbers are equal. Its ratio to the step of the result is a power of
     two, so the product with it is exact, and each engine rounds one number once, halves to even.
-    The bound is that of the layer's own weights. Sums, products and averages of codes are alike,
-    averages where the count is a power of two. An even zero point may be added before rounding or
-    after it.
+    The bound follows from the layer's own weights. Sums and products of codes are exact in the same
+    way, and averages where the count is a power of two. An even zero point may be added before
+    rounding or after it.
 
     The condition "pairs" is about kernels for processors without AVX-512 VNNI and AVX-VNNI: they
     add two products of 8 bits in 16 bits that saturate.
 
-    Engines that transform convolutions (Winograd, FFT), use floats of less than 32 bits, or round
-    otherwise are not meant.
+    Nothing is said of engines that transform convolutions (Winograd, FFT), use floats of less than
+    32 bits, or round in another way.
 
     Args:
         model: a reference model; it is not touched, and does not run without an example.
@@ -188,9 +188,9 @@ class _Reader:
             yield Doubt(value.label, operator, source, condition, reason)
 
     def _operator(self, node: NodeView) -> Iterator[tuple[str, str]]:
-        """Yield what an operator between dequantize and quantize does not meet."""
+        """Yield the conditions that an operator between dequantize and quantize does not meet."""
         # Weights and biases are looked at there.
-        weighted = node.kind in (*_WEIGHTED, _CORRELATION, _ADD_BIAS)
+        weighted = node.kind in _WEIGHTED or is_split(node)
         first = weighted or node.kind in _NORMS
         operands = [node.main_operand] if first else list(_tensors(node))
         codes = [self._operand(value) for value in operands]
@@ -198,7 +198,7 @@ class _Reader:
         if len(read) != len(codes):
             kinds = [_kind(operands[i]) for i, value in enumerate(codes) if value is None]
             yield "rounding", f"it reads the result of {kinds[0]}, which is not rounded by itself"
-        elif node.kind == _ADD_BIAS:
+        elif node.kind == ADD_BIAS:
             yield from self._biased(node, read[0])
         elif weighted:
             yield from self._weighted(node, read[0])
@@ -287,7 +287,7 @@ class _Reader:
         axes = int(node.kind[-2])
         window = prod(size) if len(size) == axes else prod(list(size) * axes)
         padded = any(options["padding"].constant) and not include.constant
-        other = "divisor_override" in _names(node) and node.operand("divisor_override").constant
+        other = "divisor_override" in node.arguments and node.operand("divisor_override").constant
         if options["ceil_mode"].constant or padded or other:
             yield "count", "its windows differ in size, or it divides by another number"
         else:
@@ -299,7 +299,7 @@ class _Reader:
             yield "count", "its sizes are not known: give example_inputs"
             return
         if node.kind == "aten::mean":
-            axes = node.operand("dim").constant if "dim" in _names(node) else None
+            axes = node.operand("dim").constant if "dim" in node.arguments else None
             count = prod(shape[axis] for axis in (axes or range(len(shape))))
         else:
             axes = int(node.kind[-2])
@@ -309,12 +309,6 @@ class _Reader:
                 return
             count = prod(shape[-axes:])
         yield from _averaged(count, x)
-
-
-def _names(node: NodeView) -> list[str]:
-    namespace, _, name = node.kind.partition("::")
-    called = getattr(getattr(getattr(torch.ops, namespace), name), node.overload or "default")
-    return [argument.name for argument in called._schema.arguments]
 
 
 def _maker(value: ValueView) -> NodeView | None:
@@ -363,7 +357,7 @@ def _constant(value: ValueView) -> tuple[torch.Tensor, list[float], list[int]] |
 
 def _bias(node: NodeView, scale: float, scales: list[float]) -> torch.Tensor | None:
     """Return the bias in steps of the sum, 0 without one; None if it has none."""
-    if node.kind == _CORRELATION:
+    if node.kind == CORRELATION:
         return torch.zeros(1, dtype=torch.int64)
     value = node.operand("bias")
     if value.is_constant and value.constant is None:

@@ -33,7 +33,7 @@ class OperatorInspection:
         kind: `aten::conv2d`.
         dtype: "int8" where it computes on integers, whatever their bits, or "float". An operator of
             which the weight alone is quantized, an embedding say, computes in float; `coverage`
-            counts it among those that are quantized, and so does `bits`.
+            counts it as quantized, and it has `bits`.
         region: number of the region that it is in: see `partition`; None in float.
         reason: why it is float; "" for int8.
         source: `file:line` of the model's code.
@@ -122,10 +122,10 @@ def inspect(
 ) -> Inspection | Description:
     """Say for each operator whether it would be int8 or float, and why; no data are needed.
 
-    Calibration can still rule operators out: those that data never reaches, and those whose
+    Calibration can still rule operators out: operators that data never reaches, and operators whose
     results have more or fewer dimensions than the target can do.
 
-    Of a model that was prepared or quantized already, say what made it, and what it has become.
+    Of a model that was prepared or quantized already, return its provenance and its `coverage`.
 
     Args:
         model: scripted, traced or loaded, in eval mode. It is not touched.
@@ -134,16 +134,16 @@ def inspect(
         config: as in `prepare`.
         mode: as in `prepare`.
         method: the method to look at.
-        without_data: foretell what `quantize_script` does without data, where "auto" takes modes
-            that need none.
+        without_data: foretell the result of `quantize_script` without data, where "auto" takes
+            modes that need none.
 
     Returns:
-        A row for each operator; of a model that was prepared or quantized, its `coverage` with
-        what made it.
+        A row for each operator; of a model that was prepared or quantized, its `coverage` with its
+        provenance.
 
     Raises:
-        JitPassesError: what `prepare` raises; or options are given for a model that was prepared or
-            quantized already.
+        JitPassesError: the errors of `prepare`; or options are given for a model that was prepared
+            or quantized already.
     """
     made = provenance(model, method) if isinstance(model, torch.jit.ScriptModule) else None
     if made is not None:

@@ -37,8 +37,9 @@ class Seen:
 
     Attributes:
         ours: as the first model computes it.
-        theirs: as the second one does.
-        own: as it does where all values before it that are compared are those of the first model.
+        theirs: as the second model computes it.
+        own: as the second model computes it where all compared values before it come from the
+            first model.
     """
 
     ours: Values
@@ -94,7 +95,7 @@ class Lockstep:
         self._rounded = rounded
 
     def run(self, arguments: tuple[Any, ...]) -> tuple[Iterator[tuple[Pair, Seen]], Outputs, Kept]:
-        """Run a batch; return the pairs, the outputs by name, and what `also` asked for.
+        """Run a batch; return the pairs, the outputs by name, and the values of the nodes `also`.
 
         Codes become values one pair at a time, as these are asked for.
 
@@ -172,7 +173,7 @@ def _outputs(ours: Any, theirs: Any, own: Any) -> Iterator[tuple[str, Seen]]:
 
 
 def check_shapes(ours: torch.Tensor, theirs: torch.Tensor, name: str) -> None:
-    """Raise an error for values that cannot be the same."""
+    """Raise an error for values of different shapes."""
     if ours.shape != theirs.shape:
         raise JitPassesError(
             f"'{name}' has shape {list(ours.shape)} in one model and {list(theirs.shape)} in the "

@@ -1,4 +1,4 @@
-"""Whether a converted model computes what the model that trained does."""
+"""Whether a converted model has the values of the model that trained."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class ValueParity:
         steps: the largest difference in steps of the value's grid; None for outputs, which may have
             none.
         difference: the largest difference.
-        own_different, own_steps, own_difference: the same where all quantized values before it are
-            those of the model that trained: what the operators since then have done.
+        own_different, own_steps, own_difference: `different`, `steps` and `difference` of a run in
+            which all quantized values before it come from the model that trained. Only the errors
+            of the operators since then are left.
     """
 
     name: str
@@ -139,7 +140,7 @@ class Parity:
             return (
                 f"within {'one step' if self.atol_steps <= 1 else f'{self.atol_steps:g} steps'}: "
                 f"differences of their own: {own} of {count_of(len(self.rows), 'value')}, at most "
-                f"{self.largest_own_steps:.3g} steps; with what they inherit, by "
+                f"{self.largest_own_steps:.3g} steps; with inherited ones, at most "
                 f"{self.largest_steps:.3g}"
             )
         what = " of ".join(filter(None, (worst.operator, worst.source)))
@@ -163,19 +164,20 @@ def parity(
 ) -> Parity:
     """Compare a converted model with the model that trained, value by value.
 
-    Both run on each batch: the one that trained in eval mode with fake quantization on, whatever
-    its switches say. The converted one runs a second time in which each quantized value, as soon as
-    it is computed and compared, is replaced by that of the model that trained: what differs then is
-    a value's own, and the rest was inherited.
+    Both run on each batch: the model that trained in eval mode with fake quantization on, whatever
+    its switches say. The converted model runs a second time, in which each quantized value, as soon
+    as it is computed and compared, is replaced by the value of the model that trained. A difference
+    in that run is a value's own, and the rest is inherited.
 
-    A reference model is equal: in eval mode, what trains is folded and rounded as conversion does
-    it. By one step at a tie can differ: values with LSQ+, which rounds as counted from its offset,
-    so halves to even differ where the zero point is odd, and halves away from zero where it is not
-    0; and all values of a model lowered for `stock`, which adds in integers and rounds by itself.
+    A reference model is equal: in eval mode, parameters that train are folded and rounded as in
+    conversion. Two kinds of values can differ by one step at a tie. Values with LSQ+ are rounded as
+    counted from the offset, so halves to even differ where the zero point is odd, and halves away
+    from zero where it is not 0. And a model lowered for `stock` adds in integers and rounds by
+    itself.
 
     Args:
         qat: from `prepare_qat`, in any mode; it is not touched.
-        converted: what `convert` made of it, or `lower` of that; it is not touched.
+        converted: the result of `convert` for it, or of `lower`; it is not touched.
         data: batches, as for `calibrate`.
         input_fn: makes a batch of inputs out of an item of `data`.
         atol_steps: how large an own difference may be without being `first`.

@@ -31,7 +31,7 @@ class TrainedPlace:
     Attributes:
         place: its record from the annotation.
         name: as reports on the converted model have it; of a weight, also its reader.
-        parameters: what `convert` makes of it.
+        parameters: its parameters in the converted model.
         node: index of its node in the model's graph.
         operator, source: the operator that computes the value, and the line of the model's code.
         constant: for weights and biases, the numbers with batch norms folded in.
@@ -104,9 +104,9 @@ class Site:
         node: index of the node whose result are its codes; of a constant, that of its dequantize.
         readers: indices of the nodes that dequantize it.
         codes_read: whether anything else reads the codes.
-        scale, zero_point, axis: what a code stands for; None for PyTorch's quantized dtypes, which
-            say it themselves, and for a value that stays in float.
-        value: what the report knows of a computed value, its name and the ends of its grid.
+        scale, zero_point, axis: parameters of the codes; None for PyTorch's quantized dtypes, whose
+            tensors hold them, and for a value that stays in float.
+        value: the entry of the report for a computed value: its name and the ends of its grid.
         codes: the codes of a constant.
         foreign: whether an operator of another package computes it.
     """
@@ -126,7 +126,7 @@ class Site:
 def sites_of(converted: Any, report: Report) -> list[Site]:
     """Return the values that a converted C++ module quantizes, in its order.
 
-    A region that was compiled shows those that it gives, in float.
+    A region that was compiled shows its results, in float.
     """
     graph = GraphView.of(converted, report.method)
     ids = by_position(graph, report.places)

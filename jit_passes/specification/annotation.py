@@ -50,14 +50,14 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
 
     Attributes:
         reasons: for operators that could have been quantized and stay float, by name, why.
-        kept: names of the operators that stay float because someone wanted that.
+        kept: names of the operators that stay float by request.
         chosen: for operators whose mode was left to the quantizer, by name, why it is that one.
         refused: for operators that were wanted otherwise than the backend can do, by name, why.
         lossy: for operators that are quantized as all others are, and would be better in float, by
             name, why.
         idle: rules of a configuration that match and change nothing: which, and why.
         shared: the groups that `share` was given.
-        advice: about what is refused, at the end of the message.
+        advice: the end of the message about refused operators.
     """
 
     def __init__(self, reasons: Mapping[str, str] | None = None) -> None:
@@ -68,7 +68,7 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
         self.lossy: dict[str, str] = {}
         self.idle: list[str] = []
         self.shared: list[tuple[EdgeOrNode, ...]] = []
-        self.advice = "ask for what the target has, or say keep_float: true"
+        self.advice = "ask for options that the target has, or say keep_float: true"
         self._by_node: dict[NodeView, QuantizationAnnotation] = {}
 
     def __getitem__(self, node: NodeView) -> QuantizationAnnotation:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import GraphView, NodeView, Use, ValueView
 from .annotation import Annotations, describe, name_of, value_of
 from .specification import (
     DEFAULT_OBSERVER,
@@ -24,7 +24,6 @@ from .specification import (
 )
 
 OwnSpec = QuantizationSpec | FixedQParamsQuantizationSpec | DerivedQuantizationSpec
-Use = tuple[NodeView, int]
 
 
 @dataclass(eq=False)
@@ -196,7 +195,7 @@ class Members:
             if following in seen:
                 circle = [*seen[seen.index(following) :], following]
                 raise JitPassesError(
-                    "values share parameters in a circle, and none says what they are: "
+                    "values share parameters in a circle, and none of them has any: "
                     + " -> ".join(f"'{m.name}'" for m in circle)
                 )
             seen.append(following)
@@ -216,7 +215,7 @@ class Members:
         return found[0]
 
     def share_implicitly(self, member: Member) -> None:
-        """Unite with the other users of the value, and with its maker, if they want the same."""
+        """Unite with other users of the value, and with its maker, if specifications are equal."""
         if member.value.written:  # read anew at each use: it may be another one each time
             return
         others = [
@@ -240,7 +239,7 @@ def unite(parent: Member, child: Member) -> None:
 
 
 def folded_alike(one: Member, other: Member) -> bool:
-    """Say whether integers see the same numbers: a batch norm behind changes those of a weight."""
+    """Say whether integers see equal numbers: a batch norm behind changes a weight."""
 
     def factor(member: Member) -> tuple[Any, ...]:
         norm = member.node.folded if is_weight(member) else None
@@ -310,7 +309,7 @@ def check_spec(member: Member) -> None:
 def check_float(member: Member) -> None:
     value = member.value
     found = ""
-    if isinstance(value.constant, torch.Tensor):  # what scripts type as Tensor? may hold one too
+    if isinstance(value.constant, torch.Tensor):  # a value of type Tensor? may hold one too
         if not value.constant.is_floating_point():
             found = f"it holds {str(value.constant.dtype).removeprefix('torch.')}"
     elif not value.is_tensor:

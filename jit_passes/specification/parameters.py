@@ -23,7 +23,7 @@ class ChosenQParams:
     range_form: str
 
     def as_options(self) -> dict[str, Any]:
-        """Return what the pass insert_quantize_dequantize takes for a place."""
+        """Return the options of the pass insert_quantize_dequantize for a place."""
         own = {name: getattr(self, name) for name in self.__slots__}
         return own | {"dtype": _CODES[DTYPES[self.dtype]]}
 
@@ -49,6 +49,6 @@ class QParams:
     rounding: str = "half_even"
 
     def as_options(self) -> dict[str, Any]:
-        """Return what the pass insert_quantize_dequantize takes for a place."""
+        """Return the options of the pass insert_quantize_dequantize for a place."""
         own = {name: getattr(self, name) for name in self.__slots__}
         return own | {"dtype": _CODES[DTYPES[self.dtype]]}

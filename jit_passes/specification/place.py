@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..errors import JitPassesError
-from ..observers import observer_from_dict
+from ..observers import Observer
 from .annotation import ANY_RANK
 from .specification import (
     FixedQParamsQuantizationSpec,
@@ -138,7 +138,7 @@ def _spec_from_dict(content: dict[str, Any]) -> ResolvedSpec:
     content = dict(content)
     kind = _KINDS[content.pop("kind")]
     if "observer" in content:
-        content["observer"] = observer_from_dict(content["observer"])
+        content["observer"] = Observer.from_record(content["observer"])
     if "groups" in content:
         content["groups"] = tuple(content["groups"])
     return kind(**content)

@@ -1,4 +1,4 @@
-"""The operands of recurrent layers and cells: what they multiply, and by which matrices."""
+"""The operands of recurrent layers and cells: the input, and the matrices that multiply it."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ..errors import JitPassesError
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import GraphView, NodeView, Use, ValueView
 from .annotation import Annotations, name_of, value_of
 from .derivation import derivation_name
 from .groups import scales_of
-from .members import Member, Members, OwnSpec, Use
+from .members import Member, Members, OwnSpec
 from .place import Place
 from .slots import channels_of, is_split, label, place_at, slot_of
 from .specification import (
@@ -37,7 +37,7 @@ class Quantization:
     """A place in the graph that was annotated.
 
     Attributes:
-        place: what later stages know of it.
+        place: its record for later stages.
         value: the value.
         uses: (node, operand) that see it quantized; none for all of them.
         node: the annotated operator; for shared edges, the first.
@@ -68,7 +68,7 @@ def resolve(graph: GraphView, annotations: Annotations) -> list[Quantization]:
 
     Raises:
         JitPassesError: an annotation is not about the graph, names an operand that its operator
-            does not have, or one twice, or asks to quantize what is no float tensor; a
+            does not have, or one twice, or asks to quantize a value that is no float tensor; a
             specification shares with or derives from something that is not quantized, with itself
             in a circle, or with a value whose uses are quantized in different ways. The message
             names the values.
@@ -275,7 +275,7 @@ def scales_at(quantization: Quantization, axis: int) -> tuple[int, ...]:
     Empty if the shape of a derived scale is not known, since it is not measured.
 
     Raises:
-        JitPassesError: the graph does not know, or the value has no such groups.
+        JitPassesError: the graph does not know, or the value cannot be cut into these groups.
     """
     spec, name = quantization.spec, quantization.name
     if isinstance(spec, QuantizationSpec) and spec.group_size is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..errors import JitPassesError
-from ..graph.traits import arguments_of
 from ..graph.view import LIST, NodeView, ValueView
 from .place import Place
 from .recurrent import RECURRENT, is_matrix
@@ -21,7 +20,7 @@ _OPERANDS = ("input", "weight", "bias")
 
 @dataclass(frozen=True)
 class Correlation:
-    """A correlation in a graph, and what belongs to it.
+    """A correlation in a graph, with its bias and its options.
 
     Attributes:
         node: the correlation.
@@ -75,8 +74,7 @@ class Correlation:
 
 def place_at(node: NodeView) -> Place | None:
     """Return the place that an operator quantizes in a model that trains; None for others."""
-    names = {} if node.overload is None else arguments_of(node.kind, node.overload)
-    return Place.from_text(node.operand("spec").constant) if "spec" in names else None
+    return Place.from_text(node.operand("spec").constant) if "spec" in node.arguments else None
 
 
 def quantized_behind(result: ValueView) -> list[NodeView]:

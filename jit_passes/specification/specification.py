@@ -51,12 +51,12 @@ class QuantizationSpec:
         range_form: whose formulas take a range to scale and zero point: pytorch (see
             `affine_qparams`) or glow (see `glow_qparams`). They differ in how symmetric and
             power_of_two treat the one code more below 0 than above, and in the scale of zeros.
-            With is_dynamic: pytorch, or fbgemm (affine only), to the bit what PyTorch's dynamic
-            kernels choose, whose scale is 6.1e-5 at least.
+            With is_dynamic: pytorch, or fbgemm (affine only). The latter gives, to the bit, the
+            parameters of PyTorch's dynamic kernels, whose scale is 6.1e-5 at least.
         is_dynamic: whether parameters come from the value itself, each time the model runs, as
             `jit_passes::choose_qparams` finds them. No data is needed then, and no observer.
-        observer_or_fake_quant_ctr: what PyTorch's specification calls `observer`; an observer or
-            its class. Only to construct with.
+        observer_or_fake_quant_ctr: the name of `observer` in PyTorch's specification; an observer
+            or its class. For construction only.
 
     Raises:
         JitPassesError: the range does not fit the dtype or has more than 16 bits; qscheme, rounding
@@ -91,7 +91,7 @@ class QuantizationSpec:
             options: the class's other attributes.
 
         Raises:
-            JitPassesError: bits is none of these, or what the class raises.
+            JitPassesError: bits is out of range; or an error of the class.
         """
         if not isinstance(bits, int) or not 2 <= bits <= 16:
             raise ArgumentError(f"bits is a whole number from 2 to 16, not {bits!r}")
@@ -286,7 +286,7 @@ class DerivedQuantizationSpec:
         settle(self, self.ch_axis)
         object.__setattr__(self, "derived_from", tuple(self.derived_from))
         if not self.derived_from:
-            raise ArgumentError("derived_from names no value: give those to derive from")
+            raise ArgumentError("derived_from is empty: name the values to derive from")
 
 
 def _not_dynamic(spec: Any) -> None:

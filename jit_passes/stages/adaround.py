@@ -39,7 +39,7 @@ def adaround(
         weight: [groups, outputs, inputs].
         gram: X X^T of the inputs X, [groups, inputs, inputs]; finite.
         grid: of the weight.
-        start: codes in the shape of the weight, those of `gptq` say.
+        start: codes in the shape of the weight, for example from `gptq`.
         iterations: of Adam.
 
     Returns:

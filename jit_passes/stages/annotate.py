@@ -50,8 +50,8 @@ class Mode:
         check: raises a JitPassesError for models that are not fit.
         normalize: makes a C++ module in canonical form.
         parameters: whether that still has its parameters, which then count as constants.
-        again: the kind of operator by which a model that was quantized in this mode is known, and
-            may be quantized further; "" for none.
+        again: a kind of operator; a model that trains and has one may be quantized further. "" for
+            no model.
     """
 
     check: Callable[[Any, str], None]
@@ -106,7 +106,7 @@ FROZEN = frozen()
 
 
 def entered(module: Any) -> Mode:
-    """Return the mode of a model that has been in canonical form before: the work is done once.
+    """Return the mode of a model whose canonical form is known already.
 
     Args:
         module: `FROZEN.enter` of that model. It is copied.
@@ -186,12 +186,12 @@ def annotate(
             error; None to tell nobody.
 
     Raises:
-        JitPassesError: the model is not fit, the quantizer does not do its work, or what it says
-            is nothing that the target can do.
+        JitPassesError: the model is not fit, the quantizer returns no annotations, or its
+            annotations are beyond the target.
 
     Warns:
-        JitPassesWarning: what the configuration asks for is more than the target can do, or a rule
-            of it has no effect.
+        JitPassesWarning: the configuration asks for more than the target can do, or a rule of it
+            has no effect.
     """
     module = mode.enter(model, method)
     origins = Origins(wrap(module) if mode.parameters else model)

@@ -23,7 +23,7 @@ class Advice(NamedTuple):
 
 
 def advice(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], said: str) -> Advice:
-    """Say why a method does not run a batch, and what to do.
+    """Say why a method does not run a batch, and how to mend that.
 
     Args:
         method: of a ScriptModule, inlined.

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from ..errors import JitPassesError
 
+Batch = tuple[tuple[Any, ...], dict[str, Any]]  # arguments of a call, positional and by name
 InputFn = Callable[[Any], Any]
 
 
@@ -44,7 +45,7 @@ def batches(
     through: Callable[..., Any] | None = None,
     what: str = "the data",
     allow_none: bool = False,
-) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+) -> Iterator[Batch]:
     """Yield the positional and the keyword arguments of each batch.
 
     The data are walked through once, and an iterator of them is made once: it may start processes,

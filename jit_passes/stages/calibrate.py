@@ -49,8 +49,8 @@ def calibrate(
         The prepared model.
 
     Raises:
-        JitPassesError: there is no batch; the model does not take such batches, or the float model
-            does and jit_passes has made an error; a value is NaN or infinite, which the message
+        JitPassesError: there is no batch; the model does not take a batch, or the float model does
+            and jit_passes has made an error; a value is NaN or infinite, which the message
             names. On several ranks: the work failed on one, a rank has ended or is late, the ranks
             have other models; the observers are as they were then.
 

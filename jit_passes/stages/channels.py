@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..graph.view import GraphView, NodeView, ValueView
-from .module import OperatorRecord
+from .module import OperatorRecord, remarked
 
 SPREAD = 16.0  # the remark begins here: the smallest channel has 4 of 8 bits
 MATTERS = 0.1  # of the largest importance; channels with less may have any range
@@ -47,12 +47,8 @@ def with_remarks(
     for node in graph.nodes:
         if node.traits.weighted is not None and node.name in on_integers:
             found[node.name] = channels.spread(node)
-    return tuple(
-        row.remarked(_ADVICE.format(math.log2(spread)))
-        if (spread := found.get(row.name, 1.0)) >= SPREAD
-        else row
-        for row in operators
-    )
+    far = {name: math.log2(spread) for name, spread in found.items() if spread >= SPREAD}
+    return remarked(operators, {name: _ADVICE.format(bits) for name, bits in far.items()})
 
 
 class _Channels:
@@ -107,9 +103,7 @@ def _weight_of(node: NodeView) -> Tensor | None:
 
 
 def _groups_of(node: NodeView) -> int:
-    spatial = node.traits.weighted is not None and node.traits.weighted.spatial_dims
-    groups = node.operand("groups").constant if spatial else 1
-    return groups if isinstance(groups, int) else 1
+    return node.groups if isinstance(node.groups, int) else 1
 
 
 def _is_depthwise(node: NodeView) -> bool:

@@ -48,7 +48,7 @@ def convert(
 
     It computes in float on values that went through `jit_passes::quantize` and `dequantize`;
     weights are stored as integers, biases as int32 in steps of input scale times weight scale.
-    It defines what every lowered model must compute, to within one step.
+    A lowered model must have the results of the reference model, to within one step.
 
     Args:
         prepared: a calibrated model, or one from `prepare_qat`, in training or eval mode; it is
@@ -164,7 +164,7 @@ def _settled(
     """Return the record of an operator with all that the data have shown."""
     if reason := refused.get(row.name):
         return row.in_float(reason)
-    return row.remarked(remarks[row.name]) if row.name in remarks else row
+    return row.remarked(remarks.get(row.name, ""))
 
 
 def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quantized: bool) -> None:
@@ -172,7 +172,7 @@ def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quanti
     if unreached:
         warn(
             f"data never reached {shortened(unreached)}, left in float: calibrate with "
-            "data that takes such branches"
+            "data that takes these branches"
         )
     if not quantized:
         reasons = Counter(row.reason for row in operators)

@@ -15,21 +15,20 @@ from .. import _C
 from ..configuration.stages import BIAS_CORRECTIONS
 from ..errors import ArgumentError, JitPassesError, not_among, warn
 from ..graph.editor import GraphEditor
+from ..graph.traits import packet_of
 from ..graph.view import GraphView, NodeView, ValueView
 from ..passes.pipeline import Pipeline
 from ..specification.specification import GroupDerivation
 from .batch_norms import batch_norms
-from .batches import InputFn, batches, progress_bar
+from .batches import Batch, InputFn, batches, progress_bar
 from .convert import converted
 from .faults import note_origin, origin_of
-from .module import ModelStage, Report, stage_of
+from .module import ModelStage, Report, remarked, stage_of
 from .recording import Recorder, check_finite, copy_of, following, tensors_of
 from .scaling import Layer, is_layer
 from .seen import read_places, rewritten
-from .smooth import Arguments
 from .values import DEQUANTIZE, EDGE, source_of
 
-Batches = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 ROUNDS = 4
 _CUTS = frozenset({"aten::relu", "aten::relu6", "aten::hardtanh", "aten::clamp", "aten::clamp_min"})
 
@@ -57,7 +56,7 @@ class _Site:
         return -1 - weighted.spatial_dims
 
     def rounded(self, shift: Tensor) -> Tensor:
-        """Return what integers make of a shift of the bias."""
+        """Return the shift of the bias once the bias is rounded."""
         if not self.step.any():
             return shift
         bias = self.bias.double()
@@ -65,14 +64,13 @@ class _Site:
 
     @property
     def lost(self) -> Tensor:
-        """The weight less what its integers stand for."""
-        return _constant_at(self.prepared, "weight") - _constant_at(self.reference, "weight")
+        """The weight less the numbers of its codes."""
+        return _weight_of(self.prepared) - _weight_of(self.reference)
 
     def applied(self, inputs: Tensor, weight: Tensor) -> Tensor:
         """Return the layer's result for other weights, without the bias."""
-        node, kind = self.prepared, self.prepared.kind.removeprefix("aten::")
-        options = [value.constant for value in node.inputs[3:]]
-        found: Tensor = getattr(torch.ops.aten, kind)(inputs, weight, None, *options)
+        options = [value.constant for value in self.prepared.inputs[3:]]
+        found: Tensor = packet_of(self.prepared.kind)(inputs, weight, None, *options)
         return found
 
 
@@ -93,23 +91,23 @@ def correct_bias(
 
         sequential    b - (E[quantized result] - E[result]), with inputs of the quantized model, in
                       which the layers in front are corrected already
-        fast          b + E[(W - Q(W)) x], with inputs x of the float model: only what the rounding
-                      of the weights shifts, in one pass over the data
+        fast          b + E[(W - Q(W)) x], with inputs x of the float model: the shift by rounding
+                      of the weights alone, in one pass over the data
         statistics    b + (W - Q(W)) E[x], with E[x] by the batch norm of the layer in front: a
                       normal distribution cut off by relu or relu6; no data
 
-    Data give more than means: with few of them the means fit these alone, so compare before and
-    after on others. Source: Nagel et al., Data-Free Quantization Through Weight Equalization and
-    Bias Correction, 2019 (arXiv:1906.04721), section 4.2 and appendices B and C.
+    With few batches the means fit these batches alone, so compare before and after on other data.
+    Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction,
+    2019 (arXiv:1906.04721), section 4.2 and appendices B and C.
 
     Args:
         prepared: the result of `prepare`, calibrated; it is not touched.
         data: batches of typical inputs, as for `calibrate`.
-        how: one of these; None: sequential, or without data statistics.
-        rounds: how often all layers are measured at most, of "sequential". It ends earlier where no
-            mean is off by more than half a step of the bias.
-        model: the float model, of "statistics"; None for the one that `prepare` was given, while
-            that is there.
+        how: one of these; None for sequential, or without data statistics.
+        rounds: for "sequential", how often all layers are measured at most. It ends earlier where
+            no mean is off by more than half a step of the bias.
+        model: the float model, for "statistics"; None for the argument of `prepare`, if that model
+            still exists.
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
 
@@ -194,22 +192,21 @@ def _step(bias: ValueView) -> Tensor:
     return torch.as_tensor(made.inputs[1].constant, dtype=torch.float64)
 
 
-def _constant_at(node: NodeView, operand: str) -> Tensor:
-    """Return a constant operand as it is, or what its integers stand for."""
-    value = source_of(node.operand(operand))
+def _weight_of(node: NodeView) -> Tensor:
+    """Return the weight of a layer, in numbers where it is stored as codes."""
+    value = source_of(node.operand("weight"))
     made = value.producer
     if made is not None and made.kind in DEQUANTIZE:
-        op = getattr(torch.ops.jit_passes, made.kind.removeprefix("jit_passes::"))
-        found: Tensor = op(*(given.constant for given in made.inputs))
+        found: Tensor = packet_of(made.kind)(*(given.constant for given in made.inputs))
         return found
     constant: Tensor = value.constant
     return constant.detach()
 
 
 def _recorded(
-    module: torch.jit.ScriptModule, method: str, indices: Sequence[int], data: Arguments
+    module: torch.jit.ScriptModule, method: str, indices: Sequence[int], data: Iterable[Batch]
 ) -> Iterator[dict[int, list[Tensor]]]:
-    """Yield by node what a copy computes, batch by batch."""
+    """Yield the results of nodes of a copy by their indices, batch by batch."""
     recorder = Recorder(copy_of(module, method), method, list(dict.fromkeys(indices)))
     for number, arguments in enumerate(data):
         values = recorder.run(arguments)[1]
@@ -234,7 +231,7 @@ class _Mean:
 
 def _means(
     module: torch.jit.ScriptModule, method: str, nodes: Mapping[str, NodeView],
-    axes: Mapping[str, int], data: Arguments,
+    axes: Mapping[str, int], data: Iterable[Batch],
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return the mean of each channel of the results of nodes, by name."""
     names = {node.index: name for name, node in nodes.items()}
@@ -251,13 +248,13 @@ def _means(
 
 def _by_results(
     sites: Sequence[_Site], prepared: torch.jit.ScriptModule, reference: torch.jit.ScriptModule,
-    report: Report, data: Batches, rounds: int,
+    report: Report, data: Sequence[Batch], rounds: int,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Return what is added to biases, by the mean error of results.
+    """Return the terms that are added to biases, by the mean error of results.
 
-    Errors are taken back while a batch is computed, so that the layers behind see corrected ones:
-    if all layers were corrected at once, those behind would take back each error again. A round
-    begins with the means of the one before.
+    Errors are taken back while a batch is computed, so the layers behind see corrected results. If
+    all layers were corrected at once, the layers behind would take back each error again. A round
+    begins with the means of the round before.
     """
     method = report.method
     axes = {site.prepared.name: site.axis for site in sites}
@@ -279,13 +276,13 @@ def _by_results(
         correcting.settle(near)
     made = _reference(_with_biases(prepared, report, sites, found, ""), report)
     if _error(prepared, made, method, data) > _error(prepared, reference, method, data):
-        why = "its results have more error with it, and biases stay as they are"
+        why = "with it the results have a larger error, so biases stay as they are"
         warn(f"sequential bias correction does not suit the model: {why}; how='fast' may")
         return {}
     return found
 
 
-def _error(model: Any, other: Any, method: str, data: Arguments) -> float:
+def _error(model: Any, other: Any, method: str, data: Iterable[Batch]) -> float:
     """Return the squared error of another model's results, where both have equal sizes."""
     both = [Recorder(copy_of(each, method), method, []) for each in (model, other)]
     error = 0.0
@@ -304,11 +301,11 @@ def _is_near(mean: Tensor, wanted: Tensor, step: Tensor) -> bool:
 
 
 class _Correcting:
-    """A quantized model whose layers take back their mean errors, those in front first.
+    """A quantized model whose layers take back their mean errors, layers in front first.
 
-    A layer takes back the mean error of the batches so far, this one's among them, and of all
-    batches of the run before. Where that leaves no error, it takes back no other from then on, and
-    the layers behind have results that no batch changes.
+    A layer takes back the mean error of the batches so far, this batch included, and of all batches
+    of the run before. Where no error is left, the layer settles: it takes back this error from then
+    on, and no batch changes the results for the layers behind.
 
     Args:
         reference: the quantized model.
@@ -326,7 +323,7 @@ class _Correcting:
         self._settled: dict[str, Tensor] = {}
         self._states = {name: _Running.of(mean) for name, mean in wanted.items()}
 
-    def run(self, data: Arguments) -> dict[str, Tensor]:
+    def run(self, data: Iterable[Batch]) -> dict[str, Tensor]:
         """Return the mean error of each layer over all data; the model's own state begins anew."""
         module = copy_of(self._reference, self._method)
         module = Pipeline("take_back", (self._edit,)).run(module, self._method).module
@@ -358,7 +355,7 @@ class _Correcting:
             self._states[name].begin(self._settled[name], inf)
 
     def _edit(self, graph: GraphEditor) -> None:
-        nodes = graph.nodes  # without those that are inserted
+        nodes = graph.nodes  # without the inserted ones
         for node in [node for node in nodes if node.name in self._sites]:
             site, mean = self._sites[node.name], self._wanted[node.name]
             before, state = following(nodes, node), self._states[node.name]
@@ -367,7 +364,7 @@ class _Correcting:
 
 @dataclass(frozen=True)
 class _Running:
-    """The mean error that a layer takes back, and of how many rows it is: the module holds both."""
+    """The mean error that a layer takes back, and its number of rows: buffers of the module."""
 
     error: Tensor
     count: Tensor
@@ -420,9 +417,9 @@ def _insert_correction(
 
 def _by_weights(
     sites: Sequence[_Site], prepared: torch.jit.ScriptModule, _reference: torch.jit.ScriptModule,
-    report: Report, data: Arguments, _rounds: int,
+    report: Report, data: Iterable[Batch], _rounds: int,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Return what is added to biases, by what rounding weights does to results in float."""
+    """Return the terms that are added to biases, by the rounding of weights, in the float model."""
     makers: dict[int, list[_Site]] = {}
     for site in sites:
         producer = site.prepared.operand("input").producer
@@ -438,7 +435,7 @@ def _by_weights(
                     spatial = -1 - site.axis
                     batched = tensor.dim() > spatial + 1
                     count = tensor[..., 0].numel() if not spatial else len(tensor) if batched else 1
-                    if batched:  # all is linear: the mean of the inputs has the mean of the results
+                    if batched:  # a layer is linear: the mean of inputs gives the mean of results
                         tensor = tensor.flatten(0, -2 - spatial).mean(0, keepdim=True)
                     result = site.applied(tensor, lost[name].to(tensor.dtype)).double()
                     shift = result.movedim(site.axis, 0).flatten(1).mean(1)
@@ -450,7 +447,7 @@ def _by_weights(
 def _by_statistics(
     sites: Sequence[_Site], prepared: torch.jit.ScriptModule, method: str, origin: Any
 ) -> dict[str, Tensor]:
-    """Return what is added to biases, by the batch norms in front."""
+    """Return the terms that are added to biases, by the batch norms in front."""
     known, found = batch_norms(origin, method), {}
     for site in sites:
         low, high = -torch.inf, torch.inf
@@ -492,14 +489,9 @@ def _with_biases(
     module = changed.run(copy_of(prepared, report.method), report.method).module
     if how:
         rows = {site.prepared.name: site for site in known.values()}
-        told = (
-            row.remarked(_remark(rows[row.name], shifts[row.name], how))
-            if row.name in rows
-            else row
-            for row in report.operators
-        )
+        remarks = {name: _remark(site, shifts[name], how) for name, site in rows.items()}
         made = {**report.made, "bias_correction": how}
-        report = replace(report, operators=tuple(told), made=made)
+        report = replace(report, operators=remarked(report.operators, remarks), made=made)
     return rewritten(prepared, module, report)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _C
 from ..configuration.stages import EQUALIZATIONS
 from ..errors import ArgumentError, JitPassesError, not_among
 from ..graph.view import GraphView, NodeView
@@ -17,18 +16,18 @@ from ..passes.subject import wrap
 from .annotate import FROZEN
 from .batch_norms import batch_norms
 from .batches import InputFn, batches, progress_bar
-from .recording import Recorder
+from .recording import Recorder, copy_of
 from .scaling import Layer, Scaling, apply_factors, balanced, find_scaling, is_layer
-from .smooth import STRENGTH, Arguments, check_strength
+from .smooth import STRENGTH, check_strength
 
 ROUNDS = 20
 _CONVERGED = 1e-4  # of a factor, from round to round
-_FLOOR = 2.0**-8  # of the largest channel: a smaller one, dead in the data say, may not stay so
-_BIAS = 4.0  # times the largest bias of a layer, which no bias is to outgrow
+_FLOOR = 2.0**-8  # of the largest channel: a smaller one may be dead in these data alone
+_BIAS = 4.0  # times the largest bias of a layer: no bias becomes larger
 _FLOATS = (torch.float32, torch.float64)
 NOTHING = (
-    "no layer with constant weights is read by others alone, with sums, pools, pads and relus in "
-    "between"
+    "no layer with constant weights has only layers as readers, with sums, pools, pads and relus "
+    "in between"
 )
 
 
@@ -83,12 +82,13 @@ def equalize(
     limit such as that of relu6 becomes a relu where the data never reach it; else its channels
     stay.
 
-    `absorb` also moves what a channel never falls below, behind a relu, into the biases of what
-    reads it, so that its range begins at 0. For layers without padding:
+    A channel behind a relu may never fall below some number c. `absorb` moves c into the biases of
+    the layers that read the channel, so that its range begins at 0. For layers without padding:
 
         b1 - c,  b2 + W2 c        c = the least number in the data; or max(0, beta - 3 |gamma|)
 
-    by the batch norm in front of the relu: 1 of 740 numbers is below that, and changes then.
+    The second form is for no data, by the batch norm in front of the relu: 1 of 740 numbers is
+    below that c, and changes.
 
     Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction,
     2019 (arXiv:1906.04721), equation 11; with activations SmoothQuant (arXiv:2211.10438),
@@ -108,7 +108,7 @@ def equalize(
 
     Returns:
         The model in canonical form, its parameters constants: to be quantized, not to be trained.
-        `compare` takes it in place of the original: values between layers are others.
+        `compare` takes it in place of the original: values between layers have other numbers.
 
     Raises:
         JitPassesError: the model has been quantized or is in training mode; no layers can be
@@ -136,15 +136,15 @@ class _Ranges:
 
 @dataclass
 class Equalizer:
-    """Equalizes a module on its way to be annotated; further copies become equal to the first.
+    """Equalizes a module ahead of annotation; further copies get the factors of the first.
 
     Attributes:
         by, data, strength, rounds, absorb, input_fn, progress: see `equalize`. An iterator becomes
             a list.
         origin: the float model, for messages about data.
         scaling: of the first module; None before, and where nothing can be scaled.
-        changed: what was done, by layer.
-        values: names of the values that are others than in the float model.
+        changed: the changed layers, with their factors.
+        values: names of the values with other numbers than in the float model.
         kept: why channels stay, by the layer that makes them: data reach a limit.
     """
 
@@ -174,7 +174,7 @@ class Equalizer:
             raise ArgumentError(f"rounds is a whole number above 0, not {self.rounds!r}")
 
     def __call__(self, module: Any, method: str) -> Any:
-        """Return the module, in canonical form, or one that computes the same."""
+        """Return the module, in canonical form, with scaled channels and equal results."""
         if self._factors is None:
             self._factors = self._choose(module, method)
         if self.scaling is None:
@@ -186,7 +186,7 @@ class Equalizer:
 
     @property
     def made(self) -> dict[str, Any]:
-        """A report's entries: the layers whose results are others, and the values."""
+        """A report's entries: the number of changed layers, and the values with other numbers."""
         if not self.changed:
             return {}
         return {"equalize": self._ranges, "equalized": len(self.changed), "scaled": self.values}
@@ -238,7 +238,7 @@ class Equalizer:
     def _absorbed(
         self, scaling: Scaling, seen: Mapping[int, _Ranges], method: str
     ) -> dict[int, Tensor]:
-        """Return what is added to biases, by index of the layer, where constants are absorbed."""
+        """Return the terms that are added to biases, by index of the layer."""
         known = {}
         if self.data is None and self.origin is not None:
             known = batch_norms(self.origin, method)
@@ -271,7 +271,7 @@ class Equalizer:
     def _measure(
         self, module: Any, method: str, graph: GraphView, scaling: Scaling
     ) -> dict[int, _Ranges]:
-        """Return the ranges of the values that layers read, and of those that clips limit."""
+        """Return the ranges of the values that layers read or clips limit."""
         wanted = [*scaling.read, *(clip.main_operand for clip, _ in scaling.clips)]
         by_node = {value.producer.index: value for value in wanted if value.producer is not None}
         if isinstance(self.data, Iterator):
@@ -279,7 +279,9 @@ class Equalizer:
         assert self.data is not None
         arguments = batches(self.data, self.input_fn, progress_bar("equalize", self.progress))
         found: dict[int, _Ranges] = {}
-        for index, tensors in _recorded(module, method, list(by_node), arguments, self.origin):
+        recorder = Recorder(copy_of(module, method), method, list(by_node), origin=self.origin)
+        kept = (row for batch in arguments for row in recorder.run(batch)[1].items())
+        for index, tensors in kept:
             value = by_node[index]
             carried = scaling.carried[value.id]
             for tensor in tensors:
@@ -338,19 +340,6 @@ def _lost(ranges: Tensor) -> float:
     return float((ranges.max() / ranges).log2().mean()) if len(ranges) else 0.0
 
 
-def _recorded(
-    module: Any,
-    method: str,
-    indices: Sequence[int],
-    data: Arguments,
-    origin: torch.jit.ScriptModule | None,
-) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield what nodes compute, batch by batch."""
-    recorder = Recorder(_C.deepcopy(_C.clone(module, method)), method, indices, origin=origin)
-    for arguments in data:
-        yield from recorder.run(arguments)[1].items()
-
-
 def _largest(pairs: Iterable[tuple[Tensor, Tensor]], roots: Tensor) -> Tensor:
     """Return for each id the largest number of its class, 0 for classes without any.
 
@@ -388,7 +377,7 @@ def _by_activations(
 
 
 def _raised(ranges: Tensor) -> Tensor:
-    """Return ranges that are no less than a part of the largest one, but for those of 0."""
+    """Return ranges that are no less than a part of the largest one; ranges of 0 stay 0."""
     floor = _FLOOR * float(ranges.max()) if len(ranges) else 0.0
     return torch.where(ranges > 0, ranges.clamp_min(floor), 0.0)
 

@@ -70,8 +70,8 @@ def misfit(
         method: of the model.
         args: the batch's positional arguments.
         kwargs: its keyword arguments.
-        what: what the message calls the batch.
-        error: what PyTorch has raised.
+        what: the name of the batch in the message.
+        error: the error of PyTorch.
         fits: whether the model from which this one was made takes the batch; None if unknown.
     """
     if fits:
@@ -99,10 +99,10 @@ def broken(
     """Return the error for a batch that a model does not run, and the one it was made of does.
 
     Args:
-        what: what the message calls the batch.
-        error: what PyTorch has raised.
-        cause: what fails.
-        instead: what to do until that is mended.
+        what: the name of the batch in the message.
+        error: the error of PyTorch.
+        cause: the part that fails.
+        instead: a way around until that is mended.
         command: the same on the command line.
     """
     line = failing_line(error)
@@ -131,8 +131,8 @@ def broken_when_prepared(
         report: of the prepared model.
         args: the batch's positional arguments.
         kwargs: its keyword arguments.
-        what: what the message calls the batch.
-        error: what PyTorch has raised.
+        what: the name of the batch in the message.
+        error: the error of PyTorch.
     """
     canonical = normalize(origin._c, report.method).module
     if not _runs(canonical, report.method, args, kwargs):

@@ -1,4 +1,4 @@
-"""Codes of weights, chosen one after another so that later ones make up for the errors so far."""
+"""Codes of weights, chosen one after another: later codes make up for earlier errors."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _columns(tensor: Tensor, columns: Tensor) -> Tensor:
 def gptq(weight: Tensor, gram: Tensor, grid: Grid, damping: float = 0.01) -> Tensor:
     """Return codes that give a layer's result a small squared error.
 
-    GPTQ (Frantar et al., 2023, arXiv:2210.17323): inputs are rounded one after another, those with
-    the most energy first. Each is rounded where the errors e of all before it make it best. With
+    GPTQ (Frantar et al., 2023, arXiv:2210.17323): weights are rounded input by input, inputs with
+    the most energy first. Each weight also makes up for the errors e of the inputs before. With
     G + damping * mean(diag G) I = R R^T, R upper triangular:
 
         q_j = nearest(w_j + sum over i < j of  e_i R_ij / R_jj)       e_j = w_j - number(q_j)

@@ -20,7 +20,7 @@ def check_methods(model: Any, methods: Any) -> tuple[tuple[str, ...], tuple[str,
     being quantized.
 
     Raises:
-        JitPassesError: they are not names of methods, or nothing tells what a method changes.
+        JitPassesError: they are not names of methods, or the changes of a method are not known.
     """
     if isinstance(methods, str) or not isinstance(methods, Sequence) or not methods:
         raise JitPassesError(f"methods is a list of names of methods, got {methods!r}")
@@ -28,8 +28,8 @@ def check_methods(model: Any, methods: Any) -> tuple[tuple[str, ...], tuple[str,
         check_module(model, name)
         if hasattr(model, PART + name):
             raise JitPassesError(
-                f"the model has an attribute '{PART}{name}' of its own, which is what the "
-                f"quantized '{name}' is to be called: rename the attribute"
+                f"the model has an attribute '{PART}{name}' of its own, and the quantized "
+                f"'{name}' needs that name: rename the attribute"
             )
     for name in model._c._method_names():
         check_script(model, name)
@@ -41,7 +41,7 @@ def check_methods(model: Any, methods: Any) -> tuple[tuple[str, ...], tuple[str,
         )
     if opaque:
         raise JitPassesError(
-            f"the method '{opaque}' picks modules as it runs, so nothing tells what it changes: "
+            f"the method '{opaque}' picks modules as it runs, so its changes are not known: "
             "quantize one method alone"
         )
     return tuple(dict.fromkeys(methods)), tuple(state)
@@ -75,7 +75,7 @@ def join_methods(
     State that methods have in common is in a module of its own, `common_state`.
 
     Args:
-        model: what `check_methods` has passed; it is not touched.
+        model: a model that `check_methods` has passed; it is not touched.
         parts: by method, the module that has it.
     """
     return wrap(_C.join_methods(model._c, [(name, part._c) for name, part in parts.items()]))

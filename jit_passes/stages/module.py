@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -92,6 +92,13 @@ class OperatorRecord:
     def in_float(self, reason: str) -> OperatorRecord:
         """Return the record of the operator in float after all; remarks on its codes are void."""
         return replace(self, dtype="float", reason=reason, why="", remark="")
+
+
+def remarked(
+    rows: Iterable[OperatorRecord], remarks: Mapping[str, str]
+) -> tuple[OperatorRecord, ...]:
+    """Return records with further remarks, which are given by the names of operators."""
+    return tuple(row.remarked(remarks.get(row.name, "")) for row in rows)
 
 
 @dataclass(frozen=True)

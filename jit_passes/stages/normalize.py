@@ -76,7 +76,7 @@ def normalize_training(model: torch.jit.ScriptModule, method: str = "forward") -
     _C.inline_forks(subject.held, method)
     if problem := subject.check("inlined"):
         raise JitPassesError(
-            f"the model decides as it runs which module it calls, so no graph shows what it does "
+            f"the model decides as it runs which module it calls, so no graph has all operators "
             f"({problem}): call modules that are members, or elements of a ModuleList"
         )
     # A module from torch.jit.trace knows it, and one from a file does not.

@@ -27,7 +27,7 @@ class Chosen:
 
     Attributes:
         at: by the id of the place; places whose values stay float are left out.
-        remarks: by the name of the operator, which scales its bias has raised.
+        remarks: by the name of an operator, the scales that its bias has raised.
     """
 
     at: Mapping[int, QParams | ChosenQParams]

@@ -15,19 +15,19 @@ from .module import ModelStage, by_position, stage_of
 def partition(model: torch.jit.ScriptModule, target: str | Target) -> Partition:
     """Return a reference model whose regions for a target are submodules.
 
-    A region is a largest set of operators that the target has on integers, joined where one hands
-    integers to the other, or both read the same ones. It can be computed as one: no path leaves it
-    and comes back, it never crosses a branch or a loop, and never a value that is written in place.
-    The model computes the same to the bit, so that any part of it can be handed to a compiler, and
-    the model used to check it.
+    A region is a largest set of operators that the target has on integers. Two operators are joined
+    where one hands integers to the other, or both read equal integers. A region can be computed as
+    one: no path leaves it and comes back, and it crosses no branch, no loop and no value that is
+    written in place. The results of the model stay equal to the bit. So any region can be handed to
+    a compiler, and the model serves to check it.
 
     Args:
-        model: what `convert` returns, for whichever target it was prepared; it is not touched.
+        model: the result of `convert`, prepared for any target; it is not touched.
         target: a name or an instance. Its capability decides, and why an operator stays outside is
             in `Partition.refused`.
 
     Raises:
-        JitPassesError: the model is not a reference model, or there is no such target.
+        JitPassesError: the model is not a reference model, or the target is unknown.
     """
     report = stage_of(model, ModelStage.REFERENCE, "call jit_passes.convert(prepared) first")
     backend = resolve_target(target)

@@ -42,15 +42,9 @@ def patches(node: NodeView, weight: Tensor, inputs: Tensor) -> Iterator[Tensor]:
         yield inputs.reshape(1, -1, inputs.shape[-1])
         return
     batch = inputs.reshape(-1, *inputs.shape[-1 - weighted.spatial_dims :])
-    each = _NUMBERS // max(1, prod(weight.shape[1:]) * _groups(node) * batch[0, 0].numel()) + 1
+    each = _NUMBERS // max(1, prod(weight.shape[1:]) * node.groups * batch[0, 0].numel()) + 1
     for first in range(0, len(batch), each):
         yield _patches(batch[first : first + each], node, weight)
-
-
-def _groups(node: NodeView) -> int:
-    weighted = node.traits.weighted
-    assert weighted is not None
-    return int(node.operand("groups").constant) if weighted.spatial_dims else 1
 
 
 def _patches(batch: Tensor, node: NodeView, weight: Tensor) -> Tensor:
@@ -58,7 +52,7 @@ def _patches(batch: Tensor, node: NodeView, weight: Tensor) -> Tensor:
     window = weight.shape[2:]
     stride, padding, dilation = (_numbers(node, name, len(window)) for name in _GEOMETRY[:3])
     batch = torch.nn.functional.pad(batch, [n for n in reversed(padding) for _ in range(2)])
-    batch = batch.reshape(len(batch), _groups(node), -1, *batch.shape[2:])
+    batch = batch.reshape(len(batch), node.groups, -1, *batch.shape[2:])
     for axis, (size, step, gap) in enumerate(zip(window, stride, dilation, strict=True), 3):
         batch = batch.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
     # [batch, groups, channels, positions, window]

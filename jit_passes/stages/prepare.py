@@ -12,6 +12,7 @@ import torch
 
 from ..collector import paused
 from ..errors import JitPassesError, first_line
+from ..graph.traits import packet_of, schema_of
 from ..logs import stage
 from ..observers import Observer
 from ..passes.pipeline import Pipeline
@@ -23,15 +24,15 @@ from ..specification.specification import GroupDerivation, QuantizationSpec
 from ..targets import Target
 from .annotate import FROZEN, Mode, annotate, choose_quantizer, warn_of_stages
 from .faults import note_origin
-from .module import ModelStage
+from .module import ModelStage, remarked
 
 OBSERVE = Pipeline("observe", ("insert_observers",), ensures=("observed_once",))
 CONSTANT, NOTHING, REACH = "observe_constant", "observe_nothing", "observe_reach"
-INPUTS = "observe_inputs"  # of a constant weight; also of what it multiplies
+INPUTS = "observe_inputs"  # of a constant weight and of the input that it multiplies
 
 
 class Change(Protocol):
-    """Makes another float module, which computes the same, of one in canonical form."""
+    """Makes another float module of one in canonical form, with equal results."""
 
     def __call__(self, module: Any, method: str) -> Any: ...
 
@@ -82,7 +83,7 @@ def prepare(
     """Return a copy of the model that watches its values while it runs.
 
     The copy is inlined, frozen and in canonical form, with an observer on every value that the
-    quantizer wants quantized; it computes what the model computes.
+    quantizer wants quantized. Its results are the model's.
 
     Args:
         model: scripted, traced or loaded, in eval mode. It is not touched.
@@ -90,11 +91,11 @@ def prepare(
         target: the backend that the model is for: a name, a `Target`, or "auto": the one that the
             quantizer is made for, or the best for this machine, "x86" on a processor with AVX-512
             VNNI or AVX-VNNI, else "stock". See `quantize_script` for what files of it need.
-        config: layer by layer, what is to be done otherwise: the path of a YAML file, a dict, or a
+        config: other options, layer by layer: the path of a YAML file, a dict, or a
             `Configuration`. For quantizers of a backend.
         mode: of all operators with weights that no rule of `config` gives another: "auto",
             "static", "dynamic" or "weight_only", see `quantize_script`; None for "auto", or for
-            what a `quantizer` says. A model without static operators needs no calibration.
+            the mode of a `quantizer`. A model without static operators needs no calibration.
         strict: raise an error for operators with weights and matrix products, the rows of
             `coverage`, that would stay in float and were not asked to, and for rules of the
             configuration that change nothing. Others, a softmax or a norm, may stay in float.
@@ -105,7 +106,7 @@ def prepare(
             or has no such method; the target or mode is unknown; the configuration is wrong.
 
     Warns:
-        JitPassesWarning: what the configuration asks for is more than the target can do: these
+        JitPassesWarning: the configuration asks for more than the target can do, and these
             operators stay in float; a rule of it changes nothing; or it has stages.
     """
     backend, chosen = choose_quantizer(quantizer, target, config, mode)
@@ -128,10 +129,9 @@ def prepare_for(
     with stage("prepare"):
         annotated = annotate(model, method, mode, quantizer, backend, change=change, strict=strict)
         if change is not None:
-            made, said = {**annotated.made, **change.made}, change.remarks
-            rows = annotated.operators
-            told = (r.remarked(said[r.name]) if r.name in said else r for r in rows)
-            annotated = replace(annotated, made=made, operators=tuple(told))
+            rows = remarked(annotated.operators, change.remarks)
+            made = {**annotated.made, **change.made}
+            annotated = replace(annotated, made=made, operators=rows)
         options = {"insert_observers": plan_observations(annotated.quantizations)}
         prepared = annotated.insert(OBSERVE, options, ModelStage.PREPARED)
     note_origin(prepared, model)
@@ -176,10 +176,7 @@ def operands_of(op: str, known: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache
 def _arguments(op: str) -> tuple[str, ...]:
-    namespace, _, name = op.rpartition("::")
-    packet = getattr(getattr(torch.ops, namespace or "jit_passes"), name)
-    schema = getattr(packet, packet.overloads()[0])._schema
-    return tuple(argument.name for argument in schema.arguments[1:])
+    return tuple(argument.name for argument in schema_of(qualified(op)).arguments[1:])
 
 
 def qualified(op: str) -> str:
@@ -234,8 +231,8 @@ class _Plan:
         elif (
             isinstance(spec, GroupDerivation) or place.is_dynamic or (place.scales and op == REACH)
         ):
-            # The buffers of channels hold no rank, so nothing can be noted there but their ranges.
-            # All that nothing is observed of have one buffer: many attributes are slow to look up.
+            # Buffers of channels have no room for ranks. All places where nothing is observed share
+            # one buffer, since many attributes are slow to look up.
             op, group = NOTHING, "observer_none"
         known |= {"codes": None, "name": place.name, "spec": place.to_text()}
         if "range" not in known:
@@ -295,15 +292,13 @@ class Inputs:
 
 
 def inputs_of(quantization: Quantization) -> Inputs | None:
-    """Return what the first reader of a weight multiplies by it; None if it does not multiply."""
+    """Return the input that the first reader of a weight multiplies by it; None for no product."""
     for node, operand in quantization.uses[:1]:
         weighted = node.traits.weighted
         if weighted is None or operand != node.position("weight"):
             return None
-        shape, groups = quantization.value.constant.shape, 1
-        if weighted.spatial_dims:
-            groups = node.operand("groups").constant
-        squares = (shape[0],) if weighted.transposed else (groups, shape[1])
+        shape = quantization.value.constant.shape
+        squares = (shape[0],) if weighted.transposed else (node.groups, shape[1])
         return Inputs(node.operand("input").id, -1 - weighted.spatial_dims, squares)
     return None
 
@@ -321,9 +316,8 @@ def measure(op: str, value: Any, operands: Mapping[str, Any], name: str) -> None
     Raises:
         JitPassesError: it holds a NaN or an infinity.
     """
-    namespace, _, short = qualified(op).partition("::")
     try:
-        getattr(getattr(torch.ops, namespace), short)(value, **operands)
+        packet_of(qualified(op))(value, **operands)
     except ValueError as error:
         raise JitPassesError(
             f"the constant '{name}' cannot be quantized: {first_line(error)}"

@@ -120,9 +120,10 @@ def check_finite(values: Iterable[torch.Tensor], number: int) -> None:
         )
 
 
-def copy_of(model: torch.jit.ScriptModule, method: str) -> Any:
-    """Return a C++ module with one method, and with tensors of its own."""
-    return _C.deepcopy(_C.clone(model._c, method))
+def copy_of(model: Any, method: str) -> Any:
+    """Return a copy of a module, a C++ module with one method and tensors of its own."""
+    held = model._c if isinstance(model, torch.jit.ScriptModule) else model
+    return _C.deepcopy(_C.clone(held, method))
 
 
 def following(nodes: Sequence[NodeView], node: NodeView) -> NodeView | None:

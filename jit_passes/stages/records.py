@@ -157,7 +157,7 @@ def check_refusals(
     if annotations.refused:
         listed = _listed(annotations.refused, {row.name for row in operators})
         message = (
-            "the target cannot do what is asked for, so these stay in float:"
+            "the target cannot quantize these as they are asked for, so they stay in float:"
             f"{listed}\n{annotations.advice}"
         )
         if strict:

@@ -22,12 +22,12 @@ from ..specification.parameters import QParams
 from ..specification.qparams import spread_qparams
 from ..specification.specification import QuantizationSpec
 from .adaround import adaround, errors
-from .batches import InputFn, batches, is_held_back, progress_bar
+from .batches import Batch, InputFn, batches, is_held_back, progress_bar
 from .convert import converted
 from .gptq import Grid, gptq
 from .independent import independent
 from .input_sums import InputSums
-from .module import ModelStage, Report, stage_of
+from .module import ModelStage, Report, remarked, stage_of
 from .parameters import choose_parameters
 from .patches import has_patches, patches
 from .recording import copy_of
@@ -39,7 +39,6 @@ from .watching import Walk, Watched
 SEQUENTIAL = {f"{how}_sequential": how for how in ("gptq", "adaround")}
 DAMPINGS = (0.1, 0.01, 1.0)
 MEMORY = 2**30
-Batch = tuple[tuple[Any, ...], dict[str, Any]]
 Numbered = Iterable[tuple[int, Batch]]
 
 
@@ -83,7 +82,7 @@ class _Site:
             self.errors = torch.tensor(measured, dtype=torch.float64)
 
     def _choose(self, gram: Tensor, how: str, aims: Mapping[float, Tensor]) -> None:
-        """Find codes by what the weight is to be for each damping."""
+        """Find codes of the weights that are aimed at, one for each damping."""
 
         def lost(entry: tuple[Tensor, Tensor]) -> float:
             return float(errors(*entry, self.grid, gram).sum())
@@ -115,7 +114,7 @@ class _Site:
     def best(self) -> int:
         """The number of the best codes, 0 for the nearest ones.
 
-        Where that was not measured: the first of gptq, or those of adaround.
+        Without a measurement, the first codes of gptq, or the codes of adaround.
         """
         unmeasured = 1 + self.by.index(self.by[-1])
         return int(self.errors.argmin()) if self.errors[0] else unmeasured
@@ -162,13 +161,13 @@ def round_weights(
 
     The sequential ones go through the layers in order. With Y the inputs of a layer in the model
     whose layers in front have their codes already, codes are chosen for a small
-    || W X - Q(W) Y ||^2, so a layer makes up for what those in front have lost. Layers that do not
-    depend on each other share a pass over the data of both models. Sources: GPTQ, Frantar et al.,
-    2023 (arXiv:2210.17323); AdaRound, Nagel et al., 2020 (arXiv:2004.10568).
+    || W X - Q(W) Y ||^2, so a layer makes up for the errors of the layers in front. Layers that do
+    not depend on each other share a pass over the data of both models. Sources: GPTQ, Frantar et
+    al., 2023 (arXiv:2210.17323); AdaRound, Nagel et al., 2020 (arXiv:2004.10568).
 
     Args:
         prepared: the result of `prepare`, calibrated; it is not touched.
-        data: batches of typical inputs, as for `calibrate`; more numbers than a layer has inputs.
+        data: batches of typical inputs, as for `calibrate`; with more rows than a layer has inputs.
         how: "gptq", "adaround", "gptq_sequential" or "adaround_sequential".
         damping: part of the mean of X X^T's diagonal that is added to it, in (0, 1]; more where
             data are few. None for the best of 0.01, 0.1 and 1 for each layer, or 0.1 where no batch
@@ -261,7 +260,7 @@ def _can_be_chosen(known: QuantizedPlace) -> bool:
 
 
 def _parts(sites: Mapping[str, _Site], memory: int) -> Iterator[dict[str, _Site]]:
-    """Yield sites by name, as many at a time as have room for the products of their inputs."""
+    """Yield sites by name, as many at a time as the memory has room for."""
     part: dict[str, _Site] = {}
     used = 0
     for name, site in sites.items():
@@ -316,7 +315,7 @@ def _choose_in_order(
 def _stages(
     sites: Mapping[str, _Site], graph: GraphView, memory: int
 ) -> Iterator[dict[str, _Site]]:
-    """Yield sites in order, those together that do not wait for each other's codes."""
+    """Yield sites in order; sites that do not depend on each other come together."""
 
     def fits(layers: Sequence[NodeView]) -> bool:
         return sum(6 * sites[layer.name].size for layer in layers) <= memory
@@ -356,9 +355,6 @@ def _with_codes(
 
     method = report.method
     module = Pipeline("round_weights", (change,)).run(copy_of(prepared, method), method).module
-    told = (
-        row.remarked(sites[row.name].remark) if row.name in sites else row
-        for row in report.operators
-    )
+    rows = remarked(report.operators, {name: site.remark for name, site in sites.items()})
     made = {**report.made, "weight_rounding": how}
-    return rewritten(prepared, module, replace(report, operators=tuple(told), made=made))
+    return rewritten(prepared, module, replace(report, operators=rows, made=made))

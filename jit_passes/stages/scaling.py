@@ -1,10 +1,10 @@
-"""Factors for the channels of values, which leave the function of a model as it is.
+"""Factors for the channels of values that leave the function of a model as it is.
 
     y = f(W x + b), z = V y   ->   y' = f((W / s) x + b / s), z = (s V) y'       f(x / s) = f(x) / s
 
-One walk over the graph finds which channels have to have one factor: a sum joins the channels of
-its operands, a concatenation has those of its parts one after another, and an operator that is not
-known leaves the channels that it reads as they are. A product can take factors back instead:
+One walk over the graph finds the channels that need one factor. A sum joins the channels of its
+operands, a concatenation has the channels of its parts one after another, and the operands of an
+operator that is not known keep factors of 1. A product can take factors back instead:
 
     y = W x + b, z = y + r   ->   y' = (W / s) x + b / s, z = s y' + r
 
@@ -58,7 +58,7 @@ class Carried:
     flat: bool = False
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """Return what the value is as a tensor, with a row for each channel."""
+        """Return a tensor of the value with a row for each channel."""
         channels = len(self.ids)
         if self.flat:  # pixels of a channel lie side by side
             tensor = tensor.reshape(*tensor.shape[:-1], channels, -1)
@@ -72,10 +72,11 @@ class Layer:
 
     Attributes:
         node: a convolution, a linear or a layer norm.
-        inputs: the id of each channel that it reads; None where it reads none that have ids. A
-            linear may read several pixels of each.
+        inputs: the id of each channel that it reads; None where these have no ids. A linear may
+            read several pixels of a channel.
         outputs: the id of each channel that it makes.
-        shared: of a layer norm, whether others read its result, for which it stays as it is.
+        shared: of a layer norm, whether other operators than linears read its result: these read
+            a copy that stays as it is.
         restored: whether a product behind its result takes the factors back, for all readers.
     """
 
@@ -103,7 +104,7 @@ class Layer:
         """Return a weight as [groups, outputs of one, inputs of one, kernel]."""
         weighted = self.node.traits.weighted
         assert weighted is not None
-        groups = self.node.operand("groups").constant if weighted.spatial_dims else 1
+        groups = self.node.groups
         if weighted.transposed:
             parts = weight.reshape(groups, -1, weight.shape[1], weight.shape[2:].numel())
             return parts.transpose(1, 2)
@@ -237,13 +238,13 @@ def find_scaling(
 ) -> Scaling:
     """Return the channels that can have factors.
 
-    Axes that are counted from the front are read as those of values with a batch axis.
+    Where an axis is counted from the front, the value is taken to have a batch axis.
 
     Args:
         graph: in canonical form.
         makes: says which layers may make channels smaller.
-        reads: says which layers may take that back.
-        restored: indices of layers behind whose results products are to take that back.
+        reads: says which layers may take the factors back.
+        restored: indices of layers with a product behind the result, which takes the factors back.
     """
     walk = _Walk(Scaling(), makes, reads, restored)
     for node in graph.nodes:
@@ -287,7 +288,7 @@ class _Walk:
     restored: Container[int] = ()
 
     def visit(self, node: NodeView) -> None:
-        """Note what an operator does to the channels of its operands."""
+        """Note the effect of an operator on the channels of its operands."""
         # An operand that is written has no channels: its maker came here first.
         written = any(value.written for value in node.outputs)
         if is_norm(node) and self.makes(node) and not written:
@@ -317,7 +318,7 @@ class _Walk:
         return self.found.carried.get(value.id)
 
     def _fix(self, value: ValueView) -> None:
-        """Leave a value's channels as they are; of a layer norm, others read a copy."""
+        """Leave the channels of a value as they are, except of a layer norm, which has a copy."""
         carried = self._of(value)
         if carried is not None and not self._is_norm(value):
             self.found.fix(carried.ids)
@@ -327,7 +328,7 @@ class _Walk:
             self._fix(value)
 
     def _make_norm(self, node: NodeView) -> None:
-        """Give ids to what linears read; others read a copy that stays as it is."""
+        """Give ids to the channels for linears; other readers get a copy that stays as it is."""
         uses = node.output.uses
         readers = [user for user, operand in uses if operand == 0 and self._reads_norm(user)]
         if not readers:
@@ -352,8 +353,7 @@ class _Walk:
         assert weighted is not None
         ids = self._read(node)
         weight = node.operand("weight").constant
-        groups = node.operand("groups").constant if weighted.spatial_dims else 1
-        outputs = weight.shape[1] * groups if weighted.transposed else weight.shape[0]
+        outputs = weight.shape[1] * node.groups if weighted.transposed else weight.shape[0]
         made = self.found.fresh(outputs)
         axis, rank = -1 - weighted.spatial_dims, weighted.spatial_dims + 2
         restored = node.index in self.restored
@@ -374,8 +374,7 @@ class _Walk:
         if carried is None:
             return None
         weight = node.operand("weight").constant
-        groups = node.operand("groups").constant if weighted.spatial_dims else 1
-        channels = weight.shape[0] if weighted.transposed else weight.shape[1] * groups
+        channels = weight.shape[0] if weighted.transposed else weight.shape[1] * node.groups
         ids = carried.ids
         pixels = channels // len(ids) if carried.flat else 1  # beside each other, like a kernel
         fits = carried.axis == -1 - weighted.spatial_dims and len(ids) * pixels == channels
@@ -386,11 +385,11 @@ class _Walk:
         return ids
 
     def _is_norm(self, value: ValueView) -> bool:
-        """Whether a layer norm makes the value, of which other readers get another one."""
+        """Whether a layer norm makes the value: readers that are no linears get a copy."""
         return value.producer is not None and value.producer.kind == NORM
 
     def _passed(self, node: NodeView) -> Carried | None:
-        """Return the channels of the result of an operator between layers; None for no such."""
+        """Return the channels of the result of an operator between layers; None for other ones."""
         if len(node.outputs) != 1:
             return None
         if node.kind in ("aten::add", "aten::sub"):
@@ -446,7 +445,7 @@ class _Walk:
         return one
 
     def _product(self, node: NodeView) -> Carried | None:
-        """A product by values that have no factors, as of a gate, or by a number."""
+        """A product by a number, or by values without factors as those of a gate."""
         one, other = node.inputs[:2]
         if node.kind == "aten::mul" and self._of(one) is None:
             one, other = other, one
@@ -538,7 +537,7 @@ def apply_factors(
     unlimited: Sequence[NodeView] = (),
     shifts: Mapping[int, Tensor] | None = None,
 ) -> Any:
-    """Return a module whose channels are divided by factors, and which computes the same.
+    """Return a module whose channels are divided by factors, with equal results.
 
     Args:
         module: in canonical form.
@@ -547,7 +546,7 @@ def apply_factors(
         factors: for each id.
         name: of the pipeline.
         unlimited: the clips that become relus.
-        shifts: what is added to biases before they are scaled, by index of the layer.
+        shifts: by index of the layer, the terms that are added to biases before scaling.
     """
     shifts = shifts or {}
 

@@ -115,7 +115,7 @@ def places_in(module: Any, report: Report) -> tuple[Any, list[QuantizedPlace]]:
     ran = report.calibrated or any(_was_reached(op, operands) for _, op, operands in rows)
     places = [_observed(*row, ran) for row in rows]
     dynamic = {user for known in places if known.place.is_dynamic for user in known.place.users}
-    # Nothing waits for data there: its weight is quantized as in any other model without.
+    # A dynamic operator needs no data, so its weight is quantized whether data came by or not.
     return module, [
         replace(known, reached=True)
         if known.place.is_parameter and known.place.owner in dynamic
@@ -168,7 +168,7 @@ def _with_rows(
 
 
 def _importance(squares: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return for each weight the mean square of what it multiplies, relative to the largest one.
+    """Return for each weight the mean square of its input, relative to the largest one.
 
     Args:
         squares: see `Inputs.squares`.

@@ -1,4 +1,4 @@
-"""Parts of a graph that run one after another, each on what the part in front has left."""
+"""Parts of a graph that run one after another, each on the results of the part in front."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Segments:
     def segment(
         self, first: int | None, marks: Sequence[int]
     ) -> Callable[[Values], tuple[Values, list[Tensor]]]:
-        """Return a function from the values at a cut to those at the next, and operands of nodes.
+        """Return a function from the values at a cut to values at the next, and operands of nodes.
 
         Args:
             first: the node in front of which the segment begins; None for the arguments.

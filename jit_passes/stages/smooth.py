@@ -14,8 +14,8 @@ from ..errors import ArgumentError, JitPassesError, warn
 from ..graph.view import GraphView
 from ..passes.subject import wrap
 from .annotate import FROZEN
-from .batches import InputFn, batches, progress_bar
-from .recording import Recorder
+from .batches import Batch, InputFn, batches, progress_bar
+from .recording import Recorder, copy_of
 from .scaling import NORM, Layer, Scaling, apply_factors, balanced, find_scaling, is_norm
 
 _LINEAR = "aten::linear"
@@ -24,10 +24,8 @@ OUTLYING = 4.0  # times the median channel: two of eight bits of the others are 
 NOTHING_TO_SMOOTH = (
     "no layer norm over the last axis is read by a linear with constant weights in float32"
 )
-_LEAST = 2.0**-12  # of the largest channel: what others are scaled down to at most
+_LEAST = 2.0**-12  # of the largest channel: no channel is scaled down to less
 _DEVIATIONS = 3.0  # that normalized numbers reach
-
-Arguments = Iterable[tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 def smooth(
@@ -47,13 +45,13 @@ def smooth(
 
         s_j = max|X_j|^a / max|W_j|^(1 - a),    Y = (X / s) (s W)^T
 
-    with a the `strength`: the model computes the same, and both factors are quantized well. X / s
-    is the layer norm with gain and shift divided by s. Where others read X too, the sum of a
-    residual say, they get a layer norm of their own, as it was. Source: SmoothQuant (Xiao et al.,
-    2023, https://arxiv.org/abs/2211.10438, equation 4).
+    with a the `strength`. The results of the model stay, and both factors are quantized well. X / s
+    is the layer norm with gain and shift divided by s. An operator that is no linear and reads X
+    too, such as a residual sum, gets a layer norm of its own, as it was. Source: SmoothQuant (Xiao
+    et al., 2023, https://arxiv.org/abs/2211.10438, equation 4).
 
-    `quantize_script` does so by itself where channels are outlying. With `prepare`, or of all layer
-    norms, it is a call of its own, with the same data:
+    `quantize_script` smooths by itself where channels are outlying. Ahead of `prepare`, or for all
+    layer norms, it is a call of its own, with the data of the calibration:
 
         model = jit_passes.smooth(model, batches)
         prepared = jit_passes.prepare(model)
@@ -68,7 +66,7 @@ def smooth(
 
     Returns:
         The model in canonical form, its parameters constants: to be quantized, not to be trained.
-        `compare` takes it in place of the original: results of its layer norms are others.
+        `compare` takes it in place of the original: its layer norms have other results.
 
     Raises:
         JitPassesError: the model has been quantized or is in training mode; no layer norm is read
@@ -86,31 +84,31 @@ def smooth(
     return wrap(_migrated(module, method, scaling, largest, strength))
 
 
-def check_strength(strength: Any, said: str = "strength is a number from 0 to 1") -> None:
-    """Raise an error that begins with the given text, for all but a number from 0 to 1."""
+def check_strength(strength: Any) -> None:
+    """Raise an error for all but a number from 0 to 1."""
     if not is_strength(strength):
-        raise ArgumentError(f"{said}, not {strength!r}")
+        raise ArgumentError(f"strength is a number from 0 to 1, not {strength!r}")
 
 
 @dataclass
 class Smoother:
-    """Smooths a module on its way to be annotated.
+    """Smooths a module ahead of annotation.
 
-    Besides, where a linear rounds its result Y for a residual sum in float32, and a channel is
-    more than four times the median of max|Y|, the linear makes Y / s, and a product in float32
-    stands in front of the sum:
+    It also scales results Y of linears that are rounded for a residual sum in float32. Where a
+    channel is more than four times the median of max|Y|, the linear makes Y / s, and a product in
+    float32 stands in front of the sum:
 
         s_j = max(1, max|Y_j| / median_i max|Y_i|),    Y = s ((W / s) X + b / s)
 
-    The canonical form would fold the product into the linear again, so this comes behind it, and no
-    float model shows it.
+    The canonical form would fold the product into the linear again. So this comes behind that form,
+    and `smooth`, which returns a float model, does not do it.
 
     Attributes:
-        strength: of `smooth`; None for 0.5 and only those layer norms whose largest channel is more
-            than four times the median one. Results of linears are scaled if theirs is, whatever the
-            strength.
-        data: batches; None to take from gain and shift of a layer norm how large its channels are,
-            that is |shift| + 3 |gain|. An iterator becomes a list where it is needed.
+        strength: of `smooth`; None for 0.5, and for layer norms alone whose largest channel is more
+            than four times the median one. Results of linears are scaled by that rule whatever the
+            strength is.
+        data: batches; None to take |shift| + 3 |gain| of a layer norm for the size of its channels.
+            An iterator becomes a list where it is needed.
         input_fn: see `smooth`.
         progress: see `smooth`.
         rounded: returns the indices of linears whose results are rounded for sums in float; None
@@ -148,7 +146,7 @@ class Smoother:
         }
 
     def __call__(self, module: Any, method: str) -> Any:
-        """Return the module, in canonical form, or one that computes the same."""
+        """Return the module, in canonical form, with smooth channels and equal results."""
         norms: list[Layer] = []
         results: list[Layer] = []
         if NORM in _C.names_by_kind(module, method):
@@ -195,15 +193,15 @@ def _measured(
     module: Any,
     method: str,
     layers: Sequence[Layer],
-    data: Arguments,
+    data: Iterable[Batch],
     origin: torch.jit.ScriptModule | None,
 ) -> dict[int, torch.Tensor]:
     """Return the largest magnitude in each channel of layers' results, by index.
 
     Layers in branches that no data took are left out.
     """
-    watched = _C.deepcopy(_C.clone(module, method))
-    recorder = Recorder(watched, method, [layer.node.index for layer in layers], origin=origin)
+    indices = [layer.node.index for layer in layers]
+    recorder = Recorder(copy_of(module, method), method, indices, origin=origin)
     largest: dict[int, torch.Tensor] = {}
     for arguments in data:
         _, values = recorder.run(arguments)
@@ -251,7 +249,7 @@ def _readers(scaling: Scaling, norm: Layer) -> list[Layer]:
 
 
 def _can_be_quantized(scaling: Scaling, norm: Layer) -> bool:
-    """Say whether a linear may be, which targets do with float32 alone: else nothing is gained."""
+    """Say whether a linear behind may be quantized: targets take weights in float32 alone."""
     weights = (reader.weight for reader in _readers(scaling, norm))
     return any(weight is not None and weight.dtype == torch.float32 for weight in weights)
 

@@ -108,7 +108,7 @@ class Staged:
         smooth = said.get("smooth")
         is_strength = smooth not in (None, AUTO, NO_SMOOTHING)
         if self.has_ranges and self.data is None:
-            why = "its ranges are those of the model as it is; leave one of the two out"
+            why = "a profile has the ranges of the model as it is; leave one of the two out"
             for name in ["smooth"] * is_strength + ["equalize"] * ("equalize" in said):
                 raise JitPassesError(
                     f"{name}={said[name]!r} and a profile: {why}, or profile what "

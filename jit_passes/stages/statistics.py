@@ -1,8 +1,8 @@
 """The buffers of a prepared model's observers: emptied, merged exactly, and compared.
 
 Counts of histograms, ends of ranges and flags merge exactly, in any order. Averages that go by the
-order of batches, sums of float numbers, and operators of other packages do not: ranks with such
-observers work one after another.
+order of batches, sums of float numbers, and buffers of other packages do not: with these, ranks
+work one after another.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import _C
+from ..graph.traits import schema_of
 from .prepare import CONSTANT, NOTHING, REACH, fresh_range, qualified
 
 Contents = list[Tensor]  # of all buffers, in the order of `Statistics.buffers`
@@ -75,7 +76,7 @@ class Statistics:
 
     @property
     def merge_exactly(self) -> bool:
-        """Whether statistics of parts of the data make those of all data, in any order."""
+        """Whether merged statistics of parts equal the statistics of all data, in any order."""
         return all(frozenset(ops) in _EXACT for ops in self.writers)
 
     def read(self) -> Contents:
@@ -93,7 +94,7 @@ class Statistics:
             buffer.copy_(unseen(buffer))
 
     def merge(self, parts: Sequence[Contents]) -> None:
-        """Add what observers of equal models have seen."""
+        """Add the statistics of observers of equal models."""
         for position, buffer in enumerate(self.buffers):
             if position in self.histograms.values():
                 continue  # with its range
@@ -143,12 +144,9 @@ def _add_histograms(
 @lru_cache
 def _written(op: str) -> tuple[str, ...]:
     """Return the arguments that an operator writes to."""
-    namespace, _, name = op.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), name)
-    schema = getattr(packet, packet.overloads()[0])._schema
     return tuple(
         argument.name
-        for argument in schema.arguments
+        for argument in schema_of(op).arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 

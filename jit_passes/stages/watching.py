@@ -13,16 +13,16 @@ from ..graph.editor import GraphEditor
 from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
 from ..passes.subject import wrap
+from .batches import Batch
 from .independent import is_plain
 from .recording import Recorder, check_finite, copy_of, tensors_of
 from .segments import Segments, Values
 
 ALIAS, OBSERVERS = "aten::alias", "jit_passes::observe_"
-Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Watched:
-    """A copy of a model that keeps the inputs of layers; without observers, which have seen all.
+    """A copy of a model that keeps the inputs of layers, without observers.
 
     Args:
         model: it is not touched.
@@ -128,7 +128,7 @@ class Walk:
         self._held: list[Values] = []
 
     def check(self) -> None:
-        """Run the whole model on all batches: a part of it may take what the whole does not.
+        """Run the whole model on all batches: a part may take a batch that the whole does not.
 
         Raises:
             JitPassesError: the model does not take a batch.

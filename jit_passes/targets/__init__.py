@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from .. import _C
 from ..errors import JitPassesError
 from ..registered import UnknownError
 from .engines import QONNX, XNNPACK, Engine, Inductor, OnnxRuntime, OpenVINO, TensorRT
 from .fixed_point import FixedPoint
 from .partition import CompileRegions, Partition, Region, RegionValue
-from .quantizers import PowerOfTwoQuantizer, QnnpackQuantizer, TargetQuantizer, X86Quantizer
+from .quantizers import PowerOfTwoQuantizer, QnnpackQuantizer, X86Quantizer
 from .reference import Reference
 from .stock import Stock
 from .target import Target
@@ -35,10 +32,8 @@ __all__ = [
     "RegionValue",
     "Stock",
     "Target",
-    "TargetQuantizer",
     "TensorRT",
     "X86Quantizer",
-    "make_target",
     "resolve_target",
     "targets",
 ]
@@ -51,7 +46,7 @@ def resolve_target(target: str | Target) -> Target:
 
     "auto" is the best one for this machine: `X86` where its processor multiplies int8 by itself
     (AVX-VNNI, or AVX-512 F, BW, VL, VNNI and VBMI), else `Stock`. Kernels of `X86` for AVX2 alone
-    are exact, and slower than those of `Stock`, which have inputs of 7 bits there.
+    are exact, and slower than the kernels of `Stock`, which have inputs of 7 bits there.
 
     Raises:
         JitPassesError: there is none of that name, or it cannot be had here.
@@ -69,12 +64,3 @@ def resolve_target(target: str | Target) -> Target:
             f"{error}. A target is 'auto', a name, or an object such as "
             "jit_passes.targets.Stock(engine='onednn')"
         ) from None
-
-
-def make_target(name: str, options: Mapping[str, Any]) -> Target:
-    """Return the backend of that name with the options that `Target.options` gave.
-
-    Raises:
-        JitPassesError: no target has that name, it lacks an option, or this build lacks it.
-    """
-    return Target.make(name, **options)

@@ -8,7 +8,8 @@ With x the input and h the state, both quantized as the cell's input is, W and U
             h' = (h - n) z + n
 
 Source: the kernels of ATen/native/RNN.cpp, in their order. `quantized::quantized_lstm_cell_dynamic`
-and its like compute the same, for 7 bits only. The reference model leaves the state in float.
+and its like compute these equations too, for 7 bits only. The reference model leaves the state in
+float.
 """
 
 from __future__ import annotations

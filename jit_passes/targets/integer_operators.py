@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import GraphView, NodeView, Use, ValueView
 from ..quantizers.capability import Capability
 from ..quantizers.disjoint import DisjointSets
-from ..quantizers.selection import LISTS, Use, clipped_output, readers_of
+from ..quantizers.selection import LISTS, clipped_output, readers_of
 from ..quantizers.support import OperatorSupport, Role, Spec
 from ..specification.grid import DTYPES
 from ..specification.specification import QuantizationSpec
@@ -33,7 +33,7 @@ class UnitFinder:
     """Finds the operators of a reference model that a backend computes on integers.
 
     Attributes:
-        found: those.
+        found: the operators, in units.
         refused: why the other operators are not among them, by name.
     """
 
@@ -52,7 +52,7 @@ class UnitFinder:
         show_constants(graph)
 
     def read(self) -> UnitFinder:
-        """Fill what it finds."""
+        """Fill `found` and `refused`."""
         for node in self.graph.nodes:
             if self.is_operator(node):
                 reason = self._refusal(node)
@@ -199,9 +199,9 @@ class UnitFinder:
         return [user for user in (*users, *behind) if user.kind == QUANTIZE]
 
     def _drop_unquantized(self) -> None:
-        """Drop candidates whose results are not quantized, nor read by what is only computed with.
+        """Drop candidates whose results are neither quantized nor computed within their readers.
 
-        Those that read them come behind, so that one walk from the end finds all.
+        Readers come behind, so one walk from the end finds all of them.
         """
         nodes = {node.index: node for node in self.graph.nodes}
         for index in sorted(self._candidates, reverse=True):
@@ -212,12 +212,12 @@ class UnitFinder:
                 self.refused[node.name] = reason
                 del self._candidates[index]
         kept = self._candidates
-        for index in sorted(kept):  # what reads only those that are gone is in float
+        for index in sorted(kept):  # an operator that reads dropped ones alone is in float
             row, node = kept[index], nodes[index]
             inner = row is not None and (row.elementwise or row.reads_parts or row.sums)
             values = [v for _, _, v in node.operands if v.is_tensor and not v.is_constant]
             if inner and not all(quantizer_of(v) or self._within(row, v) for v in values):
-                self.refused[node.name] = "what it reads is computed in float"
+                self.refused[node.name] = "its operands are computed in float"
                 del kept[index]
 
     def _refusal_of_result(self, node: NodeView, row: OperatorSupport) -> str | None:
@@ -276,7 +276,7 @@ class UnitFinder:
         return None
 
     def _make_units(self) -> None:
-        """Group the candidates with what is computed together with them."""
+        """Group the candidates with the operators that are computed together with them."""
         nodes = {node.index: node for node in self.graph.nodes}
         sets: DisjointSets[int] = DisjointSets()
         for index, row in self._candidates.items():
@@ -301,7 +301,7 @@ class UnitFinder:
         self._link({n.index: k for k, unit in enumerate(self.found.units) for n in unit})
 
     def _link(self, number: dict[int, int]) -> None:
-        """Link the units, those first of which one hands integers to the other."""
+        """Link the units; first the pairs of which one hands integers to the other."""
         shared: list[tuple[int, int]] = []
         readers: dict[int, int] = {}  # the first unit that reads a quantized value
         choosers: dict[int, int] = {}  # the first that reads one quantized as the model runs

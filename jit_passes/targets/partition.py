@@ -27,7 +27,7 @@ class RegionValue:
 
     Attributes:
         name: of the value in the model.
-        parameters: of the codes that the region has for it; None for what it has none for.
+        parameters: of the codes that the region has for it; None for a value without codes.
     """
 
     name: str
@@ -44,19 +44,19 @@ class RegionValue:
 class Region:
     """Operators of a reference model that a compiler can take as a whole.
 
-    The module takes and gives floats. Its graph begins with `jit_passes::quantize` of what it takes
-    and ends with `jit_passes::dequantize` of what it gives; in between stand float operators, each
-    of which computes on integers as `dequantize, operator, quantize`. Weights and biases are
-    integer constants that go through `dequantize` or `dequantize_per_channel`. Operators of
-    `Capability.floats` stand without these, and so do values that they take from elsewhere and
-    that others read.
+    The module takes and gives floats. Its graph begins with `jit_passes::quantize` of its inputs
+    and ends with `jit_passes::dequantize` of its outputs. In between stand float operators, each
+    with a dequantize in front and a quantize behind: the three are one operator on integers.
+    Weights and biases are integer constants that go through `dequantize` or
+    `dequantize_per_channel`. Operators of `Capability.floats` have neither, nor have values that
+    these operators take from outside of the region or give to each other.
 
     Attributes:
         name: of the attribute of the model that holds it.
         module: the region, which runs, and can be saved. Its forward gives a tensor, or a tuple.
         operators: the names that its operators have in the model.
-        inputs: what it takes, in order.
-        outputs: what it gives, in order.
+        inputs: the values that it takes, in order.
+        outputs: the values that it gives, in order.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Partition:
 
     Attributes:
         target: whose regions they are.
-        model: the model, which computes what it did.
+        model: the model, with the results that it had.
         regions: in program order; `model.region_0` is the module of the first.
         refused: the other operators that compute on tensors.
     """
@@ -193,7 +193,7 @@ def _regions(
         if node.kind == CALL and node.main_operand.name not in earlier
     }
     given: dict[int, str] = {}  # names of results, by id
-    # One that a later operator ends is called behind those that begin after it.
+    # A region is called at its last operator, so regions that begin later may be called earlier.
     by_number = dict(zip(sorted(map(_number, calls)), operators, strict=True))
     for name, call in calls.items():
         names = by_number[_number(name)]
@@ -230,7 +230,7 @@ def _result(value: ValueView) -> RegionValue:
 
 
 class CompileRegions:
-    """A step of `Target.lowering`: each region becomes what `Target.compile` makes of it.
+    """A step of `Target.lowering`: the result of `Target.compile` takes the place of each region.
 
     Operators with weights that are in none, or in one that was not compiled, get a remark.
 

@@ -17,14 +17,11 @@ EQUAL_OPERANDS = ("aten::add", "aten::sub", "aten::cat", "aten::maximum", "aten:
 SHARED_RESULTS = ("aten::cat", "aten::maximum", "aten::minimum")
 
 
-TargetQuantizer = BackendQuantizer  # its name before it took a target
-
-
 class X86Quantizer(BackendQuantizer):
     """For PyTorch's kernels on x86: uint8 activations, int8 weights per channel, symmetric.
 
     Args:
-        options: those of `Stock` but `engine`.
+        options: of `Stock`, all but `engine`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -37,7 +34,7 @@ class QnnpackQuantizer(BackendQuantizer):
     Activations are uint8 with zero point 128, weights int8 in [-127, 127].
 
     Args:
-        options: those of `Stock` but `engine`.
+        options: of `Stock`, all but `engine`.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -15,15 +15,14 @@ import torch
 from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, Pipeline
-from ..quantizers.capability import ACTIVATION, Capability, average_reason
+from ..quantizers.capability import ACTIVATION, Capability, average_reason, tensors_reason
 from ..quantizers.fixed_ranges import FIXED_RANGES
-from ..quantizers.support import ANY_DYNAMIC, OperatorSupport, Role
+from ..quantizers.support import ANY_DYNAMIC, CLIPS, OperatorSupport, Role
 from ..specification.recurrent import RECURRENT
 from ..specification.slots import LOOKUPS
 from ..specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 from .target import Target
 
-CLIPS = ("aten::relu", "aten::clamp")
 MODES = ("static", "dynamic", "weight_only")
 OF_TENSORS = ("add", "sub", "mul", "div", "maximum", "minimum")
 PRODUCTS = ("matmul", "bmm")
@@ -36,10 +35,6 @@ FIXED = {
     "aten::sigmoid": FixedQParamsQuantizationSpec(1 / 256, 0),
     "aten::tanh": FixedQParamsQuantizationSpec(1 / 128, 128),
 }
-
-
-def _tensors(node: NodeView) -> str | None:
-    return None if all(value.is_tensor for value in node.inputs[:2]) else "not of two tensors"
 
 
 def _tensors_or_numbers(node: NodeView) -> str | None:
@@ -80,7 +75,7 @@ def capability_of(activation: QuantizationSpec) -> Capability:
         for op in OF_TENSORS
     ]
     rows += [
-        OperatorSupport(f"aten::{op}", Role.OWN, (0, 1), clips=CLIPS, check=_tensors)
+        OperatorSupport(f"aten::{op}", Role.OWN, (0, 1), clips=CLIPS, check=tensors_reason)
         for op in PRODUCTS
     ]
     rows += [OperatorSupport("aten::cat", Role.OWN, clips=CLIPS)]
@@ -114,7 +109,7 @@ class Reference(Target):
     Args:
         lookup_tables: make tables of integers of the functions between dequantize and quantize
             that work element by element, and have no more than 16 bits of input codes. The results
-            are the same.
+            are equal.
     """
 
     name: ClassVar[str] = "reference"

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from ..graph.traits import packet_of
 from ..graph.view import Deferred, GraphView, NodeView, ValueView
 from ..quantizers.selection import origin_of
 from ..quantizers.support import Spec
@@ -63,8 +64,7 @@ def show_constants(graph: GraphView) -> None:
     def dequantized(node: NodeView) -> torch.Tensor:
         if node.index not in last:
             last.clear()
-            operator = getattr(torch.ops.jit_passes, node.kind.removeprefix("jit_passes::"))
-            last[node.index] = operator(*(value.constant for value in node.inputs))
+            last[node.index] = packet_of(node.kind)(*(value.constant for value in node.inputs))
         return last[node.index]
 
     for node in graph.nodes:

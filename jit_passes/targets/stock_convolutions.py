@@ -70,15 +70,13 @@ def runs_on_fbgemm(node: NodeView, engine: str) -> bool:
     `x86` takes oneDNN, but for processors without VNNI, and for more than 100 groups
     (ATen/native/quantized/cpu/OnednnUtils.h, should_use_onednn_quant).
     """
-    groups = node.operand("groups").constant
     vnni = torch.cpu._is_vnni_supported()
-    return engine == "fbgemm" or (engine == "x86" and (groups > 100 or not vnni))
+    return engine == "fbgemm" or (engine == "x86" and (node.groups > 100 or not vnni))
 
 
 def is_depthwise(node: NodeView) -> bool:
     """Say whether each output channel of the convolution reads a single input channel."""
-    groups, weight = node.operand("groups").constant, node.operand("weight").constant
-    return bool(groups > 1 and weight.shape[1] == 1)
+    return bool(node.groups > 1 and node.operand("weight").constant.shape[1] == 1)
 
 
 def adds_pairs_in_int16(node: NodeView) -> bool:

@@ -8,8 +8,8 @@ from functools import cache
 import torch
 
 from ..graph.view import NodeView
-from ..quantizers.capability import Capability, average_reason
-from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
+from ..quantizers.capability import Capability, average_reason, tensors_reason
+from ..quantizers.support import CLIPS, PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import SCHEMES
 from ..specification.recurrent import CELLS, GATED, PLAIN, matrices_of
 from ..specification.slots import LOOKUPS
@@ -27,12 +27,8 @@ def _addition(node: NodeView) -> str | None:
     return None if node.operand("alpha").constant == 1 else "alpha is not 1"
 
 
-def _tensors(node: NodeView) -> str | None:
-    return None if all(value.is_tensor for value in node.inputs[:2]) else "not of two tensors"
-
-
 def _add(node: NodeView) -> str | None:
-    return _tensors(node) or _addition(node)
+    return tensors_reason(node) or _addition(node)
 
 
 def _batch_norm(node: NodeView) -> str | None:
@@ -150,7 +146,6 @@ def _fixed(kind: str) -> FixedQParamsQuantizationSpec:
     return FixedQParamsQuantizationSpec(*fixed_grids("qnnpack")[kind])
 
 
-CLIPS = ("aten::relu", "aten::clamp")
 _W, _OWN, _SHARED, _FIXED = Role.WEIGHTED, Role.OWN, Role.SHARED, Role.FIXED
 
 _ROWS = (
@@ -178,7 +173,7 @@ _ROWS = (
         for n in (1, 2, 3)
     ),
     OperatorSupport("aten::add", _OWN, (0, 1), clips=CLIPS, check=_add),
-    OperatorSupport("aten::mul", _OWN, (0, 1), clips=CLIPS, check=_tensors),
+    OperatorSupport("aten::mul", _OWN, (0, 1), clips=CLIPS, check=tensors_reason),
     OperatorSupport("aten::cat", _OWN, clips=("aten::relu",)),
     OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=(2, 5), check=_batch_norm),
     OperatorSupport("aten::layer_norm", _OWN, check=_layer_norm),

@@ -24,14 +24,14 @@ BETWEEN = (*LISTS, QUANTIZE, DEQUANTIZE, CHOOSE, QUANTIZE_DYNAMIC, DEQUANTIZE_DY
 
 @dataclass
 class IntegerOperators:
-    """Operators that a backend computes on integers, and those in float around them.
+    """Operators that a backend computes on integers, and operators in float around them.
 
     Attributes:
         units: the nodes of each: with a clip that it absorbs, or all functions of one table.
         links: numbers of two where one hands a value to the other, or both read the same integers.
-        floats: numbers of those in float.
-        begins: kinds of those in float at which a region may begin.
-        truths: those in float that give truths or take them.
+        floats: numbers of the units in float.
+        begins: kinds of units in float at which a region may begin.
+        truths: operators in float that give truths or take them.
     """
 
     units: list[list[NodeView]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class IntegerOperators:
 
         No path leaves a region and comes back, and none crosses a block or a value that is written
         in place. A region that only rearranges values is none. Operators in float between integers
-        come first, and then those at the rim, which never cut a region in two.
+        come first. Operators in float at the rim follow, which never cut a region in two.
 
         Args:
             module: the C++ module whose graph they were found in.
@@ -65,14 +65,14 @@ class IntegerOperators:
     def _settled(
         self, module: Any, method: str, groups: list[set[int]], keep: Callable[[set[int]], set[int]]
     ) -> list[set[int]]:
-        """Return the largest sets of groups, of which `keep` says what stays of each."""
+        """Return the largest sets of groups, without the units that `keep` leaves out."""
         while True:
             found = self._found(module, method, groups)
             kept = [keep(units) for units in found]
             if kept == found:
                 return kept
-            # An operator that rearranges, behind one that went, may read what reads the region: the
-            # search goes on without the latter.
+            # An operator that rearranges may stand behind one that was left out, and then reads a
+            # reader of the region. So the search begins anew, without the units that were left out.
             left = set().union(*kept)
             groups = [group for group in groups if group <= left]
 
@@ -98,7 +98,7 @@ class IntegerOperators:
         return all(node.moves_data for node in self.units[unit])
 
     def _between(self, chosen: set[int]) -> set[int]:
-        """Leave out what is in float, but for what lies on a path from integers to integers."""
+        """Leave out units in float, except on a path from integers to integers."""
         chosen = self._with_truths_inside(chosen)
         makers, readers = self._paths(chosen)
         start = [unit for unit in chosen if self._computes(unit)]
@@ -106,12 +106,13 @@ class IntegerOperators:
         return {unit for unit in chosen if unit not in self.floats or unit in both}
 
     def _with_rim(self, chosen: set[int]) -> set[int]:
-        """Leave out what is in float, but for what computes behind integers, or in front of them.
+        """Leave out units in float, except where they compute behind integers or in front of them.
 
-        In front of integers floats come in to an operator that may begin, and to what leads to it.
-        Nothing comes in to be averaged or summed, and what only rearranges stays out at the rim. So
-        does what others read, and what may compute with whole numbers or cast them: of numbers that
-        come in, nothing says that they are floats.
+        In front of integers, floats come in to an operator at which a region may begin, and to the
+        operators that lead to it. Operators that average or sum do not come in, nor do operators at
+        the rim that only rearrange, or whose results are read outside of the region too. An
+        operator that may compute with whole numbers or cast them stays out as well: nothing says
+        that the numbers which come in are floats.
         """
         chosen = self._with_truths_inside(chosen)
         makers, readers = self._paths(chosen)
@@ -158,7 +159,7 @@ class IntegerOperators:
             chosen = chosen - gone
 
     def _paths(self, chosen: set[int]) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
-        """Return, for each of some units, those that make what it reads, and that read it."""
+        """Return, for each of some units, the units that make its operands, and its readers."""
         number = {node.index: unit for unit in chosen for node in self.units[unit]}
         makers: dict[int, set[int]] = {unit: set() for unit in chosen}
         readers: dict[int, set[int]] = {unit: set() for unit in chosen}
@@ -171,7 +172,7 @@ class IntegerOperators:
 
 
 def choice_of(value: ValueView) -> NodeView | None:
-    """Return what chooses the parameters of a value that is quantized as the model runs."""
+    """Return the node that chooses parameters of a value that is quantized as the model runs."""
     maker = value.producer
     if maker is None or maker.kind != DEQUANTIZE_DYNAMIC:
         return None

@@ -17,8 +17,8 @@ from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ..passes.steps import PassCall, Step
-from ..quantizers.capability import Capability, Truths, is_constant_behind
-from ..quantizers.support import PER_TENSOR, OperatorSupport, Role, SpecSupport
+from ..quantizers.capability import Capability, Truths, options_reason
+from ..quantizers.support import CLIPS, PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import DYNAMIC_SCHEMES
 from ..specification.recurrent import GATED
 from ..specification.slots import LOOKUPS
@@ -33,7 +33,6 @@ from .target import Target
 
 ENGINE = "x86"  # of PyTorch, for packed sequences, and for dynamic operators in no plan
 SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
-CLIPS = ("aten::relu", "aten::clamp")
 NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
 # Elements in other places of their axes, which only plans compute on codes.
 PLACES = (
@@ -117,7 +116,9 @@ def _tensors_or_constants(node: NodeView) -> str | None:
         if isinstance(constant, torch.Tensor) and not constant.isfinite().all():
             return "its constant is not finite"
         if isinstance(constant, torch.Tensor) and _hides(node, constant):
-            return "its constant hides what softmax would see, and other numbers would be lost"
+            return (
+                "its constant hides scores from softmax, and one grid with it would lose the others"
+            )
     return _in_plan(node)
 
 
@@ -143,7 +144,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
     )
     of_images = replace(dynamic, qschemes=per_tensor)
     rows = [
-        OperatorSupport(kind, _OWN, ranks=RANKS, check=_options, elementwise=True)
+        OperatorSupport(kind, _OWN, ranks=RANKS, check=options_reason, elementwise=True)
         for kind in functions
     ]
     rows += [
@@ -207,7 +208,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         ),
         OperatorSupport("aten::prelu", _OWN, (0,), ranks=(2, RANKS[1]), check=_in_plan),
         *(OperatorSupport(kind, _SHARED, ranks=RANKS, check=_in_plan) for kind in PLACES),
-        *(OperatorSupport(kind, _SHARED, check=_options, elementwise=True) for kind in CLIPS),
+        *(OperatorSupport(kind, _SHARED, check=options_reason, elementwise=True) for kind in CLIPS),
         *(OperatorSupport(k, Role.FIXED, fixed=s, elementwise=True) for k, s in FIXED.items()),
     ]  # fmt: skip
     if integer_layer_norm:
@@ -217,7 +218,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         )  # fmt: skip
     planned = _C.planned_kinds()
     return Capability(
-        {row.kind: row for row in rows},  # what is spelled out comes after, and wins
+        {row.kind: row for row in rows},  # rows that are spelled out come later, and win
         SpecSupport({"uint8": (0, 255)}, PER_TENSOR, whole=True),
         WEIGHTS,
         moves={kind: _in_plan for kind, (moves, _) in planned.items() if moves},
@@ -230,10 +231,6 @@ def _capability(integer_layer_norm: bool) -> Capability:
         dynamic=dynamic,
         dynamic_regions=True,
     )
-
-
-def _options(node: NodeView) -> str | None:
-    return None if is_constant_behind(node, 1) else "one of its options is computed by the model"
 
 
 def _joins_channels(node: NodeView) -> bool:
@@ -258,15 +255,15 @@ class X86(Target):
     PyTorch's kernels. Linears whose weights have 4 or 8 bits and a scale for each group of inputs,
     in the modes dynamic and weight_only, are part of a plan, where weights are symmetric and groups
     are multiples of 32 inputs. So are embeddings in the mode weight_only, whose tables stay codes;
-    embedding bags are those of the target `stock`.
+    embedding bags are computed as on the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 
     Args:
         integer_layer_norm: compute layer norm, and the sums that it reads, on integers. A
-            transformer takes a few per cent less time. But rows share one scale: those that are
-            much smaller than others, as a class token may be, lose their digits right before they
-            are made large, and so do all where a few channels are large.
+            transformer takes a few per cent less time. But rows share one scale. Rows that are much
+            smaller than others, as a class token may be, lose their digits right before the norm
+            makes them large; and so do all rows where a few channels are large.
     """
 
     name: ClassVar[str] = "x86"

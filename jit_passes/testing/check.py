@@ -171,7 +171,7 @@ def _runs(made: RandomModule) -> bool:
                 parameters = [p for p in module.parameters() if p.requires_grad]
                 torch.autograd.grad(total, [*leaves, *parameters], allow_unused=True)
             except (RuntimeError, ValueError, IndexError):
-                return False  # autograd needs what was written over, or a size does not fit
+                return False  # autograd needs values that were written over, or a size does not fit
             if not bool(total.isfinite()) or bool(total.abs() > 1e8):
                 return False
     return True
@@ -189,21 +189,21 @@ def check_change(
     frontends: Sequence[str] = ("script", "trace"),
     start: int = 0,
 ) -> int:
-    """Run a pass, pipeline or rule over random modules and compare what they compute.
+    """Run a pass, pipeline or rule over random modules and compare their results.
 
-    Outputs, gradients, and what the module writes to are compared before and after, in float64. A
-    module whose graph did not change is not run. The module that goes in must stay as it is.
+    Outputs, gradients, and written tensors are compared before and after, in float64. A module
+    whose graph did not change is not run. The module that goes in must stay as it is.
 
     Args:
         change: name of a pass, a pipeline, a rule, or a function from ScriptModule to
             ScriptModule.
         count: how many modules.
         seed: of the modules.
-        training: modes in which the modules are compiled and run; (False,) for what is right in
-            eval mode only.
+        training: modes in which the modules are compiled and run; (False,) for a change that is
+            right in eval mode only.
         options: the pass's options.
         tolerance: see `assert_equivalent`.
-        parameters: whether gradients of parameters count; False for what makes constants of them.
+        parameters: whether gradients of parameters count; False for a change to constants.
         frontends: "script", "trace", or both.
         start: index of the first module: with `count=1`, the one that a failure names.
 

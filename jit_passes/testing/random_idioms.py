@@ -47,7 +47,7 @@ def spelled_out_norm(w: Writer) -> None:
 
 
 def masked_attention(w: Writer) -> None:
-    """Rows that see those in front of them, by a mask for as many as there may be."""
+    """Rows that see the rows in front, by a mask for the largest number of rows."""
     x, y = w.pick((3,)), w.new()
     size, query, mask, scores = w.shape(x)[-1], w.new("linear"), w.new("mask"), w.new("scores")
     q = f"self.{query}({x})"

@@ -1,4 +1,4 @@
-"""Random layers: convolutions, linears, norms, pools, and what stands around them.
+"""Random layers: convolutions, linears, norms, pools, and operators around them.
 
 Each function adds a statement, or raises `DoesNotFit`.
 """

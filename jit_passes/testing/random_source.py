@@ -69,7 +69,7 @@ _STATEMENTS: dict[Callable[[Writer], None], int] = {
 def draw(rng: random.Random) -> Drawn:
     """Draw a class; whether it runs in both modes is for the caller to see."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch's advice on what is drawn
+        warnings.simplefilter("ignore")  # PyTorch's advice on the drawn modules
         return _draw(rng)
 
 

@@ -129,8 +129,8 @@ class ThresholdFreezer:
         self._thresholds: dict[str, _Threshold] = {}
         if isinstance(parameters, torch.nn.Module):
             raise JitPassesError(
-                "names and log2 thresholds are needed, not a model: pass those of "
-                "jit_passes.named_quantization_parameters(model) that are thresholds"
+                "names and log2 thresholds are needed, not a model: pass the thresholds among "
+                "jit_passes.named_quantization_parameters(model)"
             )
         for name, parameter in parameters:
             if name in self._thresholds:
@@ -199,7 +199,7 @@ class ThresholdFreezer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there: thresholds frozen then are frozen, and those frozen since are not.
+        """Go on from there: exactly the thresholds that were frozen then are frozen.
 
         Raises:
             JitPassesError: it is the state of other thresholds; nothing has changed then.

@@ -16,8 +16,8 @@ def named_quantization_parameters(
     """Yield the scales, offsets and thresholds that are trained, with their names.
 
     Args:
-        model: from `prepare_qat`, or a module that holds such models: DistributedDataParallel,
-            say, or a part of a bigger one.
+        model: from `prepare_qat`, or a module that holds models from there, such as
+            DistributedDataParallel.
 
     Raises:
         JitPassesError: the model is a ScriptModule that does not train with quantization.
@@ -52,6 +52,9 @@ def quantization_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 def model_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Return the model's own parameters: all but `quantization_parameters`.
+
+    Args:
+        model: any module; all parameters of a module that is no ScriptModule are its own.
 
     Raises:
         JitPassesError: the model is a ScriptModule that does not train with quantization.

@@ -58,12 +58,12 @@ def prepare_qat(
     optimizer afterwards, so that it knows them: see `quantization_parameters`.
 
     Batch norms behind convolutions and linears stay where they are and train as ever; weights are
-    quantized as they will be once these are folded into them. `train()` and `eval()` mean what they
-    did; ranges follow and scales begin in training mode only. `disable_observers`,
+    quantized as they will be once these are folded into them. `train()` and `eval()` keep their
+    meaning; ranges follow and scales begin in training mode only. `disable_observers`,
     `disable_fake_quantize` and `freeze_statistics` are for schedules.
 
-    Under DistributedDataParallel, call this after `init_process_group`: first values and ranges are
-    then those of all ranks' batches together, and wrap the result, without further arguments:
+    Under DistributedDataParallel, call this after `init_process_group`, and wrap the result without
+    further arguments. First values and ranges are then those of all ranks' batches together, and
     scales, thresholds and ranges stay equal on all ranks. `find_unused_parameters=True` is for
     models with branches, and while thresholds are frozen.
 
@@ -169,7 +169,7 @@ def with_bits(
             "say them in its specifications"
         )
     own = quantizer.configuration
-    everywhere, rules = own.everywhere, own.rules  # what these say is more special
+    everywhere, rules = own.everywhere, own.rules  # these are more special
     if bits is not None:
         given = _layer_options(bits if isinstance(bits, Mapping) else _both(bits))
         everywhere = given.updated(everywhere)

@@ -74,16 +74,17 @@ def quantize_slots(
 
     For a target that computes with integers alone, `FixedPoint`, the model is on integers from
     its input to its last code. All other operators that the target has, such as residual sums,
-    concatenations and means, have results on grids like that of the slot "input": where one layer
-    alone reads a result, in that layer's own input slot. A batch norm behind a layer is a part of
-    it, with statistics that stand still: the slot "weight" is about w gamma / sqrt(var + eps), and
-    "bias" about (b - mean) gamma / sqrt(var + eps) + beta. One that is behind none is a depthwise
-    convolution with w = 1. A bias without a slot is in steps of the sum of products.
+    concatenations and means, have results on grids with the options of the slot "input". Where one
+    layer alone reads a result, the grid is that layer's own input slot. A batch norm behind a layer
+    is a part of it, with statistics that stand still: the slot "weight" holds
+    w gamma / sqrt(var + eps), and "bias" (b - mean) gamma / sqrt(var + eps) + beta. A batch norm
+    without a layer in front is a depthwise convolution with w = 1. A bias without a slot is in
+    steps of the sum of products.
 
     With the method "moving_average", activations have the moving average of each batch's range in
-    training mode, and what it has come to in eval mode; weights and biases the range of their own
+    training mode, and its last value in eval mode; weights and biases have the range of their own
     values. Ranges are buffers `<slot>_range` (low, high), float32 of shape [2] or [2, channels], of
-    the layer's module. Others train scales: see `fake_quantizers`.
+    the layer's module. Other methods train scales: see `fake_quantizers`.
 
     Args:
         model: scripted, traced or loaded, in training or eval mode. It is not touched, but the
@@ -107,10 +108,10 @@ def quantize_slots(
         method: the method to quantize; the others stay in float.
 
     Raises:
-        JitPassesError: the model is not a ScriptModule or has no such method, no slot or an
-            unknown recipe is given, no layer is where `where` says, it is quantized already,
-            the target can do none of them, or the method does not train such slots.
-        JitPassesError: a number of bits outside of 2 to 16.
+        JitPassesError: the model is not a ScriptModule or does not have the method; no slot or an
+            unknown recipe is given; no layer is where `where` says, or one is quantized already;
+            the target can do none of them; the fake quantizer does not train these slots; or bits
+            are out of 2 to 16.
 
     Warns:
         JitPassesWarning: the target cannot do some of them: these stay in float. For integers

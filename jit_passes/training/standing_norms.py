@@ -50,7 +50,7 @@ def standing_norms(module: Any, method: str) -> dict[int, StandingNorm]:
 
 
 def _rank(norm: NodeView) -> int | None:
-    """Return the number of axes of what a batch norm reads, and of its result, which has as many.
+    """Return the number of axes of a batch norm's operand, which its result has too.
 
     A write that may be to any tensor, as that to `num_batches_tracked` in a script, leaves
     `operand_ranks` with no answer.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import JitPassesError, nearest, shortened
+from ..specification.groups import spread
 from ..specification.parameters import QParams
 from ..stages.module import ModelStage, attribute_of, stage_of
 from ..stages.seen import QuantizedPlace, check_seen, read_places
@@ -33,8 +34,8 @@ def start_from(model: torch.jit.ScriptModule, rounded: torch.jit.ScriptModule) -
         jit_passes.start_from(qat, rounded)
 
     Scales of activations start with the first batch, as ever. Weights that the calibrated model
-    leaves in float keep their start. Call it ahead of the first step, on a model of its own: the
-    parameters are those of the model that went into `prepare_qat`, which changes too.
+    leaves in float keep their start. Call it ahead of the first step, on a model of its own: it
+    shares its parameters with the argument of `prepare_qat`, which changes too.
 
     Args:
         model: from `prepare_qat`, with LSQ or LSQ+. Its weights and their scales change.
@@ -120,11 +121,7 @@ def _codes_of(source: QuantizedPlace, found: QParams) -> Tensor:
 def _along(values: float | int | Tensor, found: QParams, numbers: Tensor) -> Tensor:
     """Return a number for each channel, for all numbers of a tensor."""
     tensor = torch.as_tensor(values, dtype=numbers.dtype)
-    if found.axis is None:
-        return tensor
-    sizes = [1] * numbers.dim()
-    sizes[found.axis] = -1
-    return tensor.reshape(sizes)
+    return tensor if found.axis is None else spread(tensor, found.axis, numbers.shape)
 
 
 def _check_codes(

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from ..errors import JitPassesError, shortened, warn
 from ..graph.view import GraphView
+from ..quantizers.deferred import DEFERRED
 from ..specification.specification import QuantizationSpec
 from ..stages.batches import InputFn, batches, progress_bar
 from ..stages.module import ModelStage, attribute_of, stage_of
 from .switches import FREEZE, INSTEAD, OBSERVE
 from .weights import TrainedWeight, tensor_at, trained_weights
 
-_KINDS = ("aten::batch_norm", "jit_passes::deferred_batch_norm")
+_KINDS = ("aten::batch_norm", DEFERRED)
 
 
 @dataclass
@@ -100,10 +101,10 @@ def estimate_statistics(
     running_mean = 1 / B sum over batches b of mean_b, and running_var likewise
 
     Running averages follow training with a delay, and codes of few bits that change from step to
-    step shift them: at the end of training they are those of no model. This takes B batches
-    through the model in training mode, weights and scales as they are, and averages what each
-    batch norm sees, as torch.optim.swa_utils.update_bn does for models in float. A batch norm
-    normalizes by the batch then, so one behind another sees what it saw in training.
+    step shift them: at the end of training they fit no model. This takes B batches through the
+    model in training mode, weights and scales as they are, and averages the statistics of the
+    batches, as torch.optim.swa_utils.update_bn does for models in float. In that mode a batch norm
+    normalizes by the batch, so batch norms behind others have inputs as in training.
 
     Codes of weights stay: where a weight has a scale for each channel, the scale changes as the
     factor gamma / sqrt(running_var + eps) does that will be folded into it. With one scale for the

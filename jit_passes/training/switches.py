@@ -12,52 +12,99 @@ INSTEAD = "call jit_passes.prepare_qat(model) first"
 
 
 def enable_observers(model: torch.jit.ScriptModule) -> None:
-    """Let ranges follow the data, and scales that have not begun begin, in training mode."""
+    """Let ranges follow the data, and let scales begin, in training mode.
+
+    Args:
+        model: from `prepare_qat`, trained further or not.
+
+    Raises:
+        JitPassesError: the model does not train with quantization.
+    """
     _switch(model, OBSERVE, on=True)
 
 
 def disable_observers(model: torch.jit.ScriptModule) -> None:
-    """Let ranges stand still. Trained scales and thresholds are trained all the same.
+    """Let ranges stand still. Trained scales and thresholds go on training.
 
-    On a GPU this also saves asking, in each step, whether a scale has begun.
+    On a GPU this also saves a question in each step, whether a scale has begun.
+
+    Args:
+        model: from `prepare_qat`, trained further or not.
+
+    Raises:
+        JitPassesError: the model does not train with quantization.
     """
     _switch(model, OBSERVE, on=False)
 
 
 def enable_fake_quantize(model: torch.jit.ScriptModule) -> None:
-    """Compute with quantized values, which is how a model comes from `prepare_qat`."""
+    """Compute with quantized values, as a new model from `prepare_qat` does.
+
+    Args:
+        model: from `prepare_qat`, trained further or not.
+
+    Raises:
+        JitPassesError: the model does not train with quantization.
+    """
     _switch(model, QUANTIZE, on=True)
 
 
 def disable_fake_quantize(model: torch.jit.ScriptModule) -> None:
-    """Compute in float. Observers go on, so a model can see data first and be quantized later."""
+    """Compute in float. Observers go on, so a model can see data first and be quantized later.
+
+    Args:
+        model: from `prepare_qat`, trained further or not.
+
+    Raises:
+        JitPassesError: the model does not train with quantization.
+    """
     _switch(model, QUANTIZE, on=False)
 
 
 def freeze_statistics(model: torch.jit.ScriptModule) -> None:
     """Let batch norms normalize by their running statistics from now on, in training mode too.
 
-    Their weights and biases go on training. The folded model will compute the same, so training
-    ends with it: after most of the epochs (Krishnamoorthi, arXiv:1806.08342, section 3.2.2), or
-    after the first (TQT).
+    Weights and biases of batch norms go on training. The folded model uses running statistics too,
+    so training ends with frozen ones: after most of the epochs (Krishnamoorthi, arXiv:1806.08342,
+    section 3.2.2), or after the first (TQT).
 
     Warning:
         Lower the rate first. With the statistics of the batch, scaling the weights in front of a
-        batch norm changes nothing, and their gradient is small. With frozen ones it does, and the
-        gradient of the first layers grows several times over: a rate that trained well can
-        diverge within an epoch. A cosine schedule is at 15 % of its rate when the last quarter
-        begins, which is a good moment.
+        batch norm changes nothing, and their gradient is small. With frozen statistics scaling has
+        an effect, and the gradient of the first layers grows several times over: a rate that
+        trained well can diverge within an epoch. A cosine schedule is at 15 % of its rate when the
+        last quarter begins, which is a good moment.
+
+    Args:
+        model: from `prepare_qat`, trained further or not.
+
+    Raises:
+        JitPassesError: the model does not train with quantization.
     """
     _switch(model, FREEZE, on=True)
 
 
 def unfreeze_statistics(model: torch.jit.ScriptModule) -> None:
-    """Let batch norms normalize by the batch again in training mode."""
+    """Let batch norms normalize by the batch again in training mode.
+
+    Args:
+        model: from `prepare_qat`, trained further or not.
+
+    Raises:
+        JitPassesError: the model does not train with quantization.
+    """
     _switch(model, FREEZE, on=False)
 
 
 def scale_corrections(model: torch.jit.ScriptModule) -> int:
-    """Return how many scales a step has taken to 0 or below, and that were put back."""
+    """Return how often a step has taken a scale to 0 or below, and the scale was made positive.
+
+    Args:
+        model: from `prepare_qat`, trained further or not.
+
+    Raises:
+        JitPassesError: the model does not train with quantization.
+    """
     stage_of(model, ModelStage.QAT, INSTEAD)
     counter = getattr(model, "scale_corrections", None)
     return int(counter) if isinstance(counter, torch.Tensor) else 0

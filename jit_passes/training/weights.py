@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ..fake_quantizers import trained_qparams
-from ..graph.traits import arguments_of
 from ..graph.view import GraphView, NodeView, ValueView
+from ..specification.groups import spread
 from ..specification.place import Place
+from ..specification.slots import place_at
 from ..specification.specification import QuantizationSpec
 from ..stages.module import attribute_of
 
@@ -112,9 +113,7 @@ class TrainedWeight:
         scale = torch.as_tensor(found.scale, dtype=weight.dtype, device=weight.device)
         zero = torch.as_tensor(found.zero_point, device=weight.device)
         if found.axis is not None:
-            sizes = [1] * weight.dim()
-            sizes[found.axis] = -1
-            scale, zero = scale.reshape(sizes), zero.reshape(sizes)
+            scale, zero = (spread(each, found.axis, weight.shape) for each in (scale, zero))
         low, high = found.quant_min, found.quant_max
         codes = ((folded / scale).round() + zero).clamp(low, high) - zero
         step = scale.expand_as(weight)
@@ -127,7 +126,7 @@ class TrainedWeight:
 def trained_weights(
     model: torch.jit.ScriptModule, method: str
 ) -> tuple[list[TrainedWeight], list[str]]:
-    """Return the quantized weights that are parameters, and the names of those that are computed.
+    """Return the quantized weights that are parameters, and the names of the computed ones.
 
     A parameter that two places read is there twice.
     """
@@ -150,10 +149,8 @@ def trained_weights(
 
 def _weight_places(graph: GraphView) -> Iterator[tuple[NodeView, Place]]:
     for node in graph.nodes:
-        if node.overload is None or "spec" not in arguments_of(node.kind, node.overload):
-            continue
-        place = Place.from_text(node.operand("spec").constant)
-        if place.slot == "weight" and isinstance(place.spec, QuantizationSpec):
+        place = place_at(node)
+        if place and place.slot == "weight" and isinstance(place.spec, QuantizationSpec):
             yield node, place
 
 
@@ -166,10 +163,9 @@ def _fold_of(model: torch.jit.ScriptModule, node: NodeView) -> Fold | None:
 
 def _tensors(model: torch.jit.ScriptModule, node: NodeView) -> Tensors:
     """Return the operands of a node by the names in its schema; others than its first are known."""
-    assert node.overload is not None
     constants: dict[str, Any] = {}
     paths: dict[str, str] = {}
-    for name, position in arguments_of(node.kind, node.overload).items():
+    for name, position in node.arguments.items():
         value = node.inputs[position]
         path = _path_of(model, value)
         if path is not None:

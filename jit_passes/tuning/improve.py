@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -21,14 +22,13 @@ from ..logs import LOGGER, timed
 from ..quantizers.base import Quantizer
 from ..report.provenance import note
 from ..stages.batches import InputFn, progress_bar
-from ..tables import html_table
+from ..tables import for_json, html_table
 from ..targets import Target
 from ..workers import check_executor
 from .clock import Clock, OutOfTime
-from .metric import Metric, MetricFn
+from .metric import MetricFn, score_text
 from .recipes import NotPossible, Recipes
 from .search import Search, objective_of
-from .sensitivity import finite
 from .steps import STEPS, Step
 from .tune import ALTERNATIVES, check_budget
 from .variants import Variants
@@ -99,7 +99,7 @@ class Improved:
     @property
     def summary(self) -> str:
         """The result, in two lines."""
-        shown = self._metric.shown
+        shown = partial(score_text, unit=self.unit)
         asked = "" if self.least is None else f", at least {shown(self.least)} asked for"
         tried = count_of(len(self.steps), "step")
         kept = sum(step.kept for step in self.steps)
@@ -140,16 +140,12 @@ class Improved:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON, which knows no infinity: None stands for one."""
-        steps = [{k: finite(v) for k, v in asdict(step).items()} for step in self.steps]
-        fields = {k: finite(v) for k, v in vars(self).items() if k != "model"}
+        steps = [{k: for_json(v) for k, v in asdict(step).items()} for step in self.steps]
+        fields = {k: for_json(v) for k, v in vars(self).items() if k != "model"}
         return {**fields, "configuration": str(self), "steps": steps}
 
-    @property
-    def _metric(self) -> Metric:
-        return Metric(self.metric, lambda _: self.score, self.of_float, self.unit)
-
     def _cells(self, step: ImprovedStep) -> tuple[str, ...]:
-        shown = self._metric.shown
+        shown = partial(score_text, unit=self.unit)
         after = "" if step.after is None else shown(step.after)
         what = "kept" if step.kept else step.why
         return step.name, shown(step.before), after, what, f"{step.seconds:.1f}"

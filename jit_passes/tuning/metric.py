@@ -12,11 +12,10 @@ import torch
 from ..errors import JitPassesError
 from ..report.lockstep import check_shapes
 from ..report.tally import Tally, pieces
-from ..stages.batches import cloned
+from ..stages.batches import Batch, cloned
 from ..stages.faults import misfit
 from ..stages.recording import tensors_of
 
-Batch = tuple[tuple[Any, ...], dict[str, Any]]
 MetricFn = Callable[[torch.jit.ScriptModule], Any]
 
 
@@ -40,9 +39,28 @@ class Metric:
 
     def shown(self, score: float) -> str:
         """Return a score for people."""
-        if not self.unit:
-            return f"{score + 0.0:.6g}"  # of -0.0, 0
-        return "no error" if score == math.inf else f"{score:.1f} {self.unit}"
+        return score_text(score, self.unit)
+
+
+def score_text(score: float, unit: str) -> str:
+    """Return a score for people, in a unit or, where that is "", in none."""
+    if not unit:
+        return f"{score + 0.0:.6g}"  # of -0.0, 0
+    return "no error" if score == math.inf else f"{score:.1f} {unit}"
+
+
+def metric_of(
+    metric: MetricFn | Metric | None, model: torch.jit.ScriptModule, method: str,
+    given: Sequence[Batch],
+) -> Metric:  # fmt: skip
+    """Return the metric of a function; None stands for the SQNR of the output on batches.
+
+    Raises:
+        JitPassesError: as `own_metric` and `sqnr_metric`.
+    """
+    if isinstance(metric, Metric):
+        return metric
+    return sqnr_metric(model, method, given) if metric is None else own_metric(metric, model)
 
 
 def sqnr_metric(model: torch.jit.ScriptModule, method: str, given: Sequence[Batch]) -> Metric:

@@ -16,15 +16,14 @@ from ..graph.view import GraphView
 from ..in_order import quantize_method
 from ..passes.subject import wrap
 from ..profile.fingerprint import hash_of_weights
-from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
-from ..stages.annotate import FROZEN, choose_quantizer
-from ..stages.batches import InputFn, batches, cloned, is_held_back
+from ..stages.annotate import FROZEN
+from ..stages.batches import Batch, InputFn, batches, cloned, is_held_back
 from ..targets import Target
 from ..workers import Tasks
 from .journal import Journal
-from .metric import Batch, Metric, MetricFn, own_metric, sqnr_metric
-from .variants import digest_of
+from .metric import Metric, MetricFn, metric_of
+from .variants import choose_configurable, digest_of
 
 HELD_BACK = (
     "a step is kept where it helps on batches that are held back, and there is one batch in all"
@@ -62,13 +61,9 @@ class Recipes:
         config: Any, mode: str | None, method: str, input_fn: InputFn | None, resume: Any,
         strict: bool,
     ) -> None:  # fmt: skip
-        backend, chosen = choose_quantizer(quantizer, target, config, mode)
-        if not isinstance(chosen, BackendQuantizer):
-            why = f"{type(chosen).__name__} takes no configuration, so there is nothing to try"
-            raise JitPassesError(
-                f"{why}: pass a quantizer of a backend, or none",
-                command=f"{why}: choose another --target",
-            )
+        backend, chosen = choose_configurable(
+            quantizer, target, config, mode, "configuration, so there is nothing to try"
+        )
         self.base = chosen.configuration
         self.model, self._method = model, method
         self.workers: Tasks | None = None
@@ -80,12 +75,7 @@ class Recipes:
         elif metric is None:
             calibrating, held = parted(given)
         self.calibrating = [kwargs or args for args, kwargs in calibrating]
-        if isinstance(metric, Metric):
-            self.metric = metric
-        else:
-            self.metric = (
-                sqnr_metric(model, method, held) if metric is None else own_metric(metric, model)
-            )
+        self.metric = metric_of(metric, model, method, held)
         self.how = {
             "metric": self.metric, "quantizer": quantizer, "target": backend, "config": config,
             "mode": mode, "method": method, "strict": strict,
@@ -102,7 +92,7 @@ class Recipes:
         self.journal = Journal(resume, about)
 
     def model_of(self, recipe: Configuration) -> torch.jit.ScriptModule:
-        """Return what `quantize_script` makes of the model by a recipe.
+        """Return the result of `quantize_script` for the model and a recipe.
 
         Raises:
             NotPossible: the model, the data or the target do not allow it.

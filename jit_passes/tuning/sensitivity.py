@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from ..graph.modules import Patterns, fit_of, several
 from ..logs import LOGGER, timed
 from ..quantizers.base import Quantizer
 from ..stages.batches import InputFn, progress_bar
-from ..tables import html_table
+from ..tables import for_json, html_table
 from ..targets import Target
 from ..workers import check_executor
-from .metric import Metric, MetricFn
+from .metric import MetricFn, score_text
 from .variants import IN_FLOAT, Choices, Layer, Variants
 from .workers import measuring
 
@@ -85,8 +85,8 @@ class Sensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON, which knows no infinity: None stands for one, no error mostly."""
-        rows = [{k: finite(v) for k, v in asdict(row).items()} for row in self.rows]
-        fields = {k: finite(v) for k, v in vars(self).items() if k != "rows"}
+        rows = [{k: for_json(v) for k, v in asdict(row).items()} for row in self.rows]
+        fields = {k: for_json(v) for k, v in vars(self).items() if k != "rows"}
         return {**fields, "layers": rows}
 
     def table(self) -> list[tuple[str, ...]]:
@@ -97,7 +97,7 @@ class Sensitivity:
     @property
     def summary(self) -> str:
         """The result, in two lines."""
-        shown = self._metric.shown
+        shown = partial(score_text, unit=self.unit)
         worst = self.worst[0]
         source = f" of {worst.source}" if worst.source else ""
         return (
@@ -113,12 +113,8 @@ class Sensitivity:
         head, *rows = self.table()
         return html_table(head, rows, self.summary)
 
-    @property
-    def _metric(self) -> Metric:
-        return Metric(self.metric, lambda _: math.nan, self.of_float, self.unit)
-
     def _cells(self, row: LayerSensitivity) -> tuple[str, ...]:
-        shown = self._metric.shown
+        shown = partial(score_text, unit=self.unit)
         gain = f"{row.gain:+z.1f}" if self.unit else f"{row.gain:+z.4g}"
         return row.name, row.operator, row.bits, shown(row.alone), shown(row.left_out), gain
 
@@ -172,7 +168,7 @@ def sensitivity(
             goes on from it.
         progress: a progress bar; None for one on terminals only.
         executor: of `concurrent.futures`, whose workers measure; the result and the file of
-            `resume` are equal to those of one process, as far as arithmetic does not depend on the
+            `resume` are equal to a run in one process, as far as arithmetic does not depend on the
             number of threads. Workers need to import the metric. None for this process.
 
     Raises:
@@ -225,8 +221,3 @@ def _chosen(layers: list[Layer], patterns: Patterns | None) -> list[Layer]:
         if not any(map(fit_of(pattern), names)):
             raise JitPassesError(f"layers: {pattern!r} fits none: {nearest(pattern, names)}")
     return [layer for layer in layers if fit_of(patterns)(layer.name)]
-
-
-def finite(value: Any) -> Any:
-    """Return a value for JSON: None for an infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -20,11 +21,11 @@ from ..logs import timed
 from ..observers import Entropy, MinMax
 from ..quantizers.base import Quantizer
 from ..stages.batches import InputFn
+from ..tables import for_json
 from ..targets import Target
 from ..workers import check_executor
-from .metric import Metric, MetricFn
+from .metric import MetricFn, score_text
 from .search import Objective, Search, objective_of
-from .sensitivity import finite
 from .variants import Variants
 from .workers import measuring
 
@@ -54,8 +55,8 @@ class TunedLayer:
         operator: `aten::conv2d`.
         source: `file:line` of the model's code.
         options: its options now; `keep_float` where nothing else was enough.
-        without: the metric, measured during the search, with this layer as all others; below
-            what the budget allows.
+        without: the metric, measured during the search, with this layer as all others; it is below
+            `Tuned.least`.
         extra: with the objective "size" or "latency", by how many bytes or seconds the model rises
             where this layer alone is in float.
     """
@@ -108,7 +109,7 @@ class Tuned:
     @property
     def summary(self) -> str:
         """The result, in two lines, and one of costs."""
-        shown = self._metric.shown
+        shown = partial(score_text, unit=self.unit)
         lines = (
             f"{self.metric}: {shown(self.score)}, at least {shown(self.least)} asked for; "
             f"{shown(self.quantized)} with all layers quantized, {shown(self.of_float)} in float\n"
@@ -121,7 +122,7 @@ class Tuned:
         return f"{lines}\n{self.objective}: {after}; {before} with all layers quantized"
 
     def __str__(self) -> str:
-        shown = self._metric.shown
+        shown = partial(score_text, unit=self.unit)
         rules = self.configuration.rules
         first = len(rules) - len(self.layers)
         comments = {}
@@ -149,15 +150,11 @@ class Tuned:
         """Return it for JSON, which knows no infinity: None stands for one."""
         layers = [
             {"name": layer.name, "operator": layer.operator, "source": layer.source,
-             "without": finite(layer.without), "extra": layer.extra}
+             "without": for_json(layer.without), "extra": layer.extra}
             for layer in self.layers
         ]  # fmt: skip
-        fields = {k: finite(v) for k, v in vars(self).items()}
+        fields = {k: for_json(v) for k, v in vars(self).items()}
         return {**fields, "configuration": str(self), "layers": layers}
-
-    @property
-    def _metric(self) -> Metric:
-        return Metric(self.metric, lambda _: self.score, self.of_float, self.unit)
 
 
 @timed
@@ -187,20 +184,20 @@ def tune(
     2. The shortest beginning F of that order with m(F) within the budget is found by doubling, then
        by halving.
     3. Halves, quarters, ... of F, and at last single layers, are quantized again where the budget
-       allows it. So none of what stays can be taken out of F, if more float is never worse.
+       allows it. So each layer that stays in F is needed there, if more float is never worse.
     4. Each layer of F gets the first alternative that keeps to the budget, in place of float.
 
     With the objective "size" or "latency", each layer's cost is measured: by how many bytes the
     file grows, or by how much longer calls on the first batch take (medians), where that layer
     alone is in float. Steps 2 and 3 are done three times: in that order, in the order of noise over
-    cost, and in that of cost alone; step 3 begins with the costly layers. The result whose model is
-    cheapest, as measured, counts. Step 4 then takes what costs least of float and all alternatives
-    that keep to the budget.
+    cost, and in the order of cost alone; step 3 begins with the costly layers. The result whose
+    model is cheapest, as measured, counts. Step 4 then takes the cheapest of float and all
+    alternatives that keep to the budget.
 
     So about 2 log2 |F| + |F| (1 + alternatives) quantized models are measured, where trying each
-    set of layers L takes 2^|L|. Variants that come to the same are measured once, and those that
-    the target cannot do not at all. The result is measured. It is the same each time, but for the
-    objective "latency", since times are not.
+    set of layers L takes 2^|L|. Equal variants are measured once, and variants that the target
+    cannot do are left out. The score of the result is measured too. Two runs have equal results,
+    except with the objective "latency", since times differ.
 
     Args:
         model: scripted, traced or loaded, in eval mode. It is not touched.
@@ -217,8 +214,7 @@ def tune(
             float only.
         quantizer: as in `quantize_script`; one of a backend.
         target: as in `quantize_script`.
-        config: as in `quantize_script`; what it says holds for all
-            layers that are not found.
+        config: as in `quantize_script`; it holds for all layers that are not found.
         mode: as in `quantize_script`.
         method: as in `quantize_script`.
         input_fn: makes a batch of inputs out of an item of `data`.
@@ -226,13 +222,13 @@ def tune(
             goes on from it.
         progress: a progress bar; None for one on terminals only.
         executor: of `concurrent.futures`, whose workers measure; the result and the file of
-            `resume` are equal to those of one process, as far as arithmetic does not depend on the
+            `resume` are equal to a run in one process, as far as arithmetic does not depend on the
             number of threads. Workers need to import the metric. None for this process.
             Costs are measured in this process.
 
     Raises:
-        JitPassesError: what `sensitivity` raises; the budget is no number from 0 on; the objective
-            is unknown, or "latency" without data.
+        JitPassesError: the errors of `sensitivity`; the budget is no number from 0 on; the
+            objective is unknown, or "latency" without data.
     """
     check_budget(budget)
     check_executor(executor)

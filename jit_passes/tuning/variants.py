@@ -34,7 +34,7 @@ from ..stages.seen import needs_data
 from ..stages.staged import Staged
 from ..targets import Target
 from .journal import Journal
-from .metric import Metric, MetricFn, own_metric, sqnr_metric
+from .metric import Metric, MetricFn, metric_of
 from .workers import Measuring, Scored
 
 IN_FLOAT = LayerOptions(keep_float=True)
@@ -110,6 +110,24 @@ def layers_of(inspection: Inspection) -> list[Layer]:
     ]
 
 
+def choose_configurable(
+    quantizer: Quantizer | None, target: str | Target, config: Any, mode: str | None, lacks: str
+) -> tuple[Target, BackendQuantizer]:
+    """Return the backend and a quantizer that takes configurations; see `choose_quantizer`.
+
+    Raises:
+        JitPassesError: the quantizer takes none; `lacks` says in the message what it does not take.
+    """
+    backend, chosen = choose_quantizer(quantizer, target, config, mode)
+    if not isinstance(chosen, BackendQuantizer):
+        why = f"{type(chosen).__name__} takes no {lacks}"
+        raise JitPassesError(
+            f"{why}: pass a quantizer of a backend, or none",
+            command=f"{why}: choose another --target",
+        )
+    return backend, chosen
+
+
 class Variants:
     """Quantizes a model again and again, each time with other options for some layers.
 
@@ -138,16 +156,9 @@ class Variants:
         method: str, input_fn: InputFn | None, resume: Any, progress: bool | None,
         profile: Profile | None = None,
     ) -> None:  # fmt: skip
-        backend, chosen = choose_quantizer(quantizer, target, config, mode)
-        if not isinstance(chosen, BackendQuantizer):
-            why = (
-                f"{type(chosen).__name__} takes no options for single layers, so there are no "
-                "variants"
-            )
-            raise JitPassesError(
-                f"{why}: pass a quantizer of a backend, or none",
-                command=f"{why}: choose another --target",
-            )
+        backend, chosen = choose_configurable(
+            quantizer, target, config, mode, "options for single layers, so there are no variants"
+        )
         if data is None and metric is None:
             raise JitPassesError(
                 "without a metric of your own the outputs on data are compared: pass data, an "
@@ -197,12 +208,7 @@ class Variants:
                 self.annotated.module, method, copies, progress=progress, origin=model,
                 backend=backend,
             )  # fmt: skip
-        if isinstance(metric, Metric):
-            self.metric = metric
-        elif metric is None:
-            self.metric = sqnr_metric(model, method, given)
-        else:
-            self.metric = own_metric(metric, model)
+        self.metric = metric_of(metric, model, method, given)
         self.evaluations, self.seconds = 0, 0.0
         self._journal = (
             resume if isinstance(resume, Journal) else Journal(resume, self._about(base))
@@ -230,7 +236,7 @@ class Variants:
         return self._quantizer.configured(Configuration(rules=tuple(rules)))
 
     def plan(self, choices: Choices) -> str | None:
-        """Return a text that is the same for variants that compute the same.
+        """Return a text that is equal for variants with equal results.
 
         None if the target cannot do that: it would leave one of these layers in float.
         """

@@ -1,4 +1,4 @@
-"""The functions of C that kernels call, as text: those that a program needs."""
+"""The functions of C that kernels of a program call, as text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ static int32_t exponential(const int32_t *table, int32_t below, int32_t wide)
 
 
 def helpers(rounding: str) -> dict[str, str]:
-    """Return all functions that kernels call, by name, each behind those that it calls."""
+    """Return all functions that kernels call, by name, each behind the functions that it calls."""
     return {**arithmetic(rounding), "root_of": _ROOT, "exponential": _EXPONENTIAL}
 
 

@@ -1,4 +1,4 @@
-"""A program of calls on buffers: what is written as C."""
+"""A program of calls on buffers, which is written as C."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ _ROUND_QUOTIENT: Mapping[str, str] = {
 
 
 def arithmetic(rounding: str) -> dict[str, str]:
-    """Return the functions that round and saturate, each behind those that it calls."""
+    """Return the functions that round and saturate, each behind the functions that it calls."""
     quotient = rounding_of_quotients(rounding)
     return {
         "shift_down": _SHIFT,

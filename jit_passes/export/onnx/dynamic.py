@@ -19,7 +19,7 @@ _DOUBLE, _INT64 = 11, 7  # ONNX's numbers of the types that PyTorch's operator g
 
 
 def check_chosen(program: torch.export.ExportedProgram) -> None:
-    """Check that scales chosen as the model runs are those of DynamicQuantizeLinear.
+    """Check that DynamicQuantizeLinear chooses scales as the model does.
 
     Raises:
         JitPassesError: one is not.

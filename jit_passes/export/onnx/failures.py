@@ -1,4 +1,4 @@
-"""Why a program is not translated: what `torch.onnx` says, and of which operator."""
+"""Why a program is not translated: the error of `torch.onnx`, and the operator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MISSING = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 
 
 def reason_of(error: BaseException, program: torch.export.ExportedProgram) -> str:
-    """Return what `torch.onnx` says at the bottom, since its own message is a page.
+    """Return the innermost error of `torch.onnx`, since its own message is a page.
 
     In front is the operator, by its name and its line of source.
     """

@@ -42,7 +42,8 @@ from .sums import add_within_convolutions
 
 FORMS = ("qdq", "qonnx")
 FIRST, LAST = 18, 23  # opsets
-# They tell which operators of torchvision and results None are left out, and what is not folded.
+# They tell of operators of torchvision and results None that are left out, and of operators that
+# are not folded.
 _LOGGERS = (
     "torch.onnx._internal.exporter._registration",
     "torch.onnx._internal.exporter._core",
@@ -85,7 +86,7 @@ def export_onnx(
             no ONNX; `to_exported_program` refuses it; ONNX has no form for an operator, or for
             scales that the model chooses as it runs; or the opset or the form is unknown.
         ArgumentError: a name of a result is an argument's, occurs twice, or is no text.
-        JitPassesError: `onnx.checker` refuses what was written; or the file cannot be written,
+        JitPassesError: `onnx.checker` refuses the file; or it cannot be written,
             which is an OSError too.
 
     Warns:
@@ -204,7 +205,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _describe(model: Any, origin: str) -> None:
-    """Write down what made a file."""
+    """Write the provenance into a file."""
     model.producer_name, model.producer_version = "jit_passes", __version__
     model.metadata_props.clear()
     model.metadata_props["jit_passes"] = origin

@@ -9,7 +9,7 @@ _READERS = ("DequantizeLinear", "MatMulInteger")
 
 
 def fold_weights(model: Any) -> None:
-    """Compute Transpose and Cast of quantized weights, in place, whatever their size.
+    """Compute Transpose and Cast of quantized weights of any size, in place.
 
     `torch.onnx` folds small constants alone, and ONNX Runtime does not transpose codes of 4 bits.
 

@@ -10,7 +10,7 @@ import torch
 
 
 def nodes_of(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
-    """Yield the nodes of a program, those of branches too; a caller may change them."""
+    """Yield the nodes of a program, also in branches; a caller may change them."""
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             yield from list(module.graph.nodes)

@@ -1,4 +1,4 @@
-"""Names of values in a file: those of reports and encodings."""
+"""Names of values in a file, as reports and encodings have them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def name_values(written: Any, fixed: Sequence[str]) -> None:
     twice, in branches neither: the second one is `conv:conv2d#1`.
 
     Args:
-        written: what `torch.onnx.export` gives.
+        written: the program of `torch.onnx.export`.
         fixed: names that the caller has given.
     """
     graph = written.model.graph

@@ -32,7 +32,7 @@ SIXTEEN = 21  # the first opset with codes of 16 bits
 def translations(
     program: torch.export.ExportedProgram, opset: int
 ) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return the functions that translate operators into those of an opset, by operator."""
+    """Return the functions that translate operators to an opset, by operator."""
     scripts, ir = (importlib.import_module(name) for name in ("onnxscript", "onnx_ir"))
     op = getattr(scripts, f"opset{opset}")
     of = state_of(program)
@@ -100,7 +100,7 @@ def _type(dtype: int, quant_min: int, quant_max: int, opset: int) -> int:
     """Return ONNX's number of the type of computed codes; those of 16 bits are int32 here.
 
     Raises:
-        JitPassesError: ONNX quantizes to none such, or not in this opset.
+        JitPassesError: ONNX does not quantize to these codes, or not in this opset.
     """
     ir = importlib.import_module("onnx_ir")
     if dtype in (ir.DataType.UINT8, ir.DataType.INT8):

@@ -64,7 +64,7 @@ def write_quant(model: Any, weights: Mapping[str, Codes]) -> None:
         weights: the smallest and the largest code of weights, by name.
 
     Raises:
-        JitPassesError: `Quant` has no such codes, or scales are no constants, or are of groups.
+        JitPassesError: `Quant` does not have the codes; scales are no constants, or are of groups.
     """
     for node in list(model.graph.all_nodes()):
         if node.op_type == "DequantizeLinear":
@@ -158,7 +158,7 @@ def _values(graph: Any, codes: Any, scales: Any, zero: Any, axis: int) -> Any:
 
 
 def _array(value: Any) -> Any:
-    """Return what a constant holds; None for a computed value."""
+    """Return the number or tensor of a constant; None for a computed value."""
     tensor = importlib.import_module("onnx_ir").convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
@@ -172,7 +172,7 @@ def bits_of(low: int, high: int, name: str) -> tuple[int, bool, bool]:
     """Return the bits of codes, whether they are signed, and whether they are narrow.
 
     Raises:
-        JitPassesError: `Quant` has no such codes.
+        JitPassesError: `Quant` does not have the codes.
     """
     signed = low < 0
     for bits in range(2, 33):

@@ -50,7 +50,7 @@ def _read_elsewhere(value: Any) -> bool:
 
 
 def _clip(quantize: Any) -> None:
-    """Clip what is quantized to the ends of its grid."""
+    """Clip quantized values to the ends of their grid."""
     ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
     grid = grid_of(quantize)
     assert grid is not None

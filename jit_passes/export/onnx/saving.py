@@ -51,7 +51,7 @@ def save(written: Any, path: str | os.PathLike[str]) -> None:
                 tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=beside)
             )
             file = Path(folder) / place.name
-            # The checker copies what it is given four times, but for weights apart.
+            # The checker copies its argument four times, but for weights apart.
             written.save(file, external_data=True)
             _check(os.fspath(file))
             if apart:
@@ -84,7 +84,7 @@ class _Weight:
 
     Attributes:
         start: number and length of the field.
-        size: bytes of what it holds.
+        size: bytes of its content.
     """
 
     def __init__(self, tensor: Any, folder: Path) -> None:
@@ -100,7 +100,7 @@ class _Weight:
         self.start = _start(_INITIALIZER, self.size)
 
     def read(self) -> Iterator[bytes]:
-        """Yield the bytes of what it holds."""
+        """Yield the bytes of its content."""
         yield self._fields
         if self._file is not None:
             with self._file.open("rb") as file:
@@ -109,7 +109,7 @@ class _Weight:
 
 
 def _start(number: int, length: int) -> bytes:
-    """Return what stands ahead of a field's bytes."""
+    """Return the header of a field's bytes."""
     return _whole(number << 3 | _BYTES) + _whole(length)
 
 

@@ -12,7 +12,7 @@ __all__ = ["from_exported_program", "to_exported_program"]
 def from_exported_program(program: torch.export.ExportedProgram) -> torch.jit.ScriptModule:
     """Return a program of `torch.export` as a ScriptModule, which all functions here take.
 
-    It computes what the program computes, on tensors of any size that its operators take: the
+    Its results are those of the program, on tensors of any size that its operators take: the
     program's own bounds of sizes are not checked. Parameters share their memory with the program's
     and have its paths; operators are in the modules that they come from, so that rules of
     configurations and names in reports are those of the model that was exported. Arguments are

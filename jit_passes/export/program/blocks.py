@@ -1,4 +1,4 @@
-"""A method's graph with its nested blocks: what a `GraphView`, which is flat, does not show."""
+"""A method's graph with its nested blocks, since a `GraphView` is flat."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Block:
     free: tuple[int, ...]
 
     def walk(self) -> Iterator[Step]:
-        """Yield all steps, those of nested blocks before the step that holds the blocks."""
+        """Yield all steps; steps of nested blocks come before the step that holds the blocks."""
         for step in self.steps:
             for block in step.blocks:
                 yield from block.walk()

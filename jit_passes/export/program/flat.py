@@ -1,4 +1,4 @@
-"""Values of a graph as flat tensors, which is what control flow of programs takes and gives.
+"""Values of a graph as flat tensors, for control flow of programs, which takes and gives these.
 
 Truths and numbers become tensors on the way in, and are read back on the way out.
 """

@@ -90,7 +90,7 @@ def _clamp(node: NodeView) -> Form:
 
 
 def _conversion(type_: str) -> Form | None:
-    """Return what makes an argument of that type from a graph's value; None if nothing has to."""
+    """Return the function from a graph's value to an argument of that type; None for none."""
     for name, members in ENUMS.items():
         if name in type_:
             return lambda value: members.get(value, value) if isinstance(value, int) else value

@@ -26,7 +26,7 @@ Round = Callable[[Any, list[Any], list[Any]], tuple[Any, list[Any]]]
 def repeat(
     most: Any, goes_on: Any, carried: list[Any], body: Round, outside: list[Any], first: int
 ) -> list[Any]:
-    """Return what is carried out of a loop.
+    """Return the values that are carried out of a loop.
 
     Args:
         most: the number of rounds at most.
@@ -58,7 +58,7 @@ def repeat(
 
     def go_on(*given: Any) -> torch.Tensor:
         truth: torch.Tensor = given[1]
-        return truth.clone()  # a condition must not give what it takes
+        return truth.clone()  # a condition must not give its own argument
 
     def turn(*given: Any) -> tuple[torch.Tensor, ...]:
         count, _, *moving = given[: len(state)]
@@ -67,7 +67,7 @@ def repeat(
         before = tree_leaves(inside)
         number = count.item()
         _torch._check(number >= 0)
-        # Copies: a round may write to what it carries.
+        # Copies: a round may write to carried tensors.
         further, found = body(number, read(tuple(part.clone() for part in moving)), inside[:-1])
         operands.check_unchanged(inside, before)
         after, form = tree_flatten(found)

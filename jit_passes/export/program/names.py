@@ -30,7 +30,7 @@ def name_nodes(program: torch.export.ExportedProgram, view: GraphView) -> None:
 
 
 def named(node: NodeView) -> tuple[str, NodeView]:
-    """Return the name of what a node gives, and the node of the model that it belongs to.
+    """Return the name of a node's result, and the node of the model that it belongs to.
 
     Operators that quantize and dequantize have the name of the value, as its encoding has.
     """

@@ -48,7 +48,7 @@ def _define(part: Any, method: Method) -> None:
     """
     text = str(method)
     [tree] = ast.parse(text).body
-    before = max(method.line - 1, 0)  # `def` stands a line above what computes
+    before = max(method.line - 1, 0)  # `def` stands a line above the code
     context = _context(text, method.path or None, before, 0, True, method.name)
     try:
         parsed = _build_def(context, tree, None, method.name, "RecursiveScriptModule")

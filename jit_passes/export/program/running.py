@@ -164,7 +164,7 @@ class Running(nn.Module):
         if path not in self._state:
             return path  # a module
         found = self._found(self._state[path])
-        # A copy: what is read before a write keeps its numbers.
+        # A copy: a value that was read before a write keeps its numbers.
         copied = name in self._written and isinstance(found, torch.Tensor)
         return found.clone() if copied else found
 

@@ -24,7 +24,7 @@ from .running import STRUCTURE, NodeError, Running
 from .sums import keep_apart
 
 _GRADIENTS = "__torch__.torch.autograd.grad_mode."  # contexts that do nothing in a program
-_TRACING = "torch._subclasses.fake_tensor"  # it logs what becomes an error here
+_TRACING = "torch._subclasses.fake_tensor"  # it logs errors that are raised here
 _INDUCTOR = "inductor"  # the target
 _COMMANDS = {
     ModelStage.LOWERED: "export the float model, with --engine onnxruntime, say, or quantize it "
@@ -116,7 +116,7 @@ def _forms(block: Block, limits: Mapping[int, Limits]) -> dict[int, Form]:
 
 
 def _instead(node: NodeView) -> str:
-    """Return what to do about an operator without a form."""
+    """Return a way out for an operator without a form."""
     if node.kind == "prim::CallMethod":
         return "it is quantized already; pass the float model, or the part alone"
     if node.kind.startswith(("quantized::", "aten::quantize", "aten::dequantize")):

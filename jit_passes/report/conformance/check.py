@@ -39,13 +39,13 @@ class FileCheck:
     Attributes:
         engine: which: "onnxruntime" or "openvino".
         target: of the model, by name.
-        codes: those of ONNX Runtime beside the reference model: without optimization and with it,
-            or without it alone where the file is for an engine that is not run. OpenVINO shows no
-            codes.
-        results: those of OpenVINO beside the reference model, as floats.
+        codes: the codes in ONNX Runtime beside the reference model: without optimization and with
+            it, or without it alone where the file is for an engine that is not run. OpenVINO shows
+            no codes.
+        results: the results in OpenVINO beside the reference model, as floats.
         integers: convolutions, linears and products on integers in the graph that runs, by kind.
-        floats: those that stay in float.
-        promised: how many of them the reference model's report has on integers; None where the
+        floats: convolutions, linears and products that stay in float, by kind.
+        promised: how many operators the reference model's report has on integers; None where the
             file is for an engine that is not run, and nothing is counted.
     """
 
@@ -114,9 +114,9 @@ def check_onnx(
 ) -> FileCheck:
     """Compare a file of ONNX, in an engine, with the reference model that it was made of.
 
-    In ONNX Runtime codes are compared as `conformance` does, by the names that `export_onnx` gives
-    values. In OpenVINO results are, as floats: a result on a grid may be a step apart, another one
-    a hundredth of its largest number.
+    In ONNX Runtime, codes are compared as by `conformance`, by the names that `export_onnx` gives
+    values. In OpenVINO, results are compared as floats: a result on a grid may be a step apart,
+    another one a hundredth of its largest number.
 
     Args:
         path: the file; it is not touched.
@@ -129,7 +129,7 @@ def check_onnx(
             for engines that are not run here: ONNX Runtime computes the file as it is written.
 
     Raises:
-        ArgumentError: there is no such engine.
+        ArgumentError: the engine is unknown.
         JitPassesError: onnx or the engine is not installed, or it does not load the file; the file
             is no ONNX, or has other inputs, values or results; the second is no reference model;
             there is no batch.

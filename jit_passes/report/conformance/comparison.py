@@ -1,4 +1,4 @@
-"""The codes of a batch in several engines beside those of the reference model, and their sum."""
+"""Codes in several engines beside the codes of the reference model: of a batch, and of all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from ...errors import ArgumentError, JitPassesError, first_line
 from ...graph.view import NodeView
+from ...stages.batches import Batch
 from ...targets.reference_nodes import unrounded
 from ..places import Site
 from .engines import ENGINES, Engine
@@ -18,7 +19,6 @@ from .rounding import NEAR, before_rounding
 from .subject import Subject
 from .values import Codes, Watched
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a batch
 OwnEngine = Callable[..., Mapping[str, torch.Tensor]]
 
 
@@ -38,7 +38,7 @@ class Part:
 
 
 class Engines:
-    """Engines that are made for a model, and what they compute.
+    """Engines that are made for a model, and the comparison of their codes.
 
     Args:
         subject: the reference model.
@@ -60,7 +60,7 @@ class Engines:
             except JitPassesError as error:
                 self.missing[name] = first_line(error)
 
-    def compare(self, number: int, arguments: Arguments) -> Part:
+    def compare(self, number: int, arguments: Batch) -> Part:
         """Compare the codes of a batch."""
         part = Part(missing=self.missing)
         expected = self.watched(arguments)
@@ -76,7 +76,7 @@ class Engines:
         return part
 
     def _add(
-        self, part: Part, engine: str, batch: int, arguments: Arguments,
+        self, part: Part, engine: str, batch: int, arguments: Batch,
         expected: Codes, found: Mapping[str, torch.Tensor],
     ) -> None:  # fmt: skip
         if not isinstance(found, Mapping):
@@ -103,7 +103,7 @@ class Engines:
                 part.first[engine] = self._divergence(engine, name, batch, arguments, ours, theirs)
 
     def _divergence(
-        self, engine: str, name: str, batch: int, arguments: Arguments,
+        self, engine: str, name: str, batch: int, arguments: Batch,
         ours: torch.Tensor, theirs: torch.Tensor,
     ) -> Divergence:  # fmt: skip
         index = tuple((ours != theirs).nonzero()[0].tolist())
@@ -117,7 +117,7 @@ class Engines:
             steps, tie,
         )  # fmt: skip
 
-    def _steps(self, name: str, arguments: Arguments) -> torch.Tensor | None:
+    def _steps(self, name: str, arguments: Batch) -> torch.Tensor | None:
         """Return a value before rounding, in double, from the reference model's own codes."""
         if name not in self.sites:
             return None
@@ -131,7 +131,7 @@ class Engines:
 
 
 class Comparison:
-    """The sum of what batches have shown, in their order."""
+    """The sum of the differences of batches, in their order."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject, self._names = subject, names_of(subject)
@@ -200,8 +200,8 @@ def maker_of(subject: Subject, sites: Mapping[str, list[Site]], name: str) -> tu
     return (maker.kind, maker.source) if maker is not None else ("", node.source)
 
 
-def _own(engine: OwnEngine) -> Callable[[tuple[Any, ...]], Mapping[str, torch.Tensor]]:
-    def run(arguments: tuple[Any, ...]) -> Mapping[str, torch.Tensor]:
+def _own(engine: OwnEngine) -> Callable[[Batch], Mapping[str, torch.Tensor]]:
+    def run(arguments: Batch) -> Mapping[str, torch.Tensor]:
         args, kwargs = arguments
         try:
             return engine(*args, **kwargs)

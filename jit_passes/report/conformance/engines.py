@@ -11,7 +11,7 @@ import torch
 from ...errors import JitPassesError, JitPassesWarning
 from ...export import to_exported_program
 from ...export.program.sums import keep_apart
-from ...targets import resolve_target
+from ...targets import Target, resolve_target
 from .compiled_c import CompiledC
 from .foreign import errors_of, imported
 from .onnx_runtime import OnnxRuntime, exported, sizes_of
@@ -22,17 +22,11 @@ from .values import Codes, codes_of_results, results_of
 Engine = Callable[[tuple[Any, ...]], Mapping[str, torch.Tensor]]  # of a batch, args and kwargs
 
 
-def _lowered(subject: Subject, target: str) -> Engine:
+def _lowered(subject: Subject, target: str | Target) -> Engine:
     with warnings.catch_warnings():
         # Operators that stay in float: the report of the model names them.
         warnings.simplefilter("ignore", JitPassesWarning)
         return subject.watched(subject.lowered(resolve_target(target)))
-
-
-def _fixed_point(subject: Subject) -> Engine:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", JitPassesWarning)
-        return subject.watched(subject.lowered(subject.fixed_point))
 
 
 class Inductor:
@@ -86,7 +80,7 @@ class OpenVino:
 
 ENGINES: dict[str, Callable[[Subject], Engine]] = {
     "reference": lambda subject: subject.watched(),
-    "fixed_point": _fixed_point,
+    "fixed_point": lambda subject: _lowered(subject, subject.fixed_point),
     "c": CompiledC,
     "stock": lambda subject: _lowered(subject, "stock"),
     "x86": lambda subject: _lowered(subject, "x86"),

@@ -1,4 +1,4 @@
-"""Results of an engine beside those of the reference model, as floats."""
+"""Results of an engine beside the results of the reference model, as floats."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FloatResults:
     _found: dict[str, list[float]] = field(init=False, default_factory=dict)
 
     def add(self, expected: Mapping[str, torch.Tensor], found: list[torch.Tensor]) -> None:
-        """Add a batch: the reference model's results, and those of the engine in their order.
+        """Add a batch: the reference model's results, and the engine's results in their order.
 
         Raises:
             JitPassesError: the engine gives other results, or a result of another shape.
@@ -97,7 +97,7 @@ class FloatResults:
         return float(apart.max()), float(finite.max())
 
     def differences(self) -> tuple[ResultDifference, ...]:
-        """Return what all batches have shown."""
+        """Return the differences over all batches."""
         return tuple(
             ResultDifference(name, int(n), most, STEPS, "steps")
             if name in self.grids

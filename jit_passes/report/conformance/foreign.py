@@ -1,4 +1,4 @@
-"""Packages and files of engines: whether they are here, and what is said when they fail."""
+"""Packages and files of engines: whether they are here, and the errors when they fail."""
 
 from __future__ import annotations
 

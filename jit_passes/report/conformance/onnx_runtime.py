@@ -20,7 +20,7 @@ from .values import Codes, codes_of_results
 ENGINE = "ONNX Runtime"
 QUANTIZE = "QuantizeLinear"
 BLOCKS = ("If", "Loop", "Scan")
-# Operators of ONNX and of ONNX Runtime by what coverage counts, on integers and in float.
+# Operators of ONNX and of ONNX Runtime that coverage counts, on integers and in float.
 INTEGERS = frozenset(
     ("QLinearConv", "QGemm", "QLinearMatMul", "MatMulIntegerToFloat", "MatMulInteger")
 )
@@ -109,7 +109,7 @@ def exported(subject: Subject, given: dict[str, Any]) -> Path:
 
 
 def sizes_of(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what programs are made anew for: the sizes of tensors, and other arguments."""
+    """Return the sizes of tensors, and other arguments: for new ones, programs are made anew."""
     return tuple(getattr(value, "shape", value) for value in given.values())
 
 

@@ -13,7 +13,7 @@ from ...tables import html_table
 
 @dataclass(frozen=True)
 class EngineValue:
-    """The codes of a value in an engine beside those of the reference model.
+    """The codes of a value in an engine beside the codes of the reference model.
 
     Attributes:
         name: of the value; `output` or `output.1` for a result.

@@ -28,11 +28,11 @@ def before_rounding(
     Args:
         graph: of the reference model.
         node: the quantize.
-        codes: by index of a quantize, what it gave.
+        codes: by index of a quantize, its codes.
         grid: of the quantize.
 
     Returns:
-        None where an operator has no form, or reads what is neither codes nor constant.
+        None where an operator has no form, or an operand is neither codes nor a constant.
     """
     if node.kind not in QUANTIZE:
         return None

@@ -14,7 +14,7 @@ import torch
 
 from ...errors import ArgumentError, not_among
 from ...logs import timed
-from ...stages.batches import batches, progress_bar
+from ...stages.batches import Batch, batches, progress_bar
 from ...workers import (
     Tasks,
     check_executor,
@@ -23,7 +23,7 @@ from ...workers import (
     shared_folder,
     write_setup,
 )
-from .comparison import Arguments, Comparison, Engines, OwnEngine, Part
+from .comparison import Comparison, Engines, OwnEngine, Part
 from .engines import ENGINES
 from .result import Conformance
 from .subject import Subject
@@ -44,12 +44,13 @@ def conformance(
     method: str = "forward",
     executor: Executor | None = None,
 ) -> Conformance:
-    """Compare the codes of a reference model with those that engines compute, value by value.
+    """Compare the codes of a reference model with the codes of engines, value by value.
 
-    An engine runs the model by itself, from floats to codes. It shows the values that it has:
-    `fixed_point`, `stock` and `onnxruntime` all of them, `onnxruntime_optimized` all where looking
-    does not change its graph, `x86` those between regions, and `c`, `openvino` and `inductor` the
-    results. All values before the first one that differs are equal where the engine shows them.
+    An engine runs the model by itself, from floats to codes, and shows some of its values.
+    `fixed_point`, `stock` and `onnxruntime` show all of them, `onnxruntime_optimized` all values
+    where further outputs do not change its graph, `x86` the values between regions, and `c`,
+    `openvino` and `inductor` the results. All shown values before the first one that differs are
+    equal.
 
     Args:
         model: the result of `convert`, or of `quantize_script` with target="reference"; it is not
@@ -81,7 +82,7 @@ def conformance(
     return comparison.result(named)
 
 
-Compare = Callable[[Iterable[Arguments]], Iterator[Part]]
+Compare = Callable[[Iterable[Batch]], Iterator[Part]]
 
 
 @contextlib.contextmanager
@@ -108,9 +109,9 @@ def comparing(
             tasks.stop()
 
 
-def _in_order(tasks: Tasks, given: Iterable[Arguments]) -> Iterator[Part]:
-    """Yield what workers make of batches, of which they begin some ahead."""
-    waiting: deque[tuple[int, Arguments]] = deque()
+def _in_order(tasks: Tasks, given: Iterable[Batch]) -> Iterator[Part]:
+    """Yield the comparisons of batches by workers, which begin some batches ahead."""
+    waiting: deque[tuple[int, Batch]] = deque()
 
     def first() -> Part:
         task = waiting.popleft()
@@ -135,7 +136,7 @@ def _opened(folder: str) -> Engines:
     return Engines(Subject.of(model, setup["method"]), setup["engines"])
 
 
-def compare_batch(folder: str, task: tuple[int, Arguments]) -> Part:
+def compare_batch(folder: str, task: tuple[int, Batch]) -> Part:
     """Compare a batch; the function that workers run."""
     with plain_errors():
         return _opened(folder).compare(*task)

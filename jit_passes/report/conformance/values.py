@@ -90,7 +90,7 @@ def codes_of_results(result: Any, grids: Mapping[str, Grid]) -> Codes:
 
 
 def grids_of(model: torch.jit.ScriptModule, report: Report) -> dict[str, Grid]:
-    """Return the grids of a reference model's values by name, and those of its results.
+    """Return the grids of a reference model's values and results, by name.
 
     A result of a branch has a grid if both branches give it one grid, and a result of a loop if
     each round gives it that grid.

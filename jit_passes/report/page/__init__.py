@@ -1,4 +1,4 @@
-"""A page that shows what quantization did to a model."""
+"""A page about the effects of quantization on a model."""
 
 from .write import page, report
 

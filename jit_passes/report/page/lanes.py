@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...graph.view import NodeView
+from ...quantizers.disjoint import DisjointSets
 
 WIDTH, HEIGHT = 14, 24  # of a lane and of a line, in pixels
 
@@ -16,7 +17,7 @@ class Drawing:
 
     Attributes:
         lanes: of each operator, from the left.
-        edges: from operators to those that read their results, each as two lines.
+        edges: from operators to the readers of their results, each as the numbers of two lines.
         curves: of SVG, of the edges.
         width: of all.
     """
@@ -31,7 +32,7 @@ def drawn(nodes: Sequence[NodeView], shown: Sequence[NodeView]) -> Drawing:
     """Draw the operators that are shown; through others, lines go on.
 
     An operator takes the lane of the first operand that nobody reads after it, else the first free
-    one. A lane is free again behind the last reader of what is in it.
+    one. A lane is free again behind the last reader of its result.
     """
     row = {node.index: k for k, node in enumerate(shown)}
     before = _operands(nodes, row)
@@ -57,20 +58,13 @@ def drawn(nodes: Sequence[NodeView], shown: Sequence[NodeView]) -> Drawing:
 
 def regions_of(edges: Sequence[tuple[int, int]], on_integers: Sequence[bool]) -> list[int]:
     """Number the sets of lines on integers that edges join, from 1 on; 0 in float."""
-    leader = list(range(len(on_integers)))
-
-    def find(k: int) -> int:
-        while leader[k] != k:
-            leader[k] = k = leader[leader[k]]
-        return k
-
+    sets: DisjointSets[int] = DisjointSets()
     for source, reader in edges:
         if on_integers[source] and on_integers[reader]:
-            one, other = sorted((find(source), find(reader)))
-            leader[other] = one
+            sets.unite(source, reader)
     numbers: dict[int, int] = {}
     return [
-        numbers.setdefault(find(k), len(numbers) + 1) if inside else 0
+        numbers.setdefault(sets.root(k), len(numbers) + 1) if inside else 0
         for k, inside in enumerate(on_integers)
     ]
 

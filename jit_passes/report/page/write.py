@@ -55,14 +55,14 @@ def report(
     progress: bool | None = None,
     method: str = "forward",
 ) -> None:
-    """Write one HTML file that shows what quantization did, and where accuracy was lost.
+    """Write one HTML file about the effects of quantization, and where accuracy was lost.
 
-    In it: what made the model; sizes; operators in int8 or float with reasons and shares of
+    It has the provenance of the model; sizes; operators in int8 or float with reasons and shares of
     multiply-accumulates; the error of each value in the order of the graph, with its histogram and
     the range of its grid; the graph as it was written, and beside it as it is quantized, with
     regions on integers; a table to sort and filter; the configuration. The file needs no network
-    and no other file. There are no paths, names of machines or times in it, so the same input gives
-    the same file, but for `latency`.
+    and no other file. There are no paths, names of machines or times in it, so equal inputs give
+    equal files, but for `latency`.
 
     Args:
         model: the float model of which the other was made; see `compare`. It is not touched.
@@ -77,7 +77,7 @@ def report(
         method: of a quantized model with several quantized methods, which.
 
     Raises:
-        JitPassesError: what `compare` raises; the package jinja2 is missing.
+        JitPassesError: the errors of `compare`; or the package jinja2 is missing.
         JitPassesError: the file cannot be written; this is an OSError too.
     """
     check_writable(path)

@@ -1,4 +1,4 @@
-"""Engines of others as targets: what each computes on integers, as data, one file each."""
+"""Engines of others as targets: the capability of each as data, one file each."""
 
 from __future__ import annotations
 

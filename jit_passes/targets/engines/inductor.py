@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ...quantizers.backend import BackendQuantizer
-from ...quantizers.capability import Capability
+from ...quantizers.capability import Capability, options_reason
 from ...quantizers.support import OperatorSupport, Role, SpecSupport
 from . import table
 from .engine import Engine
@@ -20,14 +20,14 @@ CAPABILITY = Capability(
             table.addition(sums=WEIGHTED),
             # These copy codes, so results and all operands have the same parameters.
             OperatorSupport("aten::cat", Role.SHARED),
-            *table.pools("max", Role.SHARED, 2, check=table.options_reason),
+            *table.pools("max", Role.SHARED, 2, check=options_reason),
         )
     ),
     replace(table.UINT8, why="its convolutions do not take int8"),
     SpecSupport({"int8": (-128, 127)}, table.AROUND_ZERO),  # one scale in all is not recognized
     float_biases=True,
     float_results=True,
-    # Its patterns have a dequantize right in front of what multiplies.
+    # Its patterns have a dequantize right in front of an operator that multiplies.
     barriers=table.REARRANGING,
     dynamic=table.UINT8_AS_IT_RUNS,
 )
@@ -45,11 +45,8 @@ class Inductor(Engine):
     """
 
     name: ClassVar[str] = "inductor"
+    own_capability: ClassVar[Capability] = CAPABILITY
     reads: ClassVar[tuple[str, ...]] = ("pt2", "aoti")
-
-    @property
-    def capability(self) -> Capability:
-        return CAPABILITY
 
     def quantizer(self) -> BackendQuantizer:
         return BackendQuantizer(self, equal_operands=("aten::cat",))

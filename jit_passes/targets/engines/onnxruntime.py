@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from ...graph.view import NodeView
 from ...observers import Fixed
 from ...passes.rule import RewriteRule
-from ...quantizers.capability import Capability
-from ...quantizers.support import OperatorSupport, Role, Spec, SpecSupport
+from ...quantizers.capability import Capability, options_reason, tensors_reason
+from ...quantizers.support import CLIPS, OperatorSupport, Role, Spec, SpecSupport
 from ...specification.specification import FixedQParamsQuantizationSpec, QuantizationSpec
 from . import table
 from .engine import Engine
@@ -67,19 +67,19 @@ CAPABILITY = Capability(
                          mode_weights={"weight_only": table.WEIGHTS_ALONE}, **_CLIPPED),
             *table.products(),
             table.addition(**_CLIPPED, **_INTEGERS),
-            OperatorSupport("aten::mul", Role.OWN, (0, 1), table.CLIPS,
-                            check=table.tensors_reason, **_CLIPPED, **_INTEGERS),
+            OperatorSupport("aten::mul", Role.OWN, (0, 1), CLIPS,
+                            check=tensors_reason, **_CLIPPED, **_INTEGERS),
             OperatorSupport("aten::cat", Role.OWN, clips=("aten::relu",), **_CLIPPED, **_INTEGERS),
-            *table.pools("max", Role.SHARED, 1, 2, 3, check=table.options_reason),
+            *table.pools("max", Role.SHARED, 1, 2, 3, check=options_reason),
             *table.pools("avg", Role.OWN, 2, 3, check=table.average_reason, **_INTEGERS),
             *table.pools("adaptive_avg", Role.OWN, 2, check=table.global_average_reason,
                          **_INTEGERS),
             OperatorSupport("aten::mean", Role.OWN, ranks=(2, 4), check=table.image_mean_reason,
                             **_INTEGERS),
             OperatorSupport("aten::sigmoid", Role.OWN, **_INTEGERS),
-            OperatorSupport("aten::leaky_relu", Role.OWN, check=table.options_reason, **_INTEGERS),
+            OperatorSupport("aten::leaky_relu", Role.OWN, check=options_reason, **_INTEGERS),
             OperatorSupport("aten::softmax", Role.FIXED, fixed=PROBABILITIES,
-                            check=table.options_reason, **_INTEGERS),
+                            check=options_reason, **_INTEGERS),
         )
     ),
     # Of int8 activations ONNX Runtime 1.31 leaves half in float, and fails to load others.
@@ -106,7 +106,4 @@ class OnnxRuntime(Engine):
     """
 
     name: ClassVar[str] = "onnxruntime"
-
-    @property
-    def capability(self) -> Capability:
-        return CAPABILITY
+    own_capability: ClassVar[Capability] = CAPABILITY

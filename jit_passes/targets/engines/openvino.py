@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ...graph.view import NodeView
-from ...quantizers.capability import Capability
+from ...quantizers.capability import Capability, options_reason
 from ...quantizers.signs import can_be_negative
 from ...quantizers.support import OperatorSupport, Role
 from . import table
@@ -24,7 +24,7 @@ def depthwise_reason(node: NodeView) -> str | None:
     Its kernel on integers takes no zero point. Convolutions of groups are wrong if a quantize and
     a dequantize lie between them and one that it computes in float.
     """
-    groups, weight = node.operand("groups").constant, node.operand("weight").constant
+    groups, weight = node.groups, node.operand("weight").constant
     if not isinstance(weight, Tensor) or groups == 1 or [*weight.shape[:2]] != [groups, 1]:
         return None
     below = can_be_negative(node.main_operand, {})
@@ -43,11 +43,11 @@ CAPABILITY = Capability(
             table.addition(sums=table.CONVOLUTIONS),
             *(
                 OperatorSupport(f"aten::{kind}", Role.OWN, sums=WEIGHTED,
-                                check=table.options_reason)
+                                check=options_reason)
                 for kind in FUNCTIONS
             ),
             OperatorSupport("aten::cat", Role.OWN, clips=("aten::relu",)),
-            *table.pools("max", Role.SHARED, 1, 2, 3, check=table.options_reason),
+            *table.pools("max", Role.SHARED, 1, 2, 3, check=options_reason),
             *table.pools("avg", Role.OWN, 2, 3, check=table.average_reason),
             *table.pools("adaptive_avg", Role.OWN, 2, check=table.global_average_reason),
             OperatorSupport("aten::mean", Role.OWN, ranks=(2, 4), check=table.image_mean_reason),
@@ -73,7 +73,4 @@ class OpenVINO(Engine):
     """
 
     name: ClassVar[str] = "openvino"
-
-    @property
-    def capability(self) -> Capability:
-        return CAPABILITY
+    own_capability: ClassVar[Capability] = CAPABILITY

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...quantizers.capability import Capability
-from ...quantizers.support import OperatorSupport, Role, SpecSupport
+from ...quantizers.capability import Capability, options_reason, tensors_reason
+from ...quantizers.support import CLIPS, OperatorSupport, Role, SpecSupport
 from . import table
 from .engine import Engine
 
@@ -18,9 +18,9 @@ CAPABILITY = Capability(
             table.linear(),
             *table.products(),
             table.addition(),
-            OperatorSupport("aten::mul", Role.OWN, (0, 1), table.CLIPS, check=table.tensors_reason),
+            OperatorSupport("aten::mul", Role.OWN, (0, 1), CLIPS, check=tensors_reason),
             OperatorSupport("aten::cat", Role.OWN, clips=("aten::relu",)),
-            *table.pools("max", Role.SHARED, 1, 2, check=table.options_reason),
+            *table.pools("max", Role.SHARED, 1, 2, check=options_reason),
             *table.pools("avg", Role.OWN, 2, check=table.average_reason),
             *table.pools("adaptive_avg", Role.OWN, 2, check=table.global_average_reason),
             OperatorSupport("aten::mean", Role.OWN, ranks=(2, 4), check=table.image_mean_reason),
@@ -45,7 +45,4 @@ class QONNX(Engine):
     """
 
     name: ClassVar[str] = "qonnx"
-
-    @property
-    def capability(self) -> Capability:
-        return CAPABILITY
+    own_capability: ClassVar[Capability] = CAPABILITY

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...graph.traits import kinds
 from ...graph.view import NodeView
-from ...quantizers.support import OperatorSupport, Role, SpecSupport
+from ...quantizers.capability import tensors_reason
+from ...quantizers.support import CLIPS, OperatorSupport, Role, SpecSupport
 
-CLIPS = ("aten::relu", "aten::clamp")
 CONVOLUTIONS = tuple(f"aten::conv{n}d" for n in (1, 2, 3))
 PRODUCTS = ("aten::matmul", "aten::bmm")
 
@@ -74,11 +74,6 @@ def pools(kind: str, role: Role, *dims: int, **options: Any) -> tuple[OperatorSu
     )
 
 
-def tensors_reason(node: NodeView) -> str | None:
-    """Say why a node is not of two tensors."""
-    return None if all(value.is_tensor for value in node.inputs[:2]) else "not of two tensors"
-
-
 def sum_reason(node: NodeView) -> str | None:
     """Say why a node is no plain sum of two tensors."""
     return tensors_reason(node) or (
@@ -110,9 +105,3 @@ def image_mean_reason(node: NodeView) -> str | None:
     dtype = node.operand("dtype")
     plain = dtype.is_constant and dtype.constant is None
     return None if plain else "it changes the dtype"
-
-
-def options_reason(node: NodeView) -> str | None:
-    """Say why options of a function are not known."""
-    known = all(value.is_constant for value in node.inputs[1:])
-    return None if known else "one of its options is computed by the model"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...quantizers.capability import Capability
-from ...quantizers.support import OperatorSupport, Role, SpecSupport
+from ...quantizers.capability import Capability, options_reason
+from ...quantizers.support import CLIPS, OperatorSupport, Role, SpecSupport
 from . import table
 from .engine import Engine
 
@@ -16,7 +16,7 @@ CAPABILITY = Capability(
         (
             *table.convolutions(2, 3),
             *(
-                OperatorSupport(f"aten::conv_transpose{n}d", Role.WEIGHTED, clips=table.CLIPS,
+                OperatorSupport(f"aten::conv_transpose{n}d", Role.WEIGHTED, clips=CLIPS,
                                 ranks=(n + 2, n + 2))
                 for n in (2, 3)
             ),
@@ -24,7 +24,7 @@ CAPABILITY = Capability(
             *table.products(),
             table.addition(sums=table.CONVOLUTIONS[1:]),
             OperatorSupport("aten::cat", Role.OWN, clips=("aten::relu",)),
-            *table.pools("max", Role.SHARED, 2, 3, check=table.options_reason),
+            *table.pools("max", Role.SHARED, 2, 3, check=options_reason),
             *table.pools("avg", Role.OWN, 2, 3, check=table.average_reason),
             *table.pools("adaptive_avg", Role.OWN, 2, check=table.global_average_reason),
             OperatorSupport("aten::mean", Role.OWN, ranks=(2, 4), check=table.image_mean_reason),
@@ -50,7 +50,4 @@ class TensorRT(Engine):
     """
 
     name: ClassVar[str] = "tensorrt"
-
-    @property
-    def capability(self) -> Capability:
-        return CAPABILITY
+    own_capability: ClassVar[Capability] = CAPABILITY

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...quantizers.backend import BackendQuantizer
-from ...quantizers.capability import Capability
-from ...quantizers.support import OperatorSupport, Role, SpecSupport
+from ...quantizers.capability import Capability, options_reason, tensors_reason
+from ...quantizers.support import CLIPS, OperatorSupport, Role, SpecSupport
 from . import table
 from .engine import Engine
 
@@ -17,9 +17,9 @@ CAPABILITY = Capability(
             *table.convolutions(2),
             table.linear(modes=("static", "dynamic")),
             table.addition(),
-            OperatorSupport("aten::mul", Role.OWN, (0, 1), table.CLIPS, check=table.tensors_reason),
+            OperatorSupport("aten::mul", Role.OWN, (0, 1), CLIPS, check=tensors_reason),
             OperatorSupport("aten::cat", Role.SHARED),  # it copies codes
-            *table.pools("max", Role.SHARED, 2, check=table.options_reason),
+            *table.pools("max", Role.SHARED, 2, check=options_reason),
             *table.pools("adaptive_avg", Role.OWN, 2, check=table.global_average_reason),
             OperatorSupport("aten::mean", Role.OWN, ranks=(2, 4), check=table.image_mean_reason),
         )
@@ -27,7 +27,7 @@ CAPABILITY = Capability(
     SpecSupport({"int8": (-128, 127)}, table.AFFINE, whole=True),
     table.INT8_WEIGHTS,
     float_biases=True,
-    # Its partitioner looks for a dequantize right in front of what multiplies.
+    # Its partitioner looks for a dequantize right in front of an operator that multiplies.
     barriers=table.REARRANGING,
     dynamic=table.INT8_AS_IT_RUNS,
 )
@@ -44,11 +44,8 @@ class XNNPACK(Engine):
     """
 
     name: ClassVar[str] = "xnnpack"
+    own_capability: ClassVar[Capability] = CAPABILITY
     reads: ClassVar[tuple[str, ...]] = ("pt2",)
-
-    @property
-    def capability(self) -> Capability:
-        return CAPABILITY
 
     def quantizer(self) -> BackendQuantizer:
         return BackendQuantizer(self, equal_operands=("aten::cat",))

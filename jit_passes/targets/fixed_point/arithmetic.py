@@ -1,4 +1,4 @@
-"""Integer arithmetic as operators of ATen: what the lowered model computes with."""
+"""Integer arithmetic of the lowered model, as operators of ATen."""
 
 from __future__ import annotations
 

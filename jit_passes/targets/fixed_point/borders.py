@@ -40,7 +40,7 @@ def _rule(name: str, pattern: str, replacement: str, **options: Any) -> Any:
 
 
 def _numbers(match: Match) -> dict[str, float]:
-    """Return what a quantize is computed with, besides its own numbers."""
+    """Return the numbers that a quantize is computed with, besides its own."""
     constants = match.constants
     inverse = torch.tensor(1.0) / torch.tensor(constants["scale"], dtype=torch.float32)
     return {"inverse": float(inverse), "code_0": -float(constants.get("zero", 0))}
@@ -106,8 +106,8 @@ def lower_to_codes() -> RuleSet:
 def lower_to_floats(graph: GraphEditor) -> None:
     """Write dequantize as operators of ATen.
 
-    No rule, since what a rule makes stands for the value that it replaces, and reports would see
-    the value twice: as codes, and as floats.
+    This is no rule: the result of a rule stands for the value that it replaces, and reports would
+    see the value twice, as codes and as floats.
     """
     for node in graph.nodes:
         if node.kind != DEQUANTIZE or not all(value.is_constant for value in node.inputs[1:]):

@@ -9,11 +9,11 @@ import torch
 
 from ...graph.traits import kinds
 from ...graph.view import NodeView, is_number
-from ...quantizers.capability import Capability, is_constant_behind
+from ...quantizers.capability import Capability, is_constant_behind, options_reason
 from ...quantizers.fixed_ranges import FIXED_RANGES
-from ...quantizers.support import PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
+from ...quantizers.support import CLIPS, PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from .accumulator import overflow_before_data
-from .codes import CLIPS, SUPPORTED_MOVES
+from .codes import SUPPORTED_MOVES
 from .groups import GROUPS
 from .masks import FILL, SOFTMAX, hide_scores, is_mask, refusal_of_mask
 from .operators import PRODUCTS
@@ -26,11 +26,6 @@ BIASES = {"int32": (-(2**31) + 1, 2**31 - 1), "int16": CODES["int16"], "int8": C
 POWERS = ("per_tensor_power_of_two", "per_channel_power_of_two")
 _TWICE = f"the reference model of {DOUBLE_ROUND!r} rounds halves to even"
 SYMMETRIC = ("per_tensor_symmetric", "per_channel_symmetric", *POWERS)
-
-
-def _options(node: NodeView) -> str | None:
-    constant = is_constant_behind(node, 1)
-    return None if constant else "one of its options is computed by the model"
 
 
 def _weighted(node: NodeView) -> str | None:
@@ -59,7 +54,7 @@ def _of_number(node: NodeView) -> str | None:
 
 
 def _average(node: NodeView) -> str | None:
-    if why := _options(node):
+    if why := options_reason(node):
         return why
     if node.kind.startswith("aten::adaptive"):
         ones = set(node.operand("output_size").constant) == {1}
@@ -78,13 +73,13 @@ def _matrices(node: NodeView) -> str | None:
 
 
 def _softmax(node: NodeView) -> str | None:
-    if why := _options(node):
+    if why := options_reason(node):
         return why
     return None if node.operand("dtype").constant is None else "it changes the dtype"
 
 
 def _norm(node: NodeView) -> str | None:
-    if why := _options(node):
+    if why := options_reason(node):
         return why
     if node.kind == "aten::instance_norm" and not node.operand("use_input_stats").constant:
         return "it takes running statistics"
@@ -97,7 +92,9 @@ def _norm(node: NodeView) -> str | None:
 def _rows() -> list[OperatorSupport]:
     functions = kinds(lambda traits: traits.elementwise == 1)
     own = Role.OWN
-    rows = [OperatorSupport(kind, own, check=_options, elementwise=True) for kind in functions]
+    rows = [
+        OperatorSupport(kind, own, check=options_reason, elementwise=True) for kind in functions
+    ]
     rows += [
         OperatorSupport(f"aten::conv{n}d", Role.WEIGHTED, (0,), CLIPS, (n + 1, n + 2), _weighted)
         for n in (1, 2)
@@ -112,10 +109,12 @@ def _rows() -> list[OperatorSupport]:
     rows.append(OperatorSupport(FILL, own, check=refusal_of_mask, only_part=True))
     rows += [OperatorSupport(kind, own, clips=CLIPS, check=_norm, begins=True) for kind in NORMS]
     rows += [OperatorSupport(kind, own, (0,), CLIPS, check=_norm) for kind in GROUPS]
-    rows.append(OperatorSupport("aten::cat", own, clips=CLIPS, check=_options))
+    rows.append(OperatorSupport("aten::cat", own, clips=CLIPS, check=options_reason))
     averages = ("mean", *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2)))
     rows += [OperatorSupport(f"aten::{op}", own, clips=CLIPS, check=_average) for op in averages]
-    rows += [OperatorSupport(kind, Role.SHARED, check=_options, elementwise=True) for kind in CLIPS]
+    rows += [
+        OperatorSupport(kind, Role.SHARED, check=options_reason, elementwise=True) for kind in CLIPS
+    ]
     return rows
 
 
@@ -123,7 +122,7 @@ def _rows() -> list[OperatorSupport]:
 def capability_of(
     only_shift: bool, rounding: str, accumulator_bits: int, steps: int | None = None
 ) -> Capability:
-    """Return what can be computed on integers.
+    """Return the capability for integers alone.
 
     Args:
         only_shift: whether all scales must be powers of two.
@@ -131,7 +130,7 @@ def capability_of(
         accumulator_bits: of the register that sums of products are in.
         steps: of recurrent layers; None where they stay in float.
     """
-    table = {row.kind: row for row in _rows()}  # what is spelled out comes after, and wins
+    table = {row.kind: row for row in _rows()}  # rows that are spelled out come later, and win
     for kind, (ends, _) in FIXED_RANGES.items():
         table[kind] = replace(table[kind], input_range=ends)
     moves: dict[str, Check | None] = dict.fromkeys(SUPPORTED_MOVES)

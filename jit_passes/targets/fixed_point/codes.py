@@ -13,7 +13,6 @@ from ...graph.view import NodeView, ValueView, is_literal
 from ..reference_nodes import PER_CHANNEL, parameters_of, rounding_of
 from ..units import DEQUANTIZE, QUANTIZE, ROUND
 
-CLIPS = ("aten::relu", "aten::clamp")
 # Operators that give codes of their operand in another order, or some of them.
 MOVES = frozenset(
     f"aten::{kind}"
@@ -73,7 +72,7 @@ class Constant:
 
     Attributes:
         value: the codes, a constant of the graph.
-        codes: the same.
+        codes: their tensor.
         scales: one, or one for each output channel.
     """
 
@@ -120,8 +119,8 @@ class CodeFinder:
         """Return codes of an input of the model, quantized before it is moved; None for others.
 
         Args:
-            value: what is quantized.
-            quantize: how.
+            value: the value that is quantized.
+            quantize: the operator that does so.
         """
         moves = []
         while (maker := value.producer) is not None and maker.kind in SUPPORTED_MOVES:
@@ -175,7 +174,7 @@ class CodeFinder:
         return Codes(codes, float(scale), int(zero_point), *_range(codes))
 
     def _move(self, move: NodeView, source: Codes) -> ValueView:
-        """Insert what the node does, of codes."""
+        """Insert the move of a node once more, of codes."""
         if move.kind in PADS:
             return self._padded(move, source)
         if move.kind == POOL:

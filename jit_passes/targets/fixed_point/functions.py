@@ -15,7 +15,7 @@ from .operators import FORMS
 
 
 def quantize_moved(graph: GraphEditor) -> None:
-    """Quantize again what a function reads behind a move, with the grid that it has already.
+    """Quantize the operand of a function again behind a move, with the grid that it has already.
 
         %m = aten::select(jit_passes::dequantize(%q, scale, zero), ...)
         %y = aten::sigmoid(%m)

@@ -13,6 +13,7 @@ from ...graph.view import NodeView, ValueView
 from ...passes.rule import RewriteRule
 from ...passes.steps import RuleSet
 from ...quantizers.capability import Capability
+from ...quantizers.support import CLIPS
 from ...specification.parameters import QParams
 from ...specification.qparams import codes_of
 from ..reference_nodes import parameters_of, unrounded
@@ -21,7 +22,7 @@ from .accumulator import products_in_sum
 from .arithmetic import Arithmetic
 from .call import Call, Rules
 from .capability import capability_of
-from .codes import CLIPS, PARTS, CodeFinder, Codes, RefusedError
+from .codes import PARTS, CodeFinder, Codes, RefusedError
 from .operators import FORMS, PRODUCTS, moved_to
 from .recurrent import refusal_of_layer
 from .rescale import rounding_of_codes
@@ -40,7 +41,7 @@ def compute_on_integers(
 
     The value in front of quantize then has its grid, and `store_codes` takes quantize out. The
     value in front of a fake_quantize that rounds as the target does has its grid too. An operator
-    without an integer form gets a remark, and stays in float. The options are those of `Rules`.
+    without an integer form gets a remark, and stays in float. For the options see `Rules`.
     """
     rules = Rules(only_shift, rounding, accumulator_bits, multiplier_bits)
     capability = capability_of(only_shift, rounding, accumulator_bits)
@@ -54,7 +55,7 @@ def compute_on_integers(
     lowering.warn_of_floats()
 
 
-# Behind `compute_on_integers`, what is dequantized in front of quantize has its grid and its range.
+# Behind `compute_on_integers`, a dequantize in front of a quantize has its grid and its range.
 STORE_CODES = RuleSet(
     "store_codes",
     (
@@ -228,7 +229,7 @@ Bounds = list[tuple[float | None, float | None]]
 
 
 def _clipped(value: ValueView) -> tuple[list[ValueView], Bounds]:
-    """Return a value and those that clips in front of it read, and the bounds of the clips."""
+    """Return a value, the operands of clips in front of it, and the bounds of the clips."""
     values, bounds = [value], []
     while (maker := value.producer) is not None and maker.kind in CLIPS and maker.clip is not None:
         bounds.append(maker.clip)

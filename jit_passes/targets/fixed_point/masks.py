@@ -129,9 +129,9 @@ def refusal_of_mask(node: NodeView) -> str | None:
     """Say why an operator that fills does not hide scores from softmax on integers."""
     fill = node.operand("value").constant
     if not isinstance(fill, int | float) or not fill <= HIDDEN:
-        return f"it fills in something that softmax may see: fill in -inf, or {HIDDEN} or less"
+        return f"it fills in a number that softmax may see: fill in -inf, or {HIDDEN} or less"
     if any(user.kind not in SOFTMAX for user, _ in node.output.uses) or node.output.is_result:
-        return "something else than softmax reads what it fills"
+        return "its result has another reader than softmax"
     return None if without_data(node.operand("mask")) else "its mask depends on the data"
 
 
@@ -147,7 +147,7 @@ def without_data(value: ValueView) -> bool:
             return False
         if maker.traits.asks_for_shape or maker.kind in _ASKING:
             continue
-        read = [*maker.inputs, *(value for value, _ in maker.carried)]  # what branches give
+        read = [*maker.inputs, *(value for value, _ in maker.carried)]  # and results of branches
         new = [operand for operand in read if operand.id not in seen]
         seen.update(operand.id for operand in new)
         pending += new

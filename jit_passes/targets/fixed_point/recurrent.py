@@ -262,7 +262,7 @@ def _between(graph: GraphView, begins: list[int]) -> list[list[NodeView]]:
         step = bisect_right(begins, node.index) - 1
         if step >= 0 and len(node.outputs) == 1 and node.kind not in _HOLD:
             found[step].append(node)
-    if len(found) > 1:  # what joins the states begins with an axis for them
+    if len(found) > 1:  # the join of all states begins with an axis for them
         kinds = [node.kind for node in found[-1]]
         if _AXIS not in kinds:
             return []

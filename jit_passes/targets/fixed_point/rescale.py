@@ -54,11 +54,6 @@ class Rescale:
     shifts: tuple[int, ...]
 
     @property
-    def is_one(self) -> bool:
-        """Whether it changes nothing."""
-        return set(self.multipliers) == {1} and set(self.shifts) == {0}
-
-    @property
     def normalized(self) -> Rescale:
         """Equal ratios whose multipliers have 31 bits, as far as shifts reach."""
         pairs = zip(self.multipliers, self.shifts, strict=True)

@@ -83,7 +83,7 @@ def _below(call: Call, codes: ValueView, dim: int) -> ValueView:
 def _seen(
     call: Call, x: Codes, codes: ValueView, mask: NodeView, dim: int
 ) -> tuple[ValueView, ValueView]:
-    """Return the numbers of which shares are taken, 0 for what a mask hides, and their sums."""
+    """Return the numbers of which shares are taken, 0 where a mask hides one, and their sums."""
     math, (_, hidden, fill) = call.math, mask.inputs
     if why := refusal_of_mask(mask):
         raise RefusedError(f"of '{mask.name}': {why}")
@@ -101,7 +101,7 @@ def _seen(
 
 
 def _beyond(x: Codes) -> int:
-    """Return a distance at which nothing is left, above those that two codes can have."""
+    """Return a distance at which nothing is left, above any distance of two codes."""
     return x.high - x.low + 1 if x.high - x.low < WIDE else WIDE**2
 
 
@@ -205,7 +205,7 @@ def precision_of(
 
 
 def epsilon_of(node: NodeView) -> float:
-    """Return what a norm adds to the mean of squares."""
+    """Return the number that a norm adds to the mean of squares."""
     given = node.operand("eps").constant
     return torch.finfo(torch.float32).eps if given is None else float(given)
 

@@ -1,4 +1,4 @@
-"""Integers only: what hardware without floats computes."""
+"""Integers only, for hardware without floats."""
 
 from __future__ import annotations
 

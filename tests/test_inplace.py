@@ -283,7 +283,7 @@ def test_writes_into_a_copy_of_a_constant(form: str) -> None:
 
 @pytest.mark.parametrize("target", ["reference", "stock", "x86"])
 def test_a_wider_operand(target: str) -> None:
-    """The sum has the dtype of its first operand, also where the dtype of the second is not known."""
+    """The result has the dtype of its first operand, also if that of the second is not known."""
 
     class Wider(nn.Module):
         def __init__(self) -> None:

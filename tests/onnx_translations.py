@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
+
+
+@functools.cache
+def _tables() -> tuple[Any, Callable[..., Any]]:
+    """The class of tables, and its constructor, which makes each once in this process."""
+    registry = importlib.import_module("torch.onnx._internal.exporter._registration").ONNXRegistry
+    return registry, functools.cache(registry.from_torchlib)
 
 
 @contextmanager
@@ -17,9 +24,7 @@ def translations_once() -> Iterator[None]:
     `torch.onnx` makes it anew for each file, from the source of 500 functions, which takes longer
     than writing a small model. Each file gets a copy, to which its own translations are added.
     """
-    name = "torch.onnx._internal.exporter._registration"
-    registry: Any = importlib.import_module(name).ONNXRegistry
-    made = functools.cache(registry.from_torchlib)
+    registry, made = _tables()
 
     def from_torchlib(**options: Any) -> Any:
         known, copy = made(**options), registry()

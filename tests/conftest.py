@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     seed_devices_that_are_here()
     read_source_once()
     look_for_overloads_once()
+    collect_less_garbage()
     report_less(config)
 
 
@@ -116,6 +117,11 @@ def look_for_overloads_once() -> None:
         return found
 
     _recursive.get_overload_annotations = overloads_of
+
+
+def collect_less_garbage() -> None:
+    """Look for garbage after 20,000 new objects, not after 700: to script a module takes more."""
+    gc.set_threshold(20_000, 10, 10)
 
 
 def report_less(config: pytest.Config) -> None:

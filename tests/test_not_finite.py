@@ -48,8 +48,9 @@ def test_codes_of_what_is_not_finite(name: str, channels: int) -> None:
     bad, drawn = x.clone(), torch.rand_like(x)
     for low, value in ((0.0, torch.nan), (0.02, torch.inf), (0.04, -torch.inf)):
         bad[(drawn >= low) & (drawn < low + 0.02)] = value
+    codes = {"version": 1, "rules": [{"module": "layer", "output": {"dtype": "uint8"}}]}
     models = [
-        jit_passes.quantize_script(model, [x], target=target, mode="static")
+        jit_passes.quantize_script(model, [x], target=target, mode="static", config=codes)
         for target in ("reference", "x86")
     ]
     results = [quantized(bad) for quantized in models]

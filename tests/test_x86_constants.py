@@ -117,7 +117,8 @@ def test_model_is_one_region() -> None:
     assert "aten::" not in str(lowered.graph)
     expected, actual = net(batches[0]), lowered(batches[0])
     assert 10 * torch.log10(expected.square().mean() / (expected - actual).square().mean()) > 30
-    prepared = jit_passes.prepare(model, target="x86")
+    codes = {"version": 1, "rules": [{"module": "b", "output": {"dtype": "uint8"}}]}
+    prepared = jit_passes.prepare(model, target="x86", config=codes)
     for batch in batches:
         prepared(batch)
     assert_steps(jit_passes.convert(prepared), [torch.randn(2, 9, 24)], 1)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from tests.compare import sqnr
-from tests.plans import Grid, Weighted, plan_of, traced
+from tests.plans import Grid, Weighted, plan_of, plans_in, traced
 from tests.test_x86_dynamic import BEHIND_OTHERS, EXACT, FLIPPED, TOLERANCE, close
 from tests.test_x86_dynamic_convolution import draw_layer
 from tests.test_x86_floats import kinds_of
@@ -191,7 +191,7 @@ class Net(nn.Module):
 
 
 def test_sums_of_a_stream() -> None:
-    """By default a sum in float takes the result of a layer unrounded; a rule says otherwise."""
+    """By default sums in float and the caller take results unrounded; a rule says otherwise."""
     torch.manual_seed(0)
     model = torch.jit.script(Net().eval())
     batches = [torch.randn(4, 3, 20, 16) for _ in range(3)]
@@ -199,7 +199,7 @@ def test_sums_of_a_stream() -> None:
     reference = jit_passes.convert(jit_passes.calibrate(prepared, batches, progress=False))
     lowered = jit_passes.lower(reference)
     (plan,) = (m.compiled for m in lowered.modules() if hasattr(m, "compiled"))
-    assert kinds_of(plan).count("linear_to_floats") == 3
+    assert kinds_of(plan).count("linear_to_floats") == 3 + 1
     rule = {"version": 1, "rules": [{"op": "linear", "output": {"calibration": "histogram"}}]}
     options = {"target": "x86", "mode": "static", "progress": False}
     rounded = jit_passes.quantize_script(model, batches, config=rule, **options)
@@ -228,3 +228,66 @@ def test_results_in_float_by_a_rule(op: str) -> None:
     with torch.no_grad():
         x = torch.randn(4, 3, 20, 16)
         assert sqnr(reference(x), lowered(x)) > FLIPPED
+
+
+class Head(nn.Module):
+    """A linear, and a form of its result."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.last, self.form = nn.Linear(64, 3), form
+
+    def forward(self, x: Tensor) -> Any:
+        made = self.last(x)
+        forms = {
+            "tensor": lambda: made,
+            "tuple": lambda: (x, made),
+            "dict": lambda: {"scores": made},
+            "nested": lambda: {"all": (made, x)},
+            "view": lambda: made.unsqueeze(1),
+            "sum too": lambda: (made, made + x[:, :3]),
+            "relu": lambda: torch.relu(made),
+        }
+        return forms[self.form]()
+
+
+@pytest.mark.parametrize("form", ["tensor", "tuple", "dict", "nested"])
+def test_results_of_the_model(form: str) -> None:
+    """A linear that nothing but the caller reads is not rounded, and not cut off."""
+    torch.manual_seed(0)
+    net = Head(form).eval()
+    batches = [torch.rand(32, 64) for _ in range(4)]
+    model = torch.jit.trace(net, batches[0], strict=False)
+    options: dict[str, Any] = {"target": "x86", "progress": False}
+    lowered = jit_passes.quantize_script(model, batches, **options)
+    rule = {"version": 1, "rules": [{"module": "last", "output": {"dtype": "uint8"}}]}
+    rounded = jit_passes.quantize_script(model, batches, config=rule, **options)
+    assert kinds_in(lowered).count("linear_to_floats") == 1
+    assert "linear_to_floats" not in kinds_in(rounded)
+    x = (net.last.weight > 0).float()  # within its range, and its results are not
+    with torch.no_grad():
+        expected, actual, clipped = (scores(run(x)) for run in (net, lowered, rounded))
+        assert expected.max() > 1.2 * max(scores(net(batch)).max() for batch in batches)
+    assert sqnr(expected, actual) > 35 > 20 > sqnr(expected, clipped)
+
+
+@pytest.mark.parametrize("form", ["view", "sum too", "relu"])
+def test_results_that_others_read(form: str) -> None:
+    """Operators on integers have codes to read, and a view is one of them."""
+    torch.manual_seed(0)
+    batches = [torch.rand(8, 64) for _ in range(4)]
+    model = torch.jit.trace(Head(form).eval(), batches[0])
+    lowered = jit_passes.quantize_script(model, batches, target="x86", progress=False)
+    assert kinds_in(lowered).count("linear") == 1
+
+
+def kinds_in(model: torch.jit.ScriptModule) -> list[str]:
+    return [kind for plan in plans_in(model) for kind in kinds_of(plan)]
+
+
+def scores(result: Any) -> Tensor:
+    """Return the three scores within a result of `Head`."""
+    while not isinstance(result, Tensor):
+        parts = list(result.values()) if isinstance(result, dict) else list(result)
+        result = next((p for p in parts if isinstance(p, Tensor) and p.shape[-1] == 3), parts[0])
+    return result

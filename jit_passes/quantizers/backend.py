@@ -197,7 +197,7 @@ class BackendQuantizer(Quantizer):
             if unfulfilled := selection.float_inputs_on_integers():
                 float_inputs -= unfulfilled
                 continue
-            if added := selection.added_in_float():
+            if added := selection.wanted_in_float():
                 float_results |= added
                 continue
             writer = AnnotationWriter(self.policy, selection, resolved)

@@ -22,6 +22,7 @@ WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax(
 
 _WEIGHT, _BIAS = 1, 2  # the operands of all weighted operators
 SUMS = ("aten::add", "aten::sub")
+_JOINED = ("prim::TupleConstruct", "prim::ListConstruct", "prim::DictConstruct")
 HEADER = ("operator", "how", "operands", "weights", "ranks", "modes", "absorbs")
 
 
@@ -124,6 +125,11 @@ class Capability:
         value = node.output
         sums = [user.kind in SUMS and user.block == node.block for user, _ in value.uses]
         return sums == [True] and not (value.is_result or value.written)
+
+    def returns_float(self, node: NodeView) -> bool:
+        """Say whether the caller alone reads an operator's result, and gets it in float."""
+        row = self.operators.get(node.kind)
+        return row is not None and row.returns_float and _is_returned(node)
 
     def has_mode(self, node: NodeView, mode: str) -> bool:
         """Say whether the backend has an operator in a mode, for any weight."""
@@ -269,6 +275,16 @@ class Capability:
             ", ".join(row.modes),
             ", ".join(clip.removeprefix("aten::") for clip in row.clips),
         )
+
+
+def _is_returned(node: NodeView) -> bool:
+    """Say whether nothing but the method's caller reads a result, alone or as a part of others."""
+    if node.block or len(node.outputs) != 1 or node.output.written:
+        return False
+    users = [user for user, _ in node.output.uses]
+    if not (users or node.output.is_result):
+        return False
+    return all(user.kind in _JOINED and _is_returned(user) for user in users)
 
 
 def is_constant_behind(node: NodeView, first: int) -> bool:

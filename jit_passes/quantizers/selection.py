@@ -292,15 +292,15 @@ class Selection:
         found = self.float_inputs - self.dynamic
         return {index for index in found if self.integers_of(self.nodes[index])}
 
-    def added_in_float(self) -> set[int]:
-        """Return operators with weights whose results sums in float take without rounding."""
+    def wanted_in_float(self) -> set[int]:
+        """Return operators with weights whose results stay in float for their reader's sake."""
         summed = {weighted.index for weighted in self.summed.values()}
         return {
             node.index
             for node in self.by_output.values()
             if node.index not in summed
             and node.index not in self.own_results
-            and self.capability.adds_in_float(node)
+            and (self.capability.adds_in_float(node) or self.capability.returns_float(node))
             and not any(self.reads(*use) for use in node.output.uses)
         }
 

@@ -194,6 +194,8 @@ class OperatorSupport:
         gives_float: whether its result may stay in float while its operands are quantized.
         float_in_regions: of an operator with weights, whether regions have a form of it that reads
             integers and gives float, to which a sum in float is added in one step.
+        returns_float: whether that form takes its place where nothing but the method's caller reads
+            the result.
         constants: whether it takes constant tensors among its operands, on grids of their own.
         modes: the modes that it has: "static", parameters of its input come from calibration;
             "dynamic", from the input itself as the model runs, and its result is float;
@@ -223,6 +225,7 @@ class OperatorSupport:
     sums: tuple[str, ...] = ()
     gives_float: bool = True
     float_in_regions: bool = False
+    returns_float: bool = False
     constants: bool = False
     modes: tuple[str, ...] = ("static",)
     dynamic: SpecSupport | None = None

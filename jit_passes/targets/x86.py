@@ -162,7 +162,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
         ),
         OperatorSupport("aten::linear", Role.WEIGHTED, clips=CLIPS, ranks=RANKS,
                         check=_in_plan, mode_weights=_LINEAR_WEIGHTS,
-                        modes=("static", "dynamic", "weight_only"), float_in_regions=True),
+                        modes=("static", "dynamic", "weight_only"), float_in_regions=True,
+                        returns_float=True),
         *lookups(),
         *(
             replace(row, dynamic=of_pytorch if row.kind in GATED else of_recurrent)

@@ -197,6 +197,14 @@ def test_openvino_computes_functions_within_a_convolution(
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
 
 
+def test_openvino_averages_windows_that_overlap(tmp_path: Path) -> None:
+    """As `torch.onnx` writes them, in a hundred operators, the convolution is computed wrongly."""
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(7), nn.Conv2d(2, 1, 7, padding=3)).eval()
+    x = torch.randn(2, 2, 32, 32, generator=torch.Generator().manual_seed(0))
+    _, found = executed(torch.jit.script(network), x, tmp_path / "model.onnx")
+    torch.testing.assert_close(found, network(x).detach(), rtol=1e-5, atol=1e-6)
+
+
 class Sum(nn.Module):
     """A convolution's result is added to a value that a function of it may read once more."""
 

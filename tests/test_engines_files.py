@@ -111,6 +111,16 @@ def test_a_value_quantized_twice_in_a_row_keeps_both_roundings(tmp_path: Path) -
     assert found.std() > 0 and apart(found, model, batches[0]) < 0.01
 
 
+@pytest.mark.parametrize("function", [nn.ConstantPad2d((0, 1, 2, 1), 0.0), nn.ReflectionPad2d(1)])
+def test_onnx_runtime_pads_between_convolutions(function: nn.Module, tmp_path: Path) -> None:
+    """It has channels last there, and the padding moves with its axes."""
+    batches = data(2, 4, 8, 8)
+    model = quantized(Between(function), batches, "onnxruntime")
+    kinds, found = fused(model, batches[0], tmp_path)
+    assert kinds["QLinearConv"] == 2 and found.shape == model(batches[0]).shape
+    assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
 class Gate(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(x)

@@ -10,6 +10,7 @@ accurate a model is. Usage, from the repository root, with timm and torchvision 
 from __future__ import annotations
 
 import argparse
+import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -47,6 +48,18 @@ _BATCHES, _BATCH = 4, 2
 _SIZES = (2, 1, 3)  # of batches that are compared
 
 Make = Callable[..., nn.Module]
+
+
+def timm() -> Any:
+    """The package.
+
+    Raises:
+        SystemExit: it is missing.
+    """
+    try:
+        return importlib.import_module("timm")
+    except ImportError as error:
+        raise SystemExit(f"this needs timm: pip install timm torchvision ({error})") from None
 
 
 def smallest_of_families(timm: Any) -> list[str]:
@@ -158,16 +171,13 @@ def main() -> None:
         "--forms", nargs="+", choices=("traced", "scripted"), default=["traced", "scripted"]
     )
     options = parser.parse_args()
-    try:
-        import timm
-    except ImportError as error:
-        raise SystemExit(f"this needs timm: pip install timm torchvision ({error})") from None
+    package = timm()
     torch.set_num_threads(THREADS)
-    names = options.models or smallest_of_families(timm)
+    names = options.models or smallest_of_families(package)
     header = ["model", "form", "target", "int8", "plans", "SQNR dB", "seconds", "a reason"]
     print(report.table(header, []))
     failed = 0
-    for cells in rows(names, options.forms, options.targets, timm.create_model):
+    for cells in rows(names, options.forms, options.targets, package.create_model):
         failed += cells[3].startswith("FAILED")
         print(report.table(header, [cells]).splitlines()[-1], flush=True)
     raise SystemExit(f"{failed} failed" if failed else 0)

@@ -2,7 +2,8 @@
 
 Float models, and models that are quantized for the engine; the latter are counted where there is
 something to quantize. A table, and the reason for each model that is missing. Usage, from the
-repository root, with openvino installed for its columns, torchvision and transformers for corpora::
+repository root, with openvino installed for its columns, torchvision, timm and transformers for
+corpora::
 
     python -m benchmarks.exports
     python -m benchmarks.exports --corpora tests --models if_data state_cache
@@ -35,7 +36,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 import jit_passes
 from benchmarks import report
+from benchmarks.architectures import images, in_form, made, smallest_of_families, timm
 from benchmarks.models import MODELS, ModelSpec
+from benchmarks.models.small_transformers import SMALL
 from benchmarks.models.torchvision_nets import torchvision
 from benchmarks.models.whole import WHOLE
 from benchmarks.runtimes.base import first_line
@@ -47,6 +50,7 @@ _PART = 0.5  # of what quantization changes
 _STEPS = 2.01
 _RANDOM, _SEED = 200, 3
 _SIZES = (32, 64, 128, 224, 299)  # of images, the smallest that a net takes counts
+_NEAR = 1e-2  # of 0: a factor below hides what it multiplies
 
 
 @dataclass(frozen=True)
@@ -114,11 +118,7 @@ def _classifiers() -> Iterator[Subject]:
 
         def make(name: str = name, size: list[int] = size) -> torch.jit.ScriptModule:
             torch.manual_seed(0)
-            eager = models.get_model(name, weights=None).eval()
-            for parameter in eager.parameters():  # ViT's head begins with zeros: no result differs
-                if parameter.dim() > 1 and not parameter.any():
-                    torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-            net = torch.jit.script(eager)
+            net = torch.jit.script(_seen(models.get_model(name, weights=None).eval()))
             size[:] = [next(side for side in _SIZES if _runs(net, side))]
             return net
 
@@ -127,6 +127,40 @@ def _classifiers() -> Iterator[Subject]:
             return (torch.randn(2, 3, size[0], size[0]),)
 
         yield Subject(name, make, arguments)
+
+
+def _families() -> Iterator[Subject]:
+    """The smallest model of each family of timm, traced."""
+    package = timm()
+
+    def create(name: str, **options: Any) -> torch.nn.Module:
+        return _seen(package.create_model(name, **options))
+
+    for name in smallest_of_families(package):
+        size: list[int] = []
+
+        def make(name: str = name, size: list[int] = size) -> torch.jit.ScriptModule:
+            eager, size[:] = made(name, create)
+            with torch.no_grad():
+                return in_form("traced", eager, torch.randn(2, *size))
+
+        def arguments(seed: int, size: list[int] = size) -> Any:
+            return (images(2, size, torch.Generator().manual_seed(seed)),)
+
+        yield Subject(name, make, arguments)
+
+
+def _seen(model: torch.nn.Module) -> torch.nn.Module:
+    """Draw parameters that begin near 0, as heads, scales of layers and positions do.
+
+    No result would differ by what they multiply.
+    """
+    for parameter in model.parameters():
+        if parameter.numel() and float(parameter.abs().max()) < _NEAR:
+            torch.nn.init.normal_(
+                parameter, std=parameter.shape[1] ** -0.5 if parameter.dim() > 1 else 0.3
+            )
+    return model
 
 
 def _runs(net: torch.jit.ScriptModule, side: int) -> bool:
@@ -144,6 +178,8 @@ CORPORA: dict[str, Callable[[], Iterator[Subject]]] = {
     "benchmarks": _specified(MODELS),
     "whole": _specified(WHOLE),
     "torchvision": _classifiers,
+    "timm": _families,
+    "transformers": _specified(SMALL),
 }
 _TITLES = {
     "tests": "models of the tests",
@@ -151,6 +187,8 @@ _TITLES = {
     "benchmarks": "architectures of the benchmarks",
     "whole": "whole architectures",
     "torchvision": "classifiers of torchvision",
+    "timm": "families of timm",
+    "transformers": "small transformers",
 }
 
 

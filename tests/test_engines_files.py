@@ -111,6 +111,16 @@ def test_a_value_quantized_twice_in_a_row_keeps_both_roundings(tmp_path: Path) -
     assert found.std() > 0 and apart(found, model, batches[0]) < 0.01
 
 
+@pytest.mark.parametrize("function", [nn.ConstantPad2d((0, 1, 2, 1), 0.0), nn.ReflectionPad2d(1)])
+def test_onnx_runtime_pads_between_convolutions(function: nn.Module, tmp_path: Path) -> None:
+    """It has channels last there, and the padding moves with its axes."""
+    batches = data(2, 4, 8, 8)
+    model = quantized(Between(function), batches, "onnxruntime")
+    kinds, found = fused(model, batches[0], tmp_path)
+    assert kinds["QLinearConv"] == 2 and found.shape == model(batches[0]).shape
+    assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
 class Gate(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(x)
@@ -195,6 +205,14 @@ def test_openvino_computes_functions_within_a_convolution(
     names = [value.name for value in jit_passes.encodings_of(model).activations]
     assert names == ["x", f"function:{function._get_name().lower()}"]
     assert found.std() > 0 and apart(found, model, batches[0]) < 1.01
+
+
+def test_openvino_averages_windows_that_overlap(tmp_path: Path) -> None:
+    """As `torch.onnx` writes them, in a hundred operators, the convolution is computed wrongly."""
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(7), nn.Conv2d(2, 1, 7, padding=3)).eval()
+    x = torch.randn(2, 2, 32, 32, generator=torch.Generator().manual_seed(0))
+    _, found = executed(torch.jit.script(network), x, tmp_path / "model.onnx")
+    torch.testing.assert_close(found, network(x).detach(), rtol=1e-5, atol=1e-6)
 
 
 class Sum(nn.Module):

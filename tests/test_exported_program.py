@@ -194,6 +194,33 @@ def test_loops_unroll() -> None:
     assert_like(run(program, (x, 3)), model(x, 3))
 
 
+class PadsBySize(nn.Module):
+    """Pads as convolutions with the padding "same" do: in a trace the sizes are tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h, w = (torch.clamp(((n / 2).ceil() - 1) * 2 + 3 - n, min=0) for n in x.shape[-2:])
+        y = nn.functional.pad(x, (w // 2, w - w // 2, h // 2, h - h // 2))
+        return self.conv(y), y * (w / 2.5), torch.stack([h, w]), w
+
+
+def test_numbers_that_a_trace_has_as_tensors() -> None:
+    """They are known, so the padding is constant; results are tensors of the dtypes as before."""
+    x = torch.randn(2, 2, 8, 9)
+    model: Any = torch.jit.trace(
+        PadsBySize().eval(), x, check_trace=False
+    )  # tensors in traces only
+    program = to_exported_program(model, x, ({0: Dim("batch", min=2, max=8)},))
+    assert [node.args[1] for node in nodes_of(program, "pad")] == [[1, 1, 0, 1]]
+    x = torch.randn(5, 2, 8, 9)
+    for found, expected in zip(run(program, (x,)), model(x), strict=True):
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_loops_by_data_and_by_open_sizes(name: str) -> None:
     """The rounds are those of each input, also where a round writes to a tensor from outside."""

@@ -223,7 +223,11 @@ class Floats(nn.Module):
         written[0, 1:] = 0.5
         wide = nn.functional.pad(x, [2, -1, -2, 1], "circular")
         fewer = nn.functional.adaptive_max_pool2d(x, (3, 2))
+        average = nn.functional.adaptive_avg_pool2d
         return [
+            average(x, (3, 2)),
+            average(x[None], (4, 1)),
+            average(x, (5, 7)),
             written,
             wide,
             nn.functional.pad(wide, [1, 2], "reflect"),
@@ -452,6 +456,9 @@ def refusals() -> Iterator[Any]:
     yield "operator", lambda: script(Bessel()), {}, missing
     half = "Conv.*unsupported type: tensor.bfloat16"
     yield "dtype", lambda: script(Small()).to(torch.bfloat16), {}, half
+    pool = {"dynamic_shapes": ({2: Dim("rows", min=4, max=64)},)}
+    open_size = r"'adaptive_avg_pool2d' at .*: ONNX has no adaptive pool of an open size"
+    yield "open size", lambda: script(nn.AdaptiveAvgPool2d((3, 1))), pool, open_size
     yield "places", lambda: script(Places()), {}, "returns the places of its maxima"
     stock = {"target": "stock", "mode": "static", "progress": False}
     engine = {"target": "inductor", "mode": "static", "progress": False}

@@ -38,8 +38,24 @@ class Continued(nn.Module):
         return torch.cat([first.logits, rest.logits], 1)
 
 
+class Copied(nn.Module):
+    """An encoder and its decoder, which reads the encoder's words."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(input_ids=x, decoder_input_ids=x).last_hidden_state
+
+
 def transformer(
-    name: str, part: str = "", result: str = "last_hidden_state", last: int = 0, **options: Any
+    name: str,
+    part: str = "",
+    result: str = "last_hidden_state",
+    last: int = 0,
+    copied: bool = False,
+    **options: Any,
 ) -> nn.Module:
     """The model of a class of the package, as a configuration with these options makes it.
 
@@ -51,6 +67,7 @@ def transformer(
         result: which tensor of what it gives.
         last: how many words a decoder reads in a second go, with the first one's keys and values
             in a cache; 0 for one go.
+        copied: whether the encoder's words are those of the decoder too.
         options: of the class's configuration.
 
     Raises:
@@ -64,4 +81,6 @@ def transformer(
     model = kind(kind.config_class(**options, attn_implementation="eager"))
     if last:
         return Continued(model, last)
+    if copied:
+        return Copied(model)
     return Result(model.get_submodule(part), result)

@@ -2,7 +2,8 @@
 
 - copy: it leaves the shape of the copied tensor, whose values are to be repeated.
 - clamp: of a whole and a real number it fails.
-- pad: circular, it writes a mode that OpenVINO does not read.
+- pad: circular, it writes a mode that OpenVINO does not read. Others are written for all axes:
+  ONNX Runtime 1.31 fails on some axes as it puts channels last around convolutions on integers.
 - scaled_dot_product_attention: it takes four axes alone.
 """
 
@@ -53,8 +54,9 @@ def float_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
         fill = None
         if mode == "constant":
             fill = op.CastLike(op.Constant(value_float=float(value or 0)), self)
-        sizes = numbers(*pad[::2], *pad[1::2])
-        return op.Pad(self, sizes, fill, numbers(*axes), mode=_MODES[mode])
+        front = [0] * (len(self.shape) - len(axes))
+        sizes = numbers(*front, *pad[-2::-2], *front, *pad[::-2])
+        return op.Pad(self, sizes, fill, mode=_MODES[mode])
 
     def _wrapped(x: Any, axis: int, before: int, after: int) -> list[Any]:
         """Return the parts of an axis with its end in front and its start behind."""

@@ -1,7 +1,9 @@
 """Pools in the forms that `torch.onnx` translates rightly, and engines put on integers.
 
 `torch.onnx` 2.13 writes a global average as ReduceMean, which ONNX Runtime computes in float,
-leaves out the divisor of a pool, and has no adaptive pools of maxima.
+leaves out the divisor of a pool, and has no adaptive pools of maxima. Adaptive averages of windows
+that overlap become up to a hundred operators there, behind which OpenVINO computes wrong numbers;
+of an open size it writes the windows of the example.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def _multiply(average: torch.fx.Node) -> None:
 
 
 def pool_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return the translations of means and adaptive maxima; `op` is the module of an opset."""
+    """Return the translations of means and adaptive pools; `op` is the module of an opset."""
 
     def mean(input: Any, dim: Any = None, keepdim: bool = False, dtype: int | None = None) -> Any:
         rank = len(input.shape)
@@ -81,26 +83,50 @@ def pool_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
         average = op.GlobalAveragePool(input)
         return average if keepdim else op.Squeeze(average, axes)
 
-    def adaptive(dims: int) -> Callable[..., Any]:
-        def adaptive_max_pool(self: Any, output_size: Sequence[int]) -> Any:
-            sizes = list(self.shape)[-dims:]
-            if not all(isinstance(size, int) for size in sizes):
+    def adaptive(input: Any, output_size: Sequence[int], dims: int, reduce: Any) -> Any:
+        """Return a pool of equal or overlapping windows, one axis after the other."""
+        axes, sizes = range(-dims, 0), list(input.shape)[-dims:]
+        counts = list(output_size) * (dims if len(output_size) == 1 else 1)
+        if counts == sizes:
+            return op.Identity(input)
+        for axis, size, count in zip(axes, sizes, counts, strict=True):
+            if count in (size, 1):
+                whole = op.Constant(value_ints=[axis])
+                input = input if count == size else reduce(input, whole, keepdims=1)
+                continue
+            if not isinstance(size, int):
                 raise JitPassesError(
                     f"ONNX has no adaptive pool of an open size, {sizes}: let dynamic_shapes leave "
                     "these axes as they are"
                 )
+            along, parts = op.Constant(value_ints=[axis]), []
+            for k in range(count):
+                start, end = k * size // count, -(-(k + 1) * size // count)
+                ends = (op.Constant(value_ints=[place]) for place in (start, end))
+                parts.append(reduce(op.Slice(input, *ends, along), along, keepdims=1))
+            input = op.Concat(*parts, axis=axis)
+        return input
+
+    def average(dims: int) -> Callable[..., Any]:
+        def adaptive_avg_pool(self: Any, output_size: Sequence[int]) -> Any:
+            sizes = list(self.shape)[-dims:]
             counts = list(output_size) * (dims if len(output_size) == 1 else 1)
-            for axis, size, count in zip(range(-dims, 0), sizes, counts, strict=True):
-                along = op.Constant(value_ints=[axis])
-                maxima = []
-                for k in range(count):
-                    start, end = k * size // count, -(-(k + 1) * size // count)
-                    ends = (op.Constant(value_ints=[place]) for place in (start, end))
-                    maxima.append(op.ReduceMax(op.Slice(self, *ends, along), along, keepdims=1))
-                self = op.Concat(*maxima, axis=axis) if count > 1 else maxima[0]
-            return self, op.Shape(self)  # in place of places, which nothing reads
+            known = len(self.shape) == dims + 2 and all(isinstance(size, int) for size in sizes)
+            pairs = list(zip(sizes, counts, strict=True))
+            if known and sizes != counts and not any(size % count for size, count in pairs):
+                window = [size // count for size, count in pairs]
+                return op.AveragePool(self, kernel_shape=window, strides=window)
+            return adaptive(self, output_size, dims, op.ReduceMean)
+
+        return adaptive_avg_pool
+
+    def maximum(dims: int) -> Callable[..., Any]:
+        def adaptive_max_pool(self: Any, output_size: Sequence[int]) -> Any:
+            found = adaptive(self, output_size, dims, op.ReduceMax)
+            return found, op.Shape(self)  # in place of places, which nothing reads
 
         return adaptive_max_pool
 
-    maxima = {operator: adaptive(dims) for operator, dims in _MAXIMA.items()}
-    return {_ATEN.mean.dim: mean, **maxima}
+    averages = {operator: average(dims) for operator, dims in _ADAPTIVE.items()}
+    maxima = {operator: maximum(dims) for operator, dims in _MAXIMA.items()}
+    return {_ATEN.mean.dim: mean, **averages, **maxima}

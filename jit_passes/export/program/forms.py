@@ -24,6 +24,7 @@ from .flat import tensor_of
 Form = Callable[..., Any]
 _torch: Any = torch  # functions of symbols have no types
 
+MADE = (torch.int64, torch.float32)  # dtypes of the tensors that are made of numbers
 _SCALARS = ("bool", "int", "float", "Scalar", "SymInt", "number")
 
 
@@ -109,7 +110,7 @@ def _tensor(value: Any) -> Any:
     """Return a tensor for a number: traces have tensors in place of numbers."""
     if isinstance(value, bool | int | float | torch.SymInt | torch.SymFloat):
         whole = isinstance(value, int | torch.SymInt)
-        return _torch.scalar_tensor(value, dtype=torch.int64 if whole else torch.float32)
+        return _torch.scalar_tensor(value, dtype=MADE[0 if whole else 1])
     return value
 
 

@@ -30,6 +30,7 @@ from .constants import constant_of, hold, path_of
 from .forms import Form
 from .loops import repeat
 from .names import NOTE, described
+from .numbers import Numbers
 from .writes import written_in
 
 # By the kind of a type, its Python.
@@ -98,6 +99,7 @@ class Running(nn.Module):
             for step in steps
             if step.node.kind == "prim::Constant"
         }
+        self._numbers = Numbers()
         self.forward = _signed(self, arguments)
 
     def _held(self, value: ValueView) -> Any:
@@ -152,7 +154,9 @@ class Running(nn.Module):
         elif node.kind == RAISE:
             raise JitPassesError(f"the model raises an error: {_said(step)}")
         else:
-            found = self._forms[node.index](*operands)
+            form = self._forms[node.index]
+            number = self._numbers.follow(node, form, operands)
+            found = form(*operands) if number is None else number
             results = [found] if len(node.outputs) == 1 else found if node.outputs else ()
         for value, result in zip(node.outputs, results, strict=True):
             values[value.id] = result

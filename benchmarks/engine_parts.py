@@ -41,7 +41,7 @@ from benchmarks.runtimes.base import first_line
 
 _TIE = 1e-3  # of a step
 _FLOATS = 1e-5  # of the largest value
-_ENGINES = {"onnxruntime": exports.InOnnxRuntime, "openvino": exports.InOpenVino}
+ENGINES = {"onnxruntime": exports.InOnnxRuntime, "openvino": exports.InOpenVino}
 # Operators whose result in float is no place to cut at, since an engine computes on behind them.
 _JOINED = ("DequantizeLinear", "Shape", "Conv", "Gemm", "MatMul")
 # Operators that are not told of a part.
@@ -225,7 +225,7 @@ def count(file: File, arguments: Arrays, engine: Any) -> Count:
     return found
 
 
-def _run(kind: type[exports.OnnxFile], path: Path, given: Arrays) -> Any:
+def run(kind: type[exports.OnnxFile], path: Path, given: Arrays) -> Any:
     """Return the first result of a file in an engine."""
     loaded = kind(None, None, "", path)
     return loaded({name: torch.from_numpy(array) for name, array in given.items()})[0].numpy()
@@ -243,12 +243,12 @@ def row(name: str, spec: ModelSpec, engine: str, batch: int) -> tuple[list[str],
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.onnx"
         jit_passes.export_onnx(quantized, path, args)
-        file, run = File(path), partial(_run, _ENGINES[engine])
+        file, call = File(path), partial(run, ENGINES[engine])
         [argument] = file.model.graph.input
         arguments = {argument.name: args[0].numpy()}
         plain = file.computed(file.model, arguments)[file.results[0]]
-        results = (run(path, arguments), plain)
-        found = count(file, arguments, run)
+        results = (call(path, arguments), plain)
+        found = count(file, arguments, call)
     tensors = [torch.from_numpy(each) for each in results]
     decibels = [f"{sqnr_db(expected, each):.1f}" for each in tensors]
     equal = exports.apart(tensors[:1], [expected]) <= allowed
@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Count what the command line asks for, and print a table and the parts that differ."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_parts", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=EVERY, default=list(EVERY))
-    parser.add_argument("--engines", nargs="+", choices=_ENGINES, default=list(_ENGINES))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--batch", type=int, default=2)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -1,18 +1,17 @@
 """Whether an engine computes each operator of a quantized model as the reference model does.
 
 Results of deep networks differ by more than any operator does: a value half way between two codes
-goes either way, and later layers amplify the difference. So a file is cut where a value is
-quantized, and where several operators read a value in float. Each part gets the values that the
-whole file has without optimization, runs in the engine alone, and its codes are compared. Usage,
-from the repository root, with onnxruntime, openvino, torchvision and transformers installed::
+goes either way, and later layers amplify the difference. So a file is cut at each quantized value.
+Each part gets the reference model's codes, runs in the engine alone, and its codes are compared
+with the reference model's. Usage, from the repository root, with onnxruntime, openvino, torchvision
+and transformers installed::
 
     python -m benchmarks.engine_parts --models bert swin --engines openvino
     python -m benchmarks.engine_parts --models unet inception --batch 1
 
 A code is at a tie if the value before rounding is within 0.001 of a step of the border between its
 code and the engine's. The columns in dB compare the model's results with the reference model's: in
-the engine, and without optimization, where ties alone differ. Equal is what `benchmarks.exports`
-calls so.
+the engine, and in ONNX Runtime without optimization. Equal is what `benchmarks.exports` calls so.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import copy
 import importlib
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,12 +36,12 @@ from benchmarks.measure import sqnr_db
 from benchmarks.models import ModelSpec
 from benchmarks.models.whole import EVERY
 from benchmarks.runtimes.base import first_line
+from jit_passes.report.conformance.onnx_runtime import shown_values
+from jit_passes.report.conformance.subject import Subject
 
 _TIE = 1e-3  # of a step
 _FLOATS = 1e-5  # of the largest value
 ENGINES = {"onnxruntime": exports.InOnnxRuntime, "openvino": exports.InOpenVino}
-# Operators whose result in float is no place to cut at, since an engine computes on behind them.
-_JOINED = ("DequantizeLinear", "Shape", "Conv", "Gemm", "MatMul")
 # Operators that are not told of a part.
 _MOVED = ("Constant", "Cast", "QuantizeLinear", "DequantizeLinear")
 
@@ -54,39 +52,30 @@ class File:
     """A file of ONNX, and parts of it.
 
     Args:
-        path: of the file. Pairs of quantize and dequantize that make OpenVINO add within a
-            convolution round nothing there, and are left out of what is computed without it.
+        path: of the file.
     """
 
     def __init__(self, path: Path) -> None:
-        self._onnx = importlib.import_module("onnx")
+        self._onnx, self.path = importlib.import_module("onnx"), path
         self.model = self._onnx.load(str(path))
         graph = self.model.graph
         self.results = [result.name for result in graph.output]
         self._initializers = {tensor.name: tensor for tensor in graph.initializer}
         self._makers = {value: node for node in graph.node for value in node.output}
         self._places = {id(node): place for place, node in enumerate(graph.node)}
-        self._known = set(self._initializers)
-        for node in graph.node:
-            if all(value in self._known for value in node.input if value):
-                self._known |= {*node.output}
-        self._readers = Counter(value for node in graph.node for value in node.input)
 
-    def cuts(self) -> list[str]:
-        """Return the values between two parts and the results, in the order of the graph."""
-        found = []
-        for node in self.model.graph.node:
-            value = node.output[0]
-            shared = self._readers[value] > 1 and node.op_type not in _JOINED
-            cut = self.is_quantized(value) or shared or value in self.results
-            if cut and value not in self._known:
-                found.append(value)
-        return found
+    def codes(self, subject: Subject, args: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the reference model's codes by the names that the file has for them."""
+        shown = shown_values(self.path, subject.report.values)
+        found = subject.watched()((args, {}))
+        return {
+            shown[name]: codes.numpy().astype(self._dtype(shown[name]))
+            for name, codes in found.items()
+            if name in shown
+        }
 
-    def is_quantized(self, value: str) -> bool:
-        """Say whether a value has codes, which are not those within a sum."""
-        node = self._makers[value]
-        return node.op_type == "QuantizeLinear" and not _is_within_sum(node)
+    def _dtype(self, value: str) -> Any:
+        return self._constant(self._makers[value].input[2]).dtype
 
     def rounded(self, value: str) -> tuple[str, float, int]:
         """Return the operand, the scale and the zero point of a quantized value."""
@@ -139,14 +128,16 @@ class File:
         made = helper.make_model(graph, opset_imports=opsets, ir_version=version)
         return made, [node.op_type for node in ordered if node.op_type not in _MOVED]
 
-    def computed(self, model: Any, given: Arrays, further: Sequence[str] = ()) -> dict[str, Any]:
-        """Return the results of a part or the whole file, without optimization, by name."""
+    def computed(self, model: Any, given: Arrays, value: str) -> Any:
+        """Return a value of a part or the whole file, without optimization.
+
+        Pairs of quantize and dequantize that make OpenVINO add within a convolution round nothing
+        there, and are left out.
+        """
         runtime = importlib.import_module("onnxruntime")
         plain = _without_pairs(model)
-        known = {result.name for result in plain.graph.output}
-        plain.graph.output.extend(
-            self._onnx.ValueInfoProto(name=name) for name in further if name not in known
-        )
+        if value not in {result.name for result in plain.graph.output}:
+            plain.graph.output.append(self._onnx.ValueInfoProto(name=value))
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 4
         options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -154,8 +145,7 @@ class File:
             plain.SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
         feed = {argument.name: given[argument.name] for argument in session.get_inputs()}
-        names = [result.name for result in session.get_outputs()]
-        return dict(zip(names, session.run(names, feed), strict=True))
+        return session.run([value], feed)[0]
 
 
 def _is_within_sum(node: Any) -> bool:
@@ -192,36 +182,46 @@ class Count:
     others: list[str] = field(default_factory=list)
 
 
-def count(file: File, arguments: Arrays, engine: Any) -> Count:
-    """Run each part in an engine, which is a function of a path and of values by name."""
-    cuts, found = file.cuts(), Count()
-    values = {**arguments, **file.computed(file.model, arguments, cuts)}
+def count(file: File, subject: Subject, args: tuple[Any, ...], engine: Any) -> Count:
+    """Run each part in an engine, which is a function of a path and of arrays by name.
+
+    Args:
+        file: of the model.
+        subject: the reference model.
+        args: of the model.
+        engine: returns the first result of a file.
+    """
+    given = {name: value.numpy() for name, value in subject.named((args, {})).items()}
+    values, found = given | file.codes(subject, args), Count()
+    [result] = exports.called(subject.model, args)
+    values.setdefault(file.results[0], result.numpy())
     with tempfile.TemporaryDirectory() as folder:
-        for value in cuts:
+        for value in [name for name in values if name not in given]:
             part, kinds = file.part(value, values)
             path = Path(folder) / "part.onnx"
             path.write_bytes(part.SerializeToString())
-            given = {argument.name: values[argument.name] for argument in part.graph.input}
-            ours = engine(path, given)
+            inputs = {argument.name: values[argument.name] for argument in part.graph.input}
+            ours, expected = engine(path, inputs), values[value]
             found.parts += 1
-            if file.is_quantized(value):
+            said = ""
+            if expected.dtype.kind in "iu":
                 operand, scale, zero_point = file.rounded(value)
-                inner = file.computed(part, values, [operand])
-                exact = inner[operand].astype(numpy.float64) / scale + zero_point
-                apart = ours != inner[value]
-                beyond = abs(ours[apart] - exact[apart]) - 0.5
+                exact = file.computed(part, inputs, operand)
+                apart = ours != expected
+                steps = exact[apart].astype(numpy.float64) / scale + zero_point
+                # Of the two codes the one that is farther from the value.
+                beyond = numpy.maximum(abs(ours[apart] - steps), abs(expected[apart] - steps)) - 0.5
                 found.codes += ours.size
                 found.ties += int((beyond < _TIE).sum())
                 if (beyond >= _TIE).any():
                     said = f"{(beyond >= _TIE).sum()} codes, up to {beyond.max():.2g} steps"
-                    found.others.append(f"{value}: {said}: {', '.join(kinds)}")
             else:
-                expected = file.computed(part, values)[value]
                 largest = abs(expected).max(initial=1e-9)
                 beyond = abs(ours - expected).max(initial=0) / largest
                 if not beyond < _FLOATS:
                     said = f"{beyond:.1e} of the largest number"
-                    found.others.append(f"{value}: {said}: {', '.join(kinds)}")
+            if said:
+                found.others.append(f"{value}: {said}: {', '.join(kinds)}")
     return found
 
 
@@ -246,9 +246,9 @@ def row(name: str, spec: ModelSpec, engine: str, batch: int) -> tuple[list[str],
         file, call = File(path), partial(run, ENGINES[engine])
         [argument] = file.model.graph.input
         arguments = {argument.name: args[0].numpy()}
-        plain = file.computed(file.model, arguments)[file.results[0]]
+        plain = file.computed(file.model, arguments, file.results[0])
         results = (call(path, arguments), plain)
-        found = count(file, arguments, call)
+        found = count(file, Subject.of(quantized, subject.method), args, call)
     tensors = [torch.from_numpy(each) for each in results]
     decibels = [f"{sqnr_db(expected, each):.1f}" for each in tensors]
     equal = exports.apart(tensors[:1], [expected]) <= allowed

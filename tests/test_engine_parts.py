@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from jit_passes import export_onnx
+from jit_passes.report.conformance.subject import Subject
 from tests.engines import Network, data, quantized
 
 pytest.importorskip("onnxruntime")
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("translations_once")
 
 
 class Streams(nn.Module):
-    """A value in float that two operators read, between two linears."""
+    """A sum in float that two operators read, between two linears."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,19 +36,18 @@ class Streams(nn.Module):
 
 
 def written(network: nn.Module, batches: list[Tensor], engine: str, path: Path) -> Any:
-    """Return a file for an engine, and its arguments."""
-    export_onnx(quantized(network, batches, engine), path, batches[0])
-    file = engine_parts.File(path)
-    [argument] = file.model.graph.input
-    return file, {argument.name: batches[0].numpy()}
+    """Return a file for an engine, the reference model, and its arguments."""
+    model = quantized(network, batches, engine)
+    export_onnx(model, path, batches[0])
+    return engine_parts.File(path), Subject.of(model, "forward"), (batches[0],)
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize(
     ("make", "shape", "parts", "codes"),
     [
-        pytest.param(Network, (4, 3, 16, 16), 12, 20000, id="network"),
-        pytest.param(Streams, (4, 8), 4, 64, id="streams"),
+        pytest.param(Network, (4, 3, 16, 16), 10, 20000, id="network"),
+        pytest.param(Streams, (4, 8), 3, 64, id="streams"),
     ],
 )
 def test_parts_in_an_engine_differ_at_ties_alone(
@@ -55,10 +55,8 @@ def test_parts_in_an_engine_differ_at_ties_alone(
 ) -> None:
     pytest.importorskip(engine)
     torch.manual_seed(0)
-    file, arguments = written(make(), data(*shape), engine, tmp_path / "model.onnx")
-    found = engine_parts.count(
-        file, arguments, partial(engine_parts.run, engine_parts.ENGINES[engine])
-    )
+    given = written(make(), data(*shape), engine, tmp_path / "model.onnx")
+    found = engine_parts.count(*given, partial(engine_parts.run, engine_parts.ENGINES[engine]))
     assert found.others == [] and found.ties <= 3
     assert found.parts >= parts and found.codes >= codes
 
@@ -69,14 +67,14 @@ def test_an_operator_that_is_computed_wrongly_is_named(
 ) -> None:
     """Parts behind it get the right values, and are not named."""
     torch.manual_seed(0)
-    file, arguments = written(Network(), data(2, 3, 16, 16), "onnxruntime", tmp_path / "model.onnx")
+    given = written(Network(), data(2, 3, 16, 16), "onnxruntime", tmp_path / "model.onnx")
     wrong = "block.b:conv2d:quantized"
 
-    def engine(path: Path, given: Any) -> Any:
-        found = engine_parts.run(engine_parts.ENGINES["onnxruntime"], path, given)
+    def engine(path: Path, arrays: Any) -> Any:
+        found = engine_parts.run(engine_parts.ENGINES["onnxruntime"], path, arrays)
         [result] = engine_parts.File(path).results
         return numpy.where(found > 128, found - change, found) if result == wrong else found
 
-    found = engine_parts.count(file, arguments, engine)
+    found = engine_parts.count(*given, engine)
     assert len(found.others) == named
     assert all(f"{wrong}: " in other and other.endswith(": Conv") for other in found.others)

@@ -10,8 +10,9 @@ and transformers installed::
     python -m benchmarks.engine_parts --models unet inception --batch 1
 
 A code is at a tie if the value before rounding is within 0.001 of a step of the border between its
-code and the engine's. The columns in dB compare the model's results with the reference model's: in
-the engine, and in ONNX Runtime without optimization. Equal is what `benchmarks.exports` calls so.
+code and the engine's. The first columns in dB compare the model's results with the reference
+model's: in the engine, and in ONNX Runtime without optimization. SQNR compares those of the engine,
+and of the reference model, with the float model's. Equal is what `benchmarks.exports` calls so.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ _FLOATS = 1e-5  # of the largest value
 ENGINES = {"onnxruntime": exports.InOnnxRuntime, "openvino": exports.InOpenVino}
 # Operators that are not told of a part.
 _MOVED = ("Constant", "Cast", "QuantizeLinear", "DequantizeLinear")
+_HEADER = (
+    *("model", "engine", "parts", "codes", "at ties", "other parts", "in the engine, dB"),
+    *("not optimized, dB", "SQNR, dB", "SQNR of the reference, dB", "equal"),
+)
 
 Arrays = Mapping[str, Any]
 
@@ -250,7 +255,9 @@ def row(name: str, spec: ModelSpec, engine: str, batch: int) -> tuple[list[str],
         results = (call(path, arguments), plain)
         found = count(file, Subject.of(quantized, subject.method), args, call)
     tensors = [torch.from_numpy(each) for each in results]
+    floats = exports.called(copy.deepcopy(model), args)[0]
     decibels = [f"{sqnr_db(expected, each):.1f}" for each in tensors]
+    decibels += [f"{sqnr_db(floats, each):.1f}" for each in (tensors[0], expected)]
     equal = exports.apart(tensors[:1], [expected]) <= allowed
     counts = (found.parts, found.codes, found.ties, len(found.others))
     return [name, engine, *map(str, counts), *decibels, "yes" if equal else "no"], found.others
@@ -271,12 +278,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             try:
                 cells, others = row(name, EVERY[name], engine, options.batch)
             except Exception as error:  # whatever an engine raises, the others are still counted
-                cells, others = [name, engine, *[report.MISSING] * 7], [first_line(error)]
+                cells = [name, engine, *[report.MISSING] * (len(_HEADER) - 2)]
+                others = [first_line(error)]
             report.progress(" ".join(cells))
             rows.append(cells)
             every += [f"{name}, {engine}, {other}" for other in others]
-    header = ["model", "engine", "parts", "codes", "at ties", "other parts"]
-    print(report.table([*header, "in the engine, dB", "not optimized, dB", "equal"], rows))
+    print(report.table(_HEADER, rows))
     print("\n".join(every))
 
 

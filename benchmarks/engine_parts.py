@@ -280,7 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             except Exception as error:  # whatever an engine raises, the others are still counted
                 cells = [name, engine, *[report.MISSING] * (len(_HEADER) - 2)]
                 others = [first_line(error)]
-            report.progress(" ".join(cells))
+            report.progress("; ".join([" ".join(cells), *others]))
             rows.append(cells)
             every += [f"{name}, {engine}, {other}" for other in others]
     print(report.table(_HEADER, rows))

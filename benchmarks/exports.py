@@ -229,7 +229,7 @@ class InOpenVino(OnnxFile):
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         }
         self._model = openvino.Core().compile_model(path, "CPU", options)
-        return [value.get_any_name() for value in self._model.inputs]
+        return [value.node.friendly_name for value in self._model.inputs]
 
     def _run(self, arrays: dict[str, Any]) -> list[Any]:
         return [array.copy() for array in self._model(arrays).to_tuple()]

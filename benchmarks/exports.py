@@ -97,17 +97,21 @@ def _specified(specs: Mapping[str, ModelSpec]) -> Callable[[], Iterator[Subject]
     """Architectures of the benchmarks."""
 
     def subjects() -> Iterator[Subject]:
-        for name, spec in specs.items():
-
-            def make(spec: ModelSpec = spec) -> torch.jit.ScriptModule:
-                return spec.form(spec.build(), spec.inputs(2, 1))
-
-            def arguments(seed: int, spec: ModelSpec = spec) -> Any:
-                return (spec.inputs(2, seed),)
-
-            yield Subject(name, make, arguments)
+        return (specified(name, spec) for name, spec in specs.items())
 
     return subjects
+
+
+def specified(name: str, spec: ModelSpec, batch: int = 2) -> Subject:
+    """An architecture of the benchmarks, at a batch size."""
+
+    def make() -> torch.jit.ScriptModule:
+        return spec.form(spec.build(), spec.inputs(batch, 1))
+
+    def arguments(seed: int) -> Any:
+        return (spec.inputs(batch, seed),)
+
+    return Subject(name, make, arguments)
 
 
 def _classifiers() -> Iterator[Subject]:
@@ -196,7 +200,7 @@ def _copies(value: Any) -> Any:
     return tree_map_only(Tensor, torch.clone, value)
 
 
-def _called(function: Callable[..., Any], args: Any) -> list[Any]:
+def called(function: Callable[..., Any], args: Any) -> list[Any]:
     """Return the results as a flat list; arguments may be written to."""
     args = _copies(args)
     with torch.no_grad():
@@ -210,7 +214,7 @@ class Program:
         self._module = jit_passes.to_exported_program(model, args, method=method).module()
 
     def __call__(self, args: Any) -> list[Any]:
-        return _called(self._module, args)
+        return called(self._module, args)
 
 
 class OnnxFile:
@@ -257,9 +261,13 @@ class InOpenVino(OnnxFile):
 
     def _load(self, path: str) -> list[str]:
         openvino = importlib.import_module("openvino")
-        options = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+        options = {  # without the last, linears in float quantize their operands
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": 1,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        }
         self._model = openvino.Core().compile_model(path, "CPU", options)
-        return [value.get_any_name() for value in self._model.inputs]
+        return [value.node.friendly_name for value in self._model.inputs]
 
     def _run(self, arrays: dict[str, Any]) -> list[Any]:
         return [array.copy() for array in self._model(arrays).to_tuple()]
@@ -285,7 +293,7 @@ WAYS = {
 }
 
 
-def _apart(found: Sequence[Any], expected: Sequence[Any]) -> float:
+def apart(found: Sequence[Any], expected: Sequence[Any]) -> float:
     """Return the largest difference of results, as a part of the largest value of each."""
     found = [value for value in found if isinstance(value, Tensor | int | float)]
     expected = [value for value in expected if isinstance(value, Tensor | int | float)]
@@ -310,19 +318,19 @@ def _outcome(subject: Subject, model: Any, way: Way, folder: Path) -> str | None
     args, floats = subject.arguments(1), model
     allowed = _TOLERANCE
     if way.target is not None:
-        model, allowed = _quantized(subject, floats, way.target)
+        model, allowed = quantized(subject, floats, way.target)
         if model is None:
             return None
     own = copy.deepcopy(model)  # whose state the call may change
-    expected = _called(getattr(own, subject.method), args)
+    expected = called(getattr(own, subject.method), args)
     path = folder / f"{subject.name}-{way.target}.onnx"
     try:
         loaded = way.run(model, args, subject.method, path)
-        apart = _apart(loaded(args), expected)
+        found = apart(loaded(args), expected)
     except Exception as error:  # whatever an engine raises
         return _reason(error)
-    if not apart <= allowed:  # or it is no number
-        return f"its results differ by {apart:.1e} of the largest value"
+    if not found <= allowed:  # or it is no number
+        return f"its results differ by {found:.1e} of the largest value"
     return ""
 
 
@@ -333,7 +341,7 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {failed[-1].strip()}" if failed else first_line(error)
 
 
-def _quantized(subject: Subject, model: Any, target: str) -> tuple[Any, float]:
+def quantized(subject: Subject, model: Any, target: str) -> tuple[Any, float]:
     """Return the model for an engine, None if there is nothing to quantize, and a tolerance."""
     batches = [subject.arguments(seed) for seed in (1, 2)]
     options: dict[str, Any] = {"mode": "static", "progress": False, "method": subject.method}
@@ -342,20 +350,21 @@ def _quantized(subject: Subject, model: Any, target: str) -> tuple[Any, float]:
     ):  # kernels of the engines then add pairs of products in int16
         options["config"] = {"version": 1, "global": {"weight": {"bits": 7}}}
     try:
-        quantized = jit_passes.quantize_script(model, batches, target=target, **options)
+        made = jit_passes.quantize_script(model, batches, target=target, **options)
     except jit_passes.JitPassesError:
         return None, math.nan
-    if not any(row.dtype == "int8" for row in jit_passes.coverage(quantized)):
+    if not any(row.dtype == "int8" for row in jit_passes.coverage(made)):
         return None, math.nan
     args = batches[0]
-    called = (_called(getattr(copy.deepcopy(m), subject.method), args) for m in (quantized, model))
-    results, floats = called
-    changed = _apart(results, floats)
+    results, floats = (
+        called(getattr(copy.deepcopy(each), subject.method), args) for each in (made, model)
+    )
+    changed = apart(results, floats)
     largest = max(
         (float(value.abs().max()) for value in results if _is_numbers(value)), default=math.inf
     )
-    last = jit_passes.encodings_of(quantized).activations[-1].scale[0]
-    return quantized, max(_TOLERANCE, _PART * changed, _STEPS * last / largest)
+    last = jit_passes.encodings_of(made).activations[-1].scale[0]
+    return made, max(_TOLERANCE, _PART * changed, _STEPS * last / largest)
 
 
 def _is_numbers(value: Any) -> bool:

@@ -152,6 +152,24 @@ def test_a_file_for_openvino(tmp_path: Path, run: Run) -> None:
     assert done.code == 5 and "results differ" in done.err
 
 
+def test_an_argument_that_has_other_names_in_openvino(tmp_path: Path) -> None:
+    """The engine leaves the reshape out, and its result is another name of the argument."""
+    pytest.importorskip("openvino")
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0])
+
+    batches, path = [torch.randn(1, 5, 8)], tmp_path / "model.onnx"
+    model = quantized(Tagger(), batches, "openvino")
+    jit_passes.export_onnx(model, path, batches[0])
+    assert jit_passes.check_onnx(path, model, batches, progress=False).equal
+
+
 def test_results_on_a_grid_in_openvino(tmp_path: Path) -> None:
     """They are compared in steps, of which one is allowed."""
     pytest.importorskip("openvino")

@@ -43,7 +43,9 @@ class OpenVinoFile:
 
     def __call__(self, given: Mapping[str, Any]) -> list[torch.Tensor]:
         """Return the results, in the file's order, for arguments by name."""
-        feed = fed([argument.any_name for argument in self._compiled.inputs], given)
+        # Values that OpenVINO takes for an argument are other names of it.
+        names = [argument.node.friendly_name for argument in self._compiled.inputs]
+        feed = fed(names, given)
         with errors_of(ENGINE):
             arrays = self._compiled(feed).to_tuple()
         return [torch.from_numpy(array) for array in arrays]

@@ -21,8 +21,12 @@ _PARAMETERS = ("scale", "zero_point", "quant_min", "quant_max", "dtype")
 
 
 def quantizer_of(value: ValueView) -> NodeView | None:
-    """Return the quantize whose codes a value stands for, as they are or rearranged."""
-    maker = origin_of(value, ()).producer
+    """Return the quantize whose codes a value stands for, as they are or rearranged.
+
+    None if a write gives the value other numbers than these codes.
+    """
+    origin = origin_of(value, ())
+    maker = None if origin.written else origin.producer
     source = maker.main_operand.producer if maker and maker.kind == DEQUANTIZE else None
     if source is None or source.kind != QUANTIZE:
         return None

@@ -32,12 +32,19 @@ struct CodeGrid {
   double highestCodeOf(double x) const { return std::floor(x / scale + zero_point + 0.5); }
 };
 
+bool clampsWithin(const Node* node, const CodeGrid& grid) {
+  if (node->kind() != aten::clamp) {
+    return false;
+  }
+  const auto low = constantNumber(node, "min"), high = constantNumber(node, "max");
+  return low && high && grid.lowestCodeOf(*low) >= grid.low && grid.highestCodeOf(*high) <= grid.high;
+}
+
 // Whether all results of the operator have codes within the range.
 bool isWithin(const Node* node, const CodeGrid& grid) {
   const Node* made = inputOf(node, "x")->node();
   if (made->kind() == aten::clamp) {
-    const auto low = constantNumber(made, "min"), high = constantNumber(made, "max");
-    return low && high && grid.lowestCodeOf(*low) >= grid.low && grid.highestCodeOf(*high) <= grid.high;
+    return clampsWithin(made, grid);
   }
   if (!isAverage(made) || mainOperand(made)->node()->kind() != dequantize) {
     return false;
@@ -47,20 +54,46 @@ bool isWithin(const Node* node, const CodeGrid& grid) {
   while (movesData(codes)) {
     codes = mainOperand(codes)->node();
   }
+  const bool narrow = codes->kind() == quantize && constantNumber(codes, "quant_min") >= grid.low &&
+                      constantNumber(codes, "quant_max") <= grid.high;
   return inputOf(operand, "scale") == inputOf(node, "scale") &&
-         inputOf(operand, "zero_point") == inputOf(node, "zero_point") && codes->kind() == quantize &&
-         constantNumber(codes, "quant_min") >= grid.low && constantNumber(codes, "quant_max") <= grid.high;
+         inputOf(operand, "zero_point") == inputOf(node, "zero_point") &&
+         (narrow || clampsWithin(codes, grid));
 }
 
+// The grid of a quantize whose codes are fewer than those of its dtype, and the first and last code of the dtype.
+struct NarrowGrid : CodeGrid {
+  int64_t first, last;
+};
+
 template <typename Code>
-bool clampCodes(Node* node, const CodeGrid& grid, bool contiguous) {
+std::optional<NarrowGrid> narrowGrid(const CodeGrid& grid) {
   using Limits = std::numeric_limits<Code>;
-  if ((grid.low <= Limits::min() && grid.high >= Limits::max()) || isWithin(node, grid)) {
-    return false;
+  const bool narrow = grid.low > Limits::min() || grid.high < Limits::max();
+  return narrow ? std::optional(NarrowGrid{grid, Limits::min(), Limits::max()}) : std::nullopt;
+}
+
+std::optional<NarrowGrid> narrowGridOf(const Node* node) {
+  const auto number = [&](size_t i) { return constantNumber(node->input(i)); };
+  if (node->kind() != quantize) {
+    return std::nullopt;
   }
+  const auto scale = number(1), zero_point = number(2), low = number(3), high = number(4), dtype = number(5);
+  if (!scale || !zero_point || !low || !high || !dtype) {
+    return std::nullopt;
+  }
+  const CodeGrid grid{*scale, *zero_point, *low, *high};
+  switch (static_cast<at::ScalarType>(*dtype)) {
+    case at::kByte: return narrowGrid<uint8_t>(grid);
+    case at::kChar: return narrowGrid<int8_t>(grid);
+    default: return std::nullopt; // not supported by PyTorch's quantized operators
+  }
+}
+
+void clampCodes(Node* node, const NarrowGrid& grid, bool contiguous) {
   std::vector<Value*> operands(node->inputs().begin(), node->inputs().end());
-  operands[3] = insertConstant(node, int64_t{Limits::min()});
-  operands[4] = insertConstant(node, int64_t{Limits::max()});
+  operands[3] = insertConstant(node, grid.first);
+  operands[4] = insertConstant(node, grid.last);
   Value* all = insertValue(node, quantize, operands, node);
   if (contiguous) {
     Value* layout = insertConstant(node, static_cast<int64_t>(at::MemoryFormat::Contiguous));
@@ -69,28 +102,19 @@ bool clampCodes(Node* node, const CodeGrid& grid, bool contiguous) {
   const auto bound = [&](double code) { return insertConstant(node, (code - grid.zero_point) * grid.scale); };
   const auto bounded = {all, bound(grid.low), bound(grid.high)};
   replaceNode(node, insertValue(node, aten::clamp, bounded, node));
-  return true;
 }
 
 bool clampAllCodes(PassContext& context) {
   const bool contiguous = context.option("contiguous").toBool();
-  return changeNodes(*context.graph(), [&](Node* node) {
-    if (node->kind() != quantize) {
-      return false;
-    }
-    const auto number = [&](size_t i) { return constantNumber(node->input(i)); };
-    const auto scale = number(1), zero_point = number(2), low = number(3), high = number(4),
-               dtype = number(5);
-    if (!scale || !zero_point || !low || !high || !dtype) {
-      return false;
-    }
-    const CodeGrid grid{*scale, *zero_point, *low, *high};
-    switch (static_cast<at::ScalarType>(*dtype)) {
-      case at::kByte: return clampCodes<uint8_t>(node, grid, contiguous);
-      case at::kChar: return clampCodes<int8_t>(node, grid, contiguous);
-      default: return false; // not supported by PyTorch's quantized operators
-    }
+  // All are found ahead of the first change: an average looks at the quantize of its operand.
+  const auto found = nodesWhere(*context.graph(), [](const Node* node) {
+    const auto grid = narrowGridOf(node);
+    return grid && !isWithin(node, *grid);
   });
+  for (Node* node : found) {
+    clampCodes(node, *narrowGridOf(node), contiguous);
+  }
+  return !found.empty();
 }
 
 const RegisterPass clamp_codes_pass{

@@ -20,14 +20,31 @@
 namespace jit_passes {
 namespace {
 
-// Only tracing gives nodes a scope, and files keep no scopes. PyTorch's own modules read their mode if they are
-// scripted; a user's module with another name may want its constant.
+// The operand with the mode, of dropout and normalization; 0 for other nodes.
+size_t modeOf(const Node* node) {
+  return isDropout(node) ? 2 : isNormalization(node->kind()) ? kTraining : 0;
+}
+
+bool isAlwaysOn(const Node* node) {
+  const size_t mode = modeOf(node);
+  return mode > 0 && constantNumber(node->input(mode)) == 1.0;
+}
+
+// Only tracing gives nodes a scope, and files keep no scopes. A user's own dropout may be meant to stay on.
 bool isTraced(const Node* node) {
-  static const std::unordered_set<std::string> types{
-      "Dropout",       "Dropout1d",   "Dropout2d",   "Dropout3d",     "AlphaDropout",   "FeatureAlphaDropout",
-      "BatchNorm1d",   "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm", "InstanceNorm1d", "InstanceNorm2d",
-      "InstanceNorm3d"};
-  return !node->scopeName().empty() || types.count(moduleOf(node).second) > 0;
+  const auto type = moduleOf(node).second;
+  return !node->scopeName().empty() || type.find("BatchNorm") != std::string::npos ||
+         type.find("InstanceNorm") != std::string::npos;
+}
+
+// Whether a dropout of PyTorch is always on: scripted, it would read its mode.
+bool hasTracedDropout(Graph& graph) {
+  static const std::unordered_set<std::string> types{"Dropout",   "Dropout1d",    "Dropout2d",
+                                                     "Dropout3d", "AlphaDropout", "FeatureAlphaDropout"};
+  const auto is_traced = [](const Node* node) {
+    return isDropout(node) && isAlwaysOn(node) && types.count(moduleOf(node).second) > 0;
+  };
+  return !nodesWhere(graph, is_traced).empty();
 }
 
 bool followMode(PassContext& context) {
@@ -36,7 +53,7 @@ bool followMode(PassContext& context) {
   }
   const auto graph = context.graph();
   const KnownValues known(context, /*attributes_apart=*/true);
-  const bool traced = context.option("traced").toBool();
+  const bool traced = context.option("traced").toBool() || hasTracedDropout(*graph);
   Value* training = nullptr;
   const auto read = [&] {
     if (training == nullptr) {
@@ -54,14 +71,10 @@ bool followMode(PassContext& context) {
     setOperand(node, "dropout_p", insertValue(node, aten::mul, {share, on}, node, c10::FloatType::get()));
   }
   forEachNode(*graph, [&](Node* node) {
-    const size_t operand = isDropout(node) ? 2 : isNormalization(node->kind()) ? kTraining : 0;
-    if (operand == 0 || constantNumber(node->input(operand)) != 1.0 || !(traced || isTraced(node))) {
-      return;
+    const bool follows = isAlwaysOn(node) && (traced || isTraced(node));
+    if (follows && (isDropout(node) || hasStatistics(known, node))) {
+      node->replaceInput(modeOf(node), read());
     }
-    if (operand == kTraining && !hasStatistics(known, node)) {
-      return;
-    }
-    node->replaceInput(operand, read());
   });
   return training != nullptr;
 }

@@ -7,9 +7,10 @@
 // assumes that values in a list or dict may share memory with all weights. If neither proves it, the operator stays
 // in place, and later passes leave its values in float.
 //
-// Two kinds stay in place, because the functional form is another operator:
+// Operators stay in place if their functional form is another one:
 // - comparisons and logical operators, whose functional form returns bool;
-// - random numbers, whose functional form has no derivative.
+// - random numbers, whose functional form has no derivative;
+// - arithmetic with an operand that is float64 for certain, which would give the functional form its dtype.
 //
 // copy_ becomes operators with a derivative, which aten::copy lacks:
 //
@@ -17,15 +18,8 @@
 //                                         %e = aten::expand_as(%t, %x)
 //                                         %y = aten::clone(%e, %none)
 //
-// An in-place operator keeps the dtype of the value it writes to. Other operands are cast to it, unless both are
-// float32 for certain:
-//
-//   %z = aten::add_(%x, %y, %1)   ->   %t = aten::type_as(%y, %x)
-//                                      %z = aten::add(%x, %t, %1)
-//
 // PyTorch's analysis takes the result of dropout for a new tensor. In eval mode it is the operand, so writes to the
 // operand or the result of a dropout that may be off stay in place too.
-#include "facts/float_values.h"
 #include "facts/known_values.h"
 #include "graph/alias.h"
 #include "graph/operators.h"
@@ -146,52 +140,31 @@ bool onlyComputes(const Node* node) {
   return isFresh(node) || kinds.count(node->kind()) > 0;
 }
 
-// Whether an operand may give the functional form a wider dtype. The in-place form keeps the dtype of its first
-// operand.
+// Whether the value is float64 or complex for certain: a constant with axes, or a cast, also behind operators.
+bool isWide(const KnownValues& known, const Value* value) {
+  while (isTensor(value)) {
+    if (const auto tensor = known.tensor(value)) {
+      return tensor->dim() > 0 && (tensor->scalar_type() == at::kDouble || tensor->is_complex());
+    }
+    const Node* node = value->node();
+    const Value* dtype = node->maybeSchema() == nullptr ? nullptr : operandOf(node, "dtype");
+    if (dtype != nullptr && !isNone(dtype)) {
+      return constantNumber(dtype) == static_cast<int64_t>(at::kDouble);
+    }
+    if (!(keepsDtype(node) || movesData(node))) {
+      return false;
+    }
+    value = mainOperand(node);
+  }
+  return false;
+}
+
+// Whether an operand gives the functional form a wider dtype. The in-place form keeps the dtype of its first operand.
 bool widens(const KnownValues& known, const Node* node) {
+  const bool wide = !node->inputs().empty() && isWide(known, mainOperand(node));
   return std::ranges::any_of(node->inputs(), [&](const Value* operand) {
-    const auto tensor = isTensor(operand) ? known.tensor(operand) : std::nullopt;
-    return operand->type()->kind() == c10::TypeKind::ComplexType ||
-           (tensor && tensor->dim() > 0 && (tensor->scalar_type() == at::kDouble || tensor->is_complex()));
+    return operand->type()->kind() == c10::TypeKind::ComplexType || (!wide && isWide(known, operand));
   });
-}
-
-// The functional forms of these operators have the widest dtype of all operands.
-std::vector<Node*> promotingNodes(Graph& graph) {
-  static const auto kinds = symbols(
-      {"aten::add", "aten::sub", "aten::mul", "aten::div", "aten::pow", "aten::fmod", "aten::remainder",
-       "aten::floor_divide", "aten::addcmul", "aten::addcdiv", "aten::lerp"});
-  return nodesWhere(graph, [&](const Node* node) { return kinds.count(node->kind()) > 0; });
-}
-
-// Casts the operands of nodes that are new to the dtype of their first operand, unless both are float32 for certain.
-void castOperands(PassContext& context, const std::vector<Node*>& old) {
-  const auto graph = context.graph();
-  const std::unordered_set<const Node*> known(old.begin(), old.end());
-  std::unordered_set<const Node*> changed;
-  for (const Node* node : promotingNodes(*graph)) {
-    if (known.count(node) == 0) {
-      changed.insert(node);
-    }
-  }
-  if (changed.empty()) {
-    return;
-  }
-  FloatValues floats(context);
-  std::vector<std::pair<Node*, size_t>> casts;
-  forEachNode(*graph, [&](Node* node) {
-    for (size_t i = 1; changed.count(node) > 0 && i < node->inputs().size(); ++i) {
-      const Value *first = mainOperand(node), *operand = node->inputs()[i];
-      const bool equal = operand == first || (floats.has(first) && floats.has(operand));
-      if (isTensor(operand) && !isConstant(operand) && !equal) {
-        casts.emplace_back(node, i);
-      }
-    }
-    floats.add(node);
-  });
-  for (const auto& [node, i] : casts) {
-    node->replaceInput(i, insertValue(node, aten::type_as, {node->inputs()[i], mainOperand(node)}, node));
-  }
 }
 
 // Replaces writes to a value that shares memory with no other value, in the block where it is made.
@@ -233,7 +206,6 @@ bool expandCopies(Graph& graph) {
 bool replaceInplace(PassContext& context) {
   const auto graph = context.graph();
   const KnownValues known(context);
-  const std::vector<Node*> old = promotingNodes(*graph);
   const bool replaced = replaceWritesToFresh(*graph, known);
   std::unordered_set<const Value*> dropped;
   forEachNode(*graph, [&](const Node* node) {
@@ -254,9 +226,6 @@ bool replaceInplace(PassContext& context) {
     return !isAnotherOperator(node) && !widens(known, node) &&
            (node->inputs().empty() || !dropped.count(sourceOf(mainOperand(node))));
   });
-  if (changed || replaced) {
-    castOperands(context, old);
-  }
   return expandCopies(*graph) || changed || replaced;
 }
 

@@ -38,15 +38,6 @@ namespace {
 
 using Nodes = std::vector<Node*>;
 
-// The dequantize that a value comes from, directly or rearranged, if its codes come from a quantize of the graph.
-Node* gridOf(const Value* value) {
-  Node* node = const_cast<Node*>(value->node());
-  while (node->kind() == prim::ListUnpack || movesData(node)) {
-    node = mainOperand(node)->node();
-  }
-  return node->kind() == dequantize && inputOf(node, "q")->node()->kind() == quantize ? node : nullptr;
-}
-
 // One region, while it is made.
 class Outline {
  public:
@@ -218,6 +209,24 @@ class Outline {
     Value* input = addInput(floats->output());
     const auto operand = [&](Value* v) { return v == inputOf(source, "x") ? input : take(v); };
     return inner_->insertNode(inner_->createClone(source, operand))->output();
+  }
+
+  // The dequantize that a value comes from, directly or rearranged, if its codes come from a quantize of the graph. A
+  // write gives a value other numbers than these codes.
+  const Node* gridOf(const Value* value) const {
+    while (!isWritten(value) && (value->node()->kind() == prim::ListUnpack || movesData(value->node()))) {
+      value = mainOperand(value->node());
+    }
+    const Node* node = value->node();
+    const bool decodes = node->kind() == dequantize && inputOf(node, "q")->node()->kind() == quantize;
+    return decodes && !isWritten(value) ? node : nullptr;
+  }
+
+  // Whether a node writes to the value, or to a part of it. The order does not know the nodes of earlier regions.
+  bool isWritten(const Value* value) const {
+    return order_.isFixed(value->node()) || std::ranges::any_of(value->uses(), [&](const Use& use) {
+             return order_.isFixed(use.user) && (mayWrite(use.user) || movesData(use.user));
+           });
   }
 
   // Quantizes and dequantizes the value with the parameters of `grid`.

@@ -121,7 +121,9 @@ Planned withChoice(const RegionReader& reader, const Node* node, Planned planned
           is(codes, "dtype", static_cast<int64_t>(at::kByte)) && is(choice, "quant_min", 0) &&
           is(choice, "quant_max", 255),
       "its input has other codes than those of uint8");
-  planned.op.kind = kindNamed(declarationOf(planned.op.kind).dynamic_form);
+  const char* kind = declarationOf(planned.op.kind).dynamic_form;
+  refuseUnless(kind != nullptr, "it has no form whose input is quantized as the plan runs");
+  planned.op.kind = kindNamed(kind);
   planned.op.attributes.insert(planned.op.attributes.end(), {per_row, static_cast<int64_t>(range)});
   planned.operands = {choice->input(0)};
   return planned;

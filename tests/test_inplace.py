@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jit_passes
+from tests.compare import sqnr
 
 
 def sixteenths(*shape: int) -> Tensor:
@@ -307,3 +308,43 @@ def test_a_wider_operand(target: str) -> None:
     floats = jit_passes.format_graph(quantized)
     assert "aten::add_(" in floats
     assert target != "x86" or "aten::add(" not in floats, "the sum with an argument is in the plan"
+
+
+class Written(nn.Module):
+    """Writes to a part of a convolution's result, and gives all of it to another one."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+        self.form = form
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if self.form == "pooled ahead":
+            y = F.max_pool2d(y, 2)
+        if self.form == "by an input":
+            y[:, 1:3] *= x[:, 1:3, 1:-1, 1:-1]
+        elif self.form == "assigned":
+            y[:, 1:3] = y[:, 1:3] * 2
+        else:
+            y[:, 1:3] *= 2
+        if self.form == "pooled":
+            return self.last(F.max_pool2d(y, 2))
+        if self.form == "moved":
+            return self.last(y.permute(0, 1, 3, 2))
+        return self.last(F.relu(y))
+
+
+@pytest.mark.parametrize(
+    "form", ["scaled", "assigned", "by an input", "pooled", "pooled ahead", "moved"]
+)
+def test_writes_to_a_part(form: str) -> None:
+    """A plan quantizes the value after the write; with the grid from before, it is cut off."""
+    torch.manual_seed(0)
+    data = [torch.randn(2, 3, 12, 12) for _ in range(4)]
+    model = torch.jit.script(Written(form).eval())
+    quantized = {
+        target: jit_passes.quantize_script(model, data, target=target, mode="static")(data[0])
+        for target in ("reference", "x86")
+    }
+    assert sqnr(quantized["reference"], quantized["x86"]) > 50

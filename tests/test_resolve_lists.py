@@ -237,7 +237,7 @@ def test_dense_net_scripted_is_traced(net: nn.Module, target: str) -> None:
         assert torch.equal(a(batches[0]), b(batches[0]))
     assert not jit_passes.coverage(scripted[1]).float
     codes = [node for node in operators(scripted[1]._c) if node == "jit_passes::quantize"]
-    assert len(codes) > 4 * 3  # not convolutions alone: concatenations and batch norms
+    assert len(codes) >= 4 * 3  # not convolutions alone: concatenations and batch norms
 
 
 def test_dense_net_training(net: nn.Module) -> None:

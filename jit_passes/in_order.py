@@ -111,7 +111,7 @@ def check_without_data(prepared: torch.jit.ScriptModule) -> None:
     if waiting and not any(row.dtype == "int8" for row in report.operators):
         raise JitPassesError(RANGES, command=OPTIONS)
     if waiting:
-        why = (
-            f"{count_of(len(waiting), 'operator')} stay in float without data, '{waiting[0]}' first"
-        )
+        stay = "stays" if len(waiting) == 1 else "stay"
+        count = count_of(len(waiting), "operator")
+        why = f"{count} {stay} in float without data, '{waiting[0]}' first"
         warn(f"{why}: {RANGES}", command=f"{why}: {OPTIONS}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -145,12 +146,12 @@ def test_counts(samples: Samples, words: str) -> None:
     "texts", [("3x",), ("x=3x4:float99",), ("a=3x4", "3x4"), ("3*4",)], ids=str
 )
 def test_bad_random(texts: tuple[str, ...], model: Path) -> None:
-    with pytest.raises(JitPassesError, match="--random"):
+    with pytest.raises(click.UsageError, match="--random"):
         random_data(texts, 1, torch.jit.load(model).forward)
 
 
 def test_random_without_samples(model: Path) -> None:
-    with pytest.raises(JitPassesError, match="--random 0x3x8x8: there are no samples in it"):
+    with pytest.raises(click.UsageError, match="--random 0x3x8x8: there are no samples in it"):
         random_data(("0x3x8x8",), 1, torch.jit.load(model).forward)
 
 

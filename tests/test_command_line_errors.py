@@ -317,6 +317,7 @@ def test_strict(run: Run, tmp_path: Path) -> None:
         ("--random", "1x3x8x8", "--mean", "0"),
         ("--random", "1x3x8x8", "--batch-size", "0"),
         ("--random", "1x3x8x8", "--no-such-option"),
+        ("--random", "3xfoo"),
     ],
     ids=" ".join,
 )
@@ -348,6 +349,48 @@ def test_targets_that_are_none(
     done = run("quantize", model, "--random", "1x3x8x8", "--target", target, "-o", out)
     assert done.code == Exit.USAGE and "mistake of jit_passes" not in done.err
     assert f"--target {target}: " in done.err and words in done.err and not out.exists()
+
+
+def test_messages_say_what_is_missing(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
+    """Usage errors of other commands, in words of their options."""
+    metrics, out = tmp_path / "metrics.py", tmp_path / "out"
+    metrics.write_text("def one(model):\n    return 1.0\n")
+    both = "give --data or --random, or a --metric"
+    commands: dict[tuple[object, ...], str] = {
+        ("tune", model, "--budget", 40): both,
+        ("sensitivity", model): both,
+        ("tune", model, "--budget", 40, "--metric", f"{metrics}:none"): "no function 'none'",
+        ("improve", model, "-o", out): "give --data or --random, on which steps are tried",
+        ("compare", model, model): "give --data or --random, on which both models run",
+        ("targets", "stokc"): "Error: stokc: there is none of that name: did you mean 'stock'?",
+        ("export", model, "--to", "c", "--engine", "fixed_point", "--data", data, "-o", out): (
+            "quantize with --target fixed_point first"
+        ),
+        ("export", model, "--to", "vectors", "--engine", "x86", "--data", data, "-o", out): (
+            "quantize with --target fixed_point first"
+        ),
+        ("export", model, "--format", "tensorrt", "--data", tmp_path / "none.npz", "-o", out): (
+            "leave out --data and --random"
+        ),
+    }
+    for arguments, words in commands.items():
+        done = run(*arguments)
+        assert done.code == Exit.USAGE and words in done.err, (arguments, done.err)
+    assert not out.exists()
+
+
+def test_no_integers_for_an_engine(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
+    """The error has the reason, and no warning repeats it."""
+    config, out = tmp_path / "wide.yaml", tmp_path / "out"
+    config.write_text("version: 1\nglobal:\n  input: {bits: 16}\n")
+    given = ("--engine", "inductor", "--config", config, "--data", data, "-o", out)
+    done = run("export", model, "--to", "pt2", *given)
+    assert done.code == Exit.INPUT and not out.exists()
+    assert done.err.startswith("error: nothing would be on integers in inductor: ")
+    assert done.err.count("is to be ") == 1 and "warning" not in done.err
+    config.write_text("version: 1\nrules:\n- {module: head, input: {bits: 16}}\n")
+    done = run("export", model, "--to", "pt2", *given)
+    assert done.code == Exit.DONE and "warning: the target cannot quantize" in done.err, done.err
 
 
 def test_no_command(run: Run) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -159,6 +160,50 @@ def test_command_line(run: Run, tmp_path: Path) -> None:
     done = run("export", model, "--to", "c", "--data", samples, "-o", folder)
     assert done.code == 0 and "C99" in done.out, done.err
     check(folder, 5, 4)
+
+
+class Joined(nn.Module):
+    """Two tensors, and a number with a default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 6), nn.Linear(5, 6)
+
+    def forward(self, x: Tensor, y: Tensor, step: int = 2) -> Tensor:
+        return (self.one(x) + self.two(y))[:, ::step]
+
+
+@pytest.mark.parametrize("order", [("x", "y"), ("y", "x")], ids="".join)
+def test_command_line_with_arguments_by_name(
+    run: Run, order: tuple[str, str], tmp_path: Path
+) -> None:
+    """The files of samples in the order of the model's arguments; a number is refused."""
+    generator = torch.Generator().manual_seed(0)
+    samples = {name: torch.randn(3, n, generator=generator) for name, n in (("x", 4), ("y", 5))}
+    script = torch.jit.script(Joined().eval())
+    lowered = jit_passes.quantize_script(script, [samples], target="fixed_point")
+    model, named = tmp_path / "model.pt", tmp_path / "named.npz"
+    torch.jit.save(lowered, model)
+    lowered = torch.jit.load(model)  # which has other names of lines
+    expected = {form: tmp_path / f"expected_{form}" for form in ("c", "vectors")}
+    first, *others = zip(samples["x"].split(1), samples["y"].split(1), strict=True)
+    jit_passes.export_c(lowered, expected["c"], first, others)
+    jit_passes.export_vectors(lowered, [first, *others], expected["vectors"])
+    arrays = {name: samples[name].numpy() for name in order}
+    np.savez(named, **arrays)
+    for form, folder in expected.items():
+        done = run("export", model, "--to", form, "--data", named, "-o", tmp_path / form)
+        assert done.code == 0, done.err
+        files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+        assert len(files) > 4
+        for file in files:
+            assert (tmp_path / form / file).read_bytes() == (folder / file).read_bytes(), file
+    np.savez(named, **arrays, step=np.int64(3))
+    for form in expected:
+        done = run("export", model, "--to", form, "--data", named, "-o", tmp_path / "none")
+        assert done.code == 3 and not (tmp_path / "none").exists()
+        words = "takes tensors, and 'step' is of type int: leave out 'step', which has a default"
+        assert words in done.err
 
 
 class ReadAgain(nn.Module):

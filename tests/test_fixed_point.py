@@ -509,7 +509,10 @@ def test_bad_options(option: str, value: Any) -> None:
         ({"requantization": "shift", "multiplier_bits": 16}, "not for 'shift'"),
         ({"accumulator_bits": 48, "multiplier_bits": 32}, "of 32 bits, not 48"),
         ({"accumulator_bits": 48, "rounding": "double_round"}, "take another rounding"),
-        ({"requantization": "shift", "rounding": "double_round"}, "take another rounding"),
+        (
+            {"requantization": "shift", "rounding": "double_round"},
+            "rounding='double_round' is for requantization='multiplier', not for 'shift'",
+        ),
         ({"multiplier_bits": 16, "rounding": "double_round"}, "take another rounding"),
     ],
 )

@@ -152,7 +152,7 @@ def test_a_rule_wins(log_mel: torch.jit.ScriptModule, rule: dict[str, Any]) -> N
 
 def test_without_data(log_mel: torch.jit.ScriptModule) -> None:
     """The mode dynamic, which linears have then, is not for these; weights alone are harmless."""
-    with pytest.warns(JitPassesWarning, match="1 operator stay in float without data, 'conv:"):
+    with pytest.warns(JitPassesWarning, match="1 operator stays in float without data, 'conv:"):
         quantized = jit_passes.quantize_script(log_mel, target="stock")
     assert dtypes(quantized)["linear"] == "float"
     with warnings.catch_warnings():

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import torch
 
@@ -150,20 +151,20 @@ def random_data(texts: Sequence[str], count: int, method: Any) -> Data:
         method: that takes them.
 
     Raises:
-        JitPassesError: a text has another form.
+        click.UsageError: a text has another form.
     """
     specs = [RANDOM.fullmatch(text) for text in texts]
     for text, spec in zip(texts, specs, strict=True):
         if spec is None or (spec["dtype"] or "float32") not in DTYPES:
-            raise JitPassesError(
+            raise click.UsageError(
                 f"--random {text}: a shape such as 1x3x224x224 is needed, with a name and a dtype "
                 f"where the model wants them, ids=1x128:int64; dtypes are {', '.join(DTYPES)}"
             )
         if 0 in _sizes(spec):
-            raise JitPassesError(f"--random {text}: there are no samples in it")
+            raise click.UsageError(f"--random {text}: there are no samples in it")
     named = [spec["name"] for spec in specs if spec is not None and spec["name"]]
     if named and len(named) < len(specs):
-        raise JitPassesError("--random: name all arguments, or none")
+        raise click.UsageError("--random: name all arguments, or none")
 
     def make() -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(0)

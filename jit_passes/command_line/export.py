@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import io
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from ..export.c import KERNELS
 from ..export.encoding import KINDS
 from ..files import write_whole
 from ..quantize import quantize_script
-from ..report import coverage
+from ..report import Coverage, coverage
 from ..stages.module import Report, quantized_part
 from ..targets import Engine, Target
 from . import options
@@ -99,6 +101,15 @@ def export(
         raise click.UsageError("--config and --mode say how to quantize: give --engine too")
     if kernels is not None and form != "c":
         raise click.UsageError("--kernels is of programs in C: give --to c")
+    if form in FOLDERS and engine is not None:
+        raise click.UsageError(
+            f"--engine: no engine reads --to {form}: quantize with --target fixed_point first, and "
+            "export its file without --engine"
+        )
+    if form in FORMATS and engine is None and (data["data"] is not None or data["random"]):
+        raise click.UsageError(
+            f"--to {form} writes the scales that MODEL has: leave out --data and --random"
+        )
     target = None if engine is None else _engine_of(engine)
     _check_version(form, version)
     if target is not None:
@@ -117,11 +128,7 @@ def export(
     if target is not None:
         options.warn_of_random(data["random"])
         given: dict[str, Any] = {"config": config, "mode": mode, "method": method}
-        loaded = quantize_script(loaded, batches, target=target, progress=progress, **given)
-        rows = coverage(loaded, method)
-        if all(row.dtype == "float" for row in rows):
-            reasons = shortened(list(dict.fromkeys(row.reason for row in rows)), 2)
-            raise JitPassesError(f"nothing would be on integers in {target.name}: {reasons}")
+        loaded, rows = _quantized(loaded, batches, target, progress, **given)
         told = without_folders(str(rows)).partition("\nto load its file")[0] + "\n"
         result["operators"] = [asdict(row) for row in rows]
     if batches is not None and form in MODELS:
@@ -174,6 +181,30 @@ def _engine_of(name: str) -> Target:
     return target
 
 
+def _quantized(
+    model: torch.jit.ScriptModule, batches: Any, target: Target, progress: bool | None,
+    **given: Any,
+) -> tuple[torch.jit.ScriptModule, Coverage]:  # fmt: skip
+    """Return a model as an engine computes it, and its operators.
+
+    Raises:
+        JitPassesError: all of them are in float; the reasons are said once, not in warnings too.
+    """
+    held: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as held:
+            model = quantize_script(model, batches, target=target, progress=progress, **given)
+        rows = coverage(model, given["method"])
+        if all(row.dtype == "float" for row in rows):
+            held.clear()
+            reasons = shortened(list(dict.fromkeys(row.reason for row in rows)), 2)
+            raise JitPassesError(f"nothing would be on integers in {target.name}: {reasons}")
+    finally:
+        for told in held:
+            warnings.warn_explicit(told.message, told.category, told.filename, told.lineno)
+    return model, rows
+
+
 def _reader_of(model: torch.jit.ScriptModule, method: str, form: str) -> str:
     """Return who reads a file of ONNX: the engine that its model was quantized for."""
     report = Report.read(quantized_part(model, method))
@@ -193,8 +224,7 @@ def _export_model(
         batch = tuple(batch.values())  # a program is called as its example was
     given = batch if isinstance(batch, tuple | dict) else (batch,)
     if form in FOLDERS:
-        count = min(len(value) for value in given)
-        samples = [tuple(value[i : i + 1] for value in given) for i in range(min(count, VECTORS))]
+        samples = _samples(given)
         if form == "vectors":
             export_vectors(model, samples, output, method=method)
         else:
@@ -214,9 +244,24 @@ def _export_model(
     write_whole(output, buffer.getbuffer())
 
 
+def _samples(given: tuple[Any, ...] | dict[str, Any]) -> list[Any]:
+    """Return the first samples of a batch, one a call; arguments without axes go with each."""
+    values = given.values() if isinstance(given, dict) else given
+    count = min([len(value) for value in values if _has_samples(value)], default=1)
+
+    def sample(value: Any, i: int) -> Any:
+        return value[i : i + 1] if _has_samples(value) else value
+
+    return [tree_map(partial(sample, i=i), given) for i in range(min(count, VECTORS))]
+
+
+def _has_samples(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0
+
+
 def _open_samples(value: Any) -> Any:
     """Return which sizes of an argument are open: that of the first axis, if the model allows."""
-    return {0: torch.export.Dim.AUTO} if isinstance(value, torch.Tensor) and value.dim() else None
+    return {0: torch.export.Dim.AUTO} if _has_samples(value) else None
 
 
 def _counts(encodings: Sequence[Encoding]) -> dict[str, int]:

@@ -64,7 +64,7 @@ def improve(
     if recipe is not None:
         check_output(recipe, (*inputs, output))
     check_readable(config)
-    why = "steps are tried on --data or --random"
+    why = "give --data or --random, on which steps are tried"
     batches = options.needed_data(loaded, method, why, **data)
     options.warn_of_random(data["random"])
     with options.resumable(resume), pool_of(workers, dask) as executor:

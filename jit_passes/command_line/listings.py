@@ -59,7 +59,7 @@ def passes(name: str | None, as_json: bool) -> None:
 def targets(name: str | None, as_json: bool) -> None:
     """List the backends with their options, or show the capability of one of them."""
     if name is not None:
-        target = options.target_of(name)
+        target = options.target_of(name, option="")
         show(str(target), {**target.record(), "capability": str(target.capability)}, as_json)
         return
     rows, result = [], []

@@ -48,7 +48,8 @@ Exit codes:
   0  done
   1  failed by a mistake of jit_passes or PyTorch
   2  the command line is wrong
-  3  a model, data, a profile or a configuration is wrong, or cannot be read
+  3  a model, data, a profile, a configuration, a metric or a plugin is wrong, or cannot be read;
+     or the value of an option does not fit the model, the file's form or this machine
   4  a result, or the standard output, cannot be written
   5  compare --min-sqnr: the quantized model is not good enough; conformance, check: codes differ
   130, 143  interrupted, terminated: no result was written, unless stderr names it

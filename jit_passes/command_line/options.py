@@ -233,8 +233,8 @@ def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | Non
     """Return the function that `metrics.py:accuracy` or `package.metrics:accuracy` stands for.
 
     Raises:
-        click.UsageError: the text has another form.
-        JitPassesError: the function does not exist, or its module does not import.
+        click.UsageError: the text has another form, or the function does not exist.
+        JitPassesError: its module does not import.
     """
     if text is None:
         return None
@@ -248,7 +248,7 @@ def metric_of(text: str | None) -> Callable[[torch.jit.ScriptModule], Any] | Non
             f"--metric {text} does not import: {type(error).__name__}: {error}"
         ) from error
     if not callable(found):
-        raise JitPassesError(f"--metric {text}: {module} has no function '{name}'")
+        raise click.UsageError(f"--metric {text}: {module} has no function '{name}'")
     return NamedMetric(text, found)
 
 
@@ -285,23 +285,24 @@ def target_of(text: str, option: str = "--target", offered: Iterable[str] | None
 
     Args:
         text: its name, with options.
-        option: that the text was given to.
+        option: that the text was given to; "" for an argument.
         offered: the names that are offered where there is none of that name; None for all.
 
     Raises:
         click.UsageError: there is none, or it does not take these options.
     """
     name, _, options = text.partition(":")
+    where = f"{option} {text}".lstrip()
     if name in targets and options:
         pairs = [pair.partition("=") for pair in options.split(",")]
         try:
             return Target.make(name, **{key: _value_of(key, value) for key, _, value in pairs})
         except ArgumentError as error:
-            raise click.UsageError(f"{option} {text}: {error}") from error
+            raise click.UsageError(f"{where}: {error}") from error
     if text != "auto" and text not in targets:
         known = list(("auto", *Target.named()) if offered is None else offered)
         close = nearest(name, known, len(known))
-        raise click.UsageError(f"{option} {text}: there is none of that name: {close}")
+        raise click.UsageError(f"{where}: there is none of that name: {close}")
     return resolve_target(text)
 
 
@@ -374,7 +375,8 @@ def data_to_compare(
     """
     made = provenance(quantized, method)
     method = made["method"] if made is not None else method
-    return needed_data(model, method, "values come from --data or --random", **data), method
+    why = "give --data or --random, on which both models run"
+    return needed_data(model, method, why, **data), method
 
 
 def words_of(data: Mapping[str, Any]) -> list[str]:

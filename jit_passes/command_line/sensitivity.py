@@ -53,7 +53,7 @@ def sensitivity(
     loaded = load_model(model)
     batches = options.given_data(loaded, method, **data)
     if batches is None and metric is None:
-        raise click.UsageError("outputs on --data or --random are compared, without a --metric")
+        raise click.UsageError("give --data or --random, or a --metric")
     options.warn_of_random(data["random"])
     with options.resumable(resume), pool_of(workers, dask) as executor:
         found = run_sensitivity(

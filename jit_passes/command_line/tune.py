@@ -62,7 +62,7 @@ def tune(
     check_readable(config)
     batches = options.given_data(loaded, method, **data)
     if batches is None and metric is None:
-        raise click.UsageError("outputs on --data or --random are compared, without a --metric")
+        raise click.UsageError("give --data or --random, or a --metric")
     options.warn_of_random(data["random"])
     with options.resumable(resume), pool_of(workers, dask) as executor:
         found = run_tune(

@@ -160,9 +160,8 @@ class Comparison:
             return ""
         count = count_of(len(self.unmatched), "value")
         return (
-            f"not compared: {count} that the target computes together with others or in a form of "
-            "its own, which the target reference shows, or that were never computed: "
-            f"{shortened(self.unmatched)}"
+            "not compared, because the target merges them with others or no data reach them: "
+            f"{count} ({shortened(self.unmatched)}); the target reference merges none"
         )
 
     def __str__(self) -> str:

@@ -100,10 +100,14 @@ def example_of(inputs: Any, model: Any, method: str) -> tuple[Any, ...]:
         inputs = dict(zip(names, given, strict=False))
     elif unknown := set(inputs) - set(names):
         raise ArgumentError(f"the method takes {names}, and the example has {sorted(unknown)}")
-    for value in inputs.values():
+    optional = {argument.name for argument in arguments if argument.has_default_value()}
+    for name, value in inputs.items():
         if not isinstance(value, torch.Tensor):
-            kind = type(value).__name__
-            raise ArgumentError(f"an example is tensors, in a tuple or dict; one is of type {kind}")
+            advice = f": leave out '{name}', which has a default" if name in optional else ""
+            raise ArgumentError(
+                f"the program in C takes tensors, and '{name}' is of type "
+                f"{type(value).__name__}{advice}"
+            )
     missing = [a for a in arguments if a.name not in inputs and not a.has_default_value()]
     if missing:
         _refuse_count(len(names), len(inputs))

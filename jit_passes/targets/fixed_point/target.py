@@ -89,12 +89,12 @@ class FixedPoint(Target):
                 f"multiplier_bits=32 is for accumulators of 32 bits, not {self.accumulator_bits}: "
                 "their product has 64 bits; take multiplier_bits=16"
             )
-        if self.rounding == DOUBLE_ROUND and (
-            self.only_shift or wide or self.multiplier_bits == 16
-        ):
+        if self.rounding == DOUBLE_ROUND and self.only_shift:
+            return f"rounding={DOUBLE_ROUND!r} is for requantization='multiplier', not for 'shift'"
+        if self.rounding == DOUBLE_ROUND and (wide or self.multiplier_bits == 16):
             return (
-                f"rounding={DOUBLE_ROUND!r} is that of accumulators of 32 bits and a multiplier of "
-                "32 bits: take another rounding"
+                f"rounding={DOUBLE_ROUND!r} is for accumulators of at most 32 bits and a "
+                "multiplier of 32 bits: take another rounding"
             )
         return None
 

@@ -179,7 +179,7 @@ def _without_pairs(model: Any) -> Any:
 
 @dataclass
 class Count:
-    """What parts have shown: codes that differ at ties, and parts that differ by more."""
+    """Results of parts: codes that differ at ties, and parts that differ by more."""
 
     parts: int = 0
     codes: int = 0

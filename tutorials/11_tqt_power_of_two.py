@@ -2,7 +2,7 @@
 # # Training scales that are powers of two
 #
 # Some hardware rescales by shifting: every scale is a power of two, with one for each tensor, and
-# zero points are 0. Such a grid is coarse. From one power to the next the range doubles, and the
+# zero points are 0. This grid is coarse. From one power to the next the range doubles, and the
 # largest value alone decides which one is used. TQT, *trained quantization thresholds*, trains
 # where each tensor is clipped, a balance between clipping and wide steps, and the weights with it.
 #

@@ -160,8 +160,9 @@ class Comparison:
             return ""
         count = count_of(len(self.unmatched), "value")
         return (
-            "not compared, because the target merges them with others or no data reach them: "
-            f"{count} ({shortened(self.unmatched)}); the target reference merges none"
+            "not compared, because the target computes them together with others or in a form of "
+            "its own, or no data reach them: "
+            f"{count} ({shortened(self.unmatched)}); the target reference computes each by itself"
         )
 
     def __str__(self) -> str:

@@ -33,7 +33,7 @@ Sizes permutationOf(const Operator& op, int64_t rank);
 
 int64_t countOf(const Sizes& sizes);
 
-// The number of which all elements of a value are copies, if it is an expanded constant. Such a result takes no
+// The number that fills a value, if the value is an expanded constant. An expanded result takes no
 // memory.
 std::optional<at::Tensor> numberSpread(const Program& program, int64_t value);
 

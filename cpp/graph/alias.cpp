@@ -148,7 +148,7 @@ std::unordered_set<const Value*> writtenValues(const std::shared_ptr<Graph>& gra
   AliasClasses classes(*graph, nullptr, attributes_apart ? Attributes::ByName : Attributes::Any);
   std::unordered_set<const Value*> written;
   forEachValue(graph->block(), [&](const Value* value) {
-    if (aliases.hasWriters(value) && !classes.writersOf(value).empty()) {
+    if (aliases.hasWriters(value) && classes.isWritten(value)) {
       written.insert(value);
     }
   });

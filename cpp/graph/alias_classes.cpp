@@ -331,21 +331,32 @@ void AliasClasses::collect(size_t index, std::unordered_set<size_t>& seen) {
   }
 }
 
-std::vector<Node*> AliasClasses::writersOf(const Value* value) {
-  std::vector<Node*> writers;
+template <class Found>
+bool AliasClasses::findWriter(const Value* value, const Found& found) {
   if (!mayShareMemory(value)) {
-    return writers;
+    return false;
   }
   std::unordered_set<size_t> seen;
   collect(classOf(value), seen);
-  for (const size_t index : seen) {
-    for (Node* writer : classes_[index].writers) {
-      if (!isTensor(value) || !changesHoldersOnly(writer)) {
-        writers.push_back(writer);
-      }
-    }
-  }
+  const bool holds = !isTensor(value);
+  return std::ranges::any_of(seen, [&](size_t index) {
+    return std::ranges::any_of(classes_[index].writers, [&](Node* writer) {
+      return (holds || !changesHoldersOnly(writer)) && found(writer);
+    });
+  });
+}
+
+std::vector<Node*> AliasClasses::writersOf(const Value* value) {
+  std::vector<Node*> writers;
+  findWriter(value, [&](Node* writer) {
+    writers.push_back(writer);
+    return false;
+  });
   return writers;
+}
+
+bool AliasClasses::isWritten(const Value* value) {
+  return findWriter(value, [](Node*) { return true; });
 }
 
 bool AliasClasses::onlyWithin(

@@ -34,6 +34,8 @@ class AliasClasses {
   bool mayAlias(const Value* a, const Value* b);
   // Nodes that may write to the memory of the value or of its contents.
   std::vector<Node*> writersOf(const Value* value);
+  // Whether there is one. An observed graph has a writer for each of its values, so a list for each is quadratic.
+  bool isWritten(const Value* value);
   // Whether no other node can observe a write of these nodes to the value's memory: all other values of its class
   // come after `point`, or are read by these nodes only.
   bool onlyWithin(const Value* value, const std::unordered_set<const Node*>& nodes, const Node* point);
@@ -48,6 +50,9 @@ class AliasClasses {
   void unite(size_t a, size_t b);
   void addBySchema(Node* node, const c10::FunctionSchema& schema);
   void collect(size_t index, std::unordered_set<size_t>& seen);
+  // Whether `found` holds for a writer; it is asked for one after the other until then.
+  template <class Found>
+  bool findWriter(const Value* value, const Found& found);
 
   struct Class {
     size_t parent;

@@ -181,7 +181,7 @@ class Freezer {
       if (!classes) {
         classes.emplace(*graph_, &module_);
       }
-      return !classes->writersOf(attribute).empty() ||
+      return classes->isWritten(attribute) ||
              std::ranges::any_of(touched, [&](Value* other) { return classes->mayAlias(attribute, other); });
     };
     const auto mayChange = [&](Node* node, const IValue& value) {

@@ -473,7 +473,7 @@ class Reader:
     def _places(self, node: NodeView, move: NodeView, x: Buffer) -> tuple[torch.Tensor, int | None]:
         """Return where in the operand each code of the result is, and what stands at -1."""
         places = torch.arange(x.count).reshape(x.shape)
-        operands = [self.value(value) for value in move.inputs[1:]]
+        operands = [self.value(value) for value in move.other_operands]
         fill = None
         if move.kind == "aten::constant_pad_nd":
             fill, operands[1] = int(operands[1]), -1

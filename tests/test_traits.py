@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes import GraphView, JitPassesError, NodeView
-from jit_passes.graph.traits import TRAITS, kinds
+from jit_passes.graph.traits import TRAITS, arguments_of, kinds
 from jit_passes.graph.view import are_constant
 from jit_passes.quantizers.signs import can_be_negative
 from jit_passes.stages.normalize import normalize
@@ -284,6 +284,14 @@ def test_operands_behind_others() -> None:
     assert are_constant(clamp.other_operands) and not are_constant(add.other_operands)
     with pytest.raises(JitPassesError, match=r"has no operand 'low': it has self, min, max"):
         clamp.operands_behind("low")
+
+
+def test_an_operator_whose_library_is_loaded_later() -> None:
+    kind = "traits_test::thrice"
+    assert arguments_of(kind, "") == {}
+    with torch.library._scoped_library("traits_test", "DEF") as library:
+        library.define("thrice(Tensor x, int by) -> Tensor")
+        assert arguments_of(kind, "") == {"x": 0, "by": 1}
 
 
 def test_inserted_nodes_have_names() -> None:

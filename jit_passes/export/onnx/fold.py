@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .graph import main_operand
+
 _READERS = ("DequantizeLinear", "MatMulInteger")
 
 
@@ -23,7 +25,8 @@ def fold_weights(model: Any) -> None:
             steps = _steps(value)
             if not steps:
                 continue
-            source, key = steps[0].inputs[0], (id(steps[0].inputs[0]), *map(_what, steps))
+            source = main_operand(steps[0])
+            key = (id(source), *map(_what, steps))
             if key not in made:
                 tensor = ir.tensor(_computed(source.const_value.numpy(), steps))
                 taken = {each.name for each in made.values()}
@@ -46,7 +49,7 @@ def _steps(value: Any) -> list[Any]:
         if node.op_type not in ("Transpose", "Cast"):
             return []
         steps.insert(0, node)
-        value = node.inputs[0]
+        value = main_operand(node)
     return steps if value is not None and value.const_value is not None else []
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
+
+from ...errors import JitPassesError
 
 
 def nodes_of(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
@@ -27,6 +30,45 @@ def made_by(value: Any, kind: str) -> Any:
     """Return the node of ONNX that makes a value, if it is of that kind; None otherwise."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == kind else None
+
+
+def main_operand(node: Any) -> Any:
+    """Return the first operand of a node of ONNX: the value that is moved, cast or reduced."""
+    return node.inputs[0]
+
+
+def operand(node: Any, name: str) -> Any:
+    """Return an operand of a node of ONNX by its name in the operator's schema; None if left out.
+
+    Raises:
+        JitPassesError: the operator has none of that name, or has a list of operands by that name.
+    """
+    places = _places(node.op_type, node.domain, _version(node))
+    if name not in places:
+        known = f"it has {', '.join(places)}" if places else "its operands have no names"
+        raise JitPassesError(f"'{node.name}' ({node.op_type}) has no operand '{name}': {known}")
+    return node.inputs[places[name]] if places[name] < len(node.inputs) else None
+
+
+def _version(node: Any) -> Any:
+    """Return the opset of a node, or else that of its graph; None where a branch notes none."""
+    if node.version is not None or node.graph is None:
+        return node.version
+    return node.graph.opset_imports.get(node.domain)
+
+
+@cache
+def _places(kind: str, domain: str, version: int | None) -> Mapping[str, int]:
+    """Return the places of operands by their names in an opset's schema, None for the last opset.
+
+    It is empty for an operator without a schema. A list of operands has no place.
+    """
+    defs: Any = importlib.import_module("onnx").defs
+    if not defs.has(kind, domain):
+        return {}
+    schema = defs.get_schema(kind, *([] if version is None else [version]), domain)
+    lists = defs.OpSchema.FormalParameterOption.Variadic
+    return {each.name: k for k, each in enumerate(schema.inputs) if each.option != lists}
 
 
 def constant_of(value: Any) -> Any:
@@ -68,7 +110,8 @@ def grid_of(node: Any) -> tuple[Any, Any] | None:
     None if they are no constants, or those of channels.
     """
     ir = importlib.import_module("onnx_ir")
-    tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[1:3]]
+    _, *grid = node.inputs
+    tensors = [ir.convenience.get_const_tensor(value) for value in grid]
     if any(tensor is None or tensor.size != 1 for tensor in tensors):
         return None
     scale, zero = (tensor.numpy().reshape(()) for tensor in tensors)

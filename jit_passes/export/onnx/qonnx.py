@@ -24,7 +24,7 @@ import torch
 
 from ...errors import JitPassesError
 from .fold import remove_unused
-from .graph import block_size, made_by
+from .graph import block_size, made_by, operand
 
 DOMAIN, VERSION = "qonnx.custom_op.general", 1
 Codes = tuple[int, int]
@@ -81,7 +81,7 @@ def _write(graph: Any, node: Any, weights: Mapping[str, Codes]) -> None:
     codes, scale, *zeros = node.inputs
     name = re.sub(r":dequantized(#\d+)?$", r"\1", node.outputs[0].name)
     clip = made_by(codes, "Clip")
-    quantize = made_by(codes if clip is None else clip.inputs[0], "QuantizeLinear")
+    quantize = made_by(codes if clip is None else operand(clip, "input"), "QuantizeLinear")
     known = quantize is not None or codes.name in weights
     if not known or _array(scale) is None or block_size(node):
         raise _without_form(name)
@@ -109,8 +109,8 @@ def _write(graph: Any, node: Any, weights: Mapping[str, Codes]) -> None:
         low, high = weights[codes.name]
         given = _values(graph, codes, scales, zero, axis)
     else:
-        given = quantize.inputs[0]
-        low, high = _ends(codes) if clip is None else map(_array, clip.inputs[1:3])
+        given, ends = operand(quantize, "x"), ("min", "max")
+        low, high = _ends(codes) if clip is None else (_array(operand(clip, end)) for end in ends)
     bits, signed, narrow = bits_of(int(low), int(high), name)
     width = importlib.import_module("numpy").array(bits)
     inputs = [given, number("scale", scales), number("zeropt", zero), number("bitwidth", width)]

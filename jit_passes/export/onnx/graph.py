@@ -78,6 +78,27 @@ def constant_of(value: Any) -> Any:
     return None if found is None else found.numpy()
 
 
+def constant(name: str, array: Any) -> Any:
+    """Return a node of ONNX that gives an array, called as its result."""
+    ir = importlib.import_module("onnx_ir")
+    made = ir.node("Constant", [], {"value": ir.tensor(array)}, name=name)
+    made.outputs[0].name = name
+    return made
+
+
+def initializer(name: str, array: Any) -> Any:
+    """Return a value of ONNX that is an array, to be registered in a graph."""
+    ir = importlib.import_module("onnx_ir")
+    tensor = ir.tensor(array)
+    kind = ir.TensorType(tensor.dtype)
+    return ir.Value(name=name, const_value=tensor, type=kind, shape=tensor.shape)
+
+
+def is_read_once(value: Any) -> bool:
+    """Say whether one operand of a node reads a value of ONNX, and nothing else does."""
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
 def limited(value: Any, name: str, *, ahead: Any = None, behind: Any = None) -> Any:
     """Return a Max of a value and the lowest number of its dtype, which changes nothing.
 
@@ -85,16 +106,15 @@ def limited(value: Any, name: str, *, ahead: Any = None, behind: Any = None) -> 
     """
     ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
     dtype, in_float = value.dtype.numpy(), value.dtype.is_floating_point()
-    low = ir.tensor(numpy.array((numpy.finfo if in_float else numpy.iinfo)(dtype).min, dtype))
-    constant = ir.node("Constant", [], {"value": low}, name=f"{name}:low")
-    constant.outputs[0].name = constant.name
-    kept = ir.node("Max", [value, constant.outputs[0]], name=name)
+    least = (numpy.finfo if in_float else numpy.iinfo)(dtype).min
+    low = constant(f"{name}:low", numpy.array(least, dtype))
+    kept = ir.node("Max", [value, low.outputs[0]], name=name)
     kept.outputs[0].name, kept.outputs[0].type = name, value.type
     kept.outputs[0].shape = value.shape
     if ahead is not None:
-        ahead.graph.insert_before(ahead, [constant, kept])
+        ahead.graph.insert_before(ahead, [low, kept])
     else:
-        behind.graph.insert_after(behind, [constant, kept])
+        behind.graph.insert_after(behind, [low, kept])
     return kept.outputs[0]
 
 
@@ -109,10 +129,9 @@ def grid_of(node: Any) -> tuple[Any, Any] | None:
 
     None if they are no constants, or those of channels.
     """
-    ir = importlib.import_module("onnx_ir")
     _, *grid = node.inputs
-    tensors = [ir.convenience.get_const_tensor(value) for value in grid]
-    if any(tensor is None or tensor.size != 1 for tensor in tensors):
+    arrays = [constant_of(value) for value in grid]
+    if any(array is None or array.size != 1 for array in arrays):
         return None
-    scale, zero = (tensor.numpy().reshape(()) for tensor in tensors)
+    scale, zero = (array.reshape(()) for array in arrays)
     return scale, zero

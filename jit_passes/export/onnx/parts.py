@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .graph import constant_of, made_by, operand
+from .graph import constant, constant_of, made_by, operand
 from .means import moved
 
 
@@ -47,11 +47,8 @@ def _squeeze(part: Any, index: Any) -> None:
     axis = part.attributes["axis"].as_int() if "axis" in part.attributes else 0
     constants = []
     for word, numbers in (("index", index.reshape(1)), ("axis", numpy.array([axis], "int64"))):
-        name = f"{result.name}:{word}"
-        constant = ir.node("Constant", [], {"value": ir.tensor(numbers)}, name=name)
-        constant.outputs[0].name = name
-        constants.append(constant)
-    indices, axes = (constant.outputs[0] for constant in constants)
+        constants.append(constant(f"{result.name}:{word}", numbers))
+    indices, axes = (made.outputs[0] for made in constants)
     kept = ir.node(
         "Gather", [operand(part, "data"), indices], {"axis": axis}, name=f"{result.name}:kept"
     )

@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .graph import grid_of, made_by, operand
+from .graph import constant, grid_of, is_read_once, made_by, operand
 
 
 def keep_roundings(model: Any) -> None:
@@ -37,16 +37,12 @@ def _follows_another(quantize: Any) -> bool:
     """Say whether a value on another grid is quantized here, and read by nothing else."""
     decoded = made_by(operand(quantize, "x"), "DequantizeLinear")
     first = decoded and made_by(operand(decoded, "x"), "QuantizeLinear")
-    if not first or any(_read_elsewhere(node.outputs[0]) for node in (first, decoded)):
+    if not first or not all(is_read_once(node.outputs[0]) for node in (first, decoded)):
         return False
     other, own = grid_of(first), grid_of(quantize)
     if other is None or own is None:
         return False
     return other != own and other[1].dtype == own[1].dtype
-
-
-def _read_elsewhere(value: Any) -> bool:
-    return len(value.uses()) != 1 or value.is_graph_output()
 
 
 def _clip(quantize: Any) -> None:
@@ -61,9 +57,7 @@ def _clip(quantize: Any) -> None:
     ends = []
     for what, code in (("low", limits.min), ("high", limits.max)):
         end = (numpy.float32(code) - numpy.float32(zero)) * scale
-        constant = ir.node("Constant", [], {"value": ir.tensor(end)}, name=f"{name}:{what}")
-        constant.outputs[0].name = constant.name
-        ends.append(constant)
+        ends.append(constant(f"{name}:{what}", end))
     clip = ir.node("Clip", [value, *(end.outputs[0] for end in ends)], name=name)
     result = clip.outputs[0]
     result.name, result.type, result.shape = name, value.type, value.shape

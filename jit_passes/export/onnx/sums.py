@@ -33,7 +33,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .graph import grid_of, made_by, main_operand, operand
+from .graph import constant, grid_of, is_read_once, made_by, main_operand, operand
 
 CLIPS = ("Relu", "Clip")
 # Operators with kernels of their own, which compute no functions in front of them.
@@ -55,7 +55,7 @@ def _mark(add: Any) -> None:
     for place in (0, 1):
         convolution = made_by(add.inputs[place], "Conv")
         other = made_by(add.inputs[1 - place], "DequantizeLinear")
-        if convolution is None or other is None or _is_read_elsewhere(add.inputs[place]):
+        if convolution is None or other is None or not is_read_once(add.inputs[place]):
             continue
         if not all(made_by(operand(convolution, name), other.op_type) for name in "XW"):
             continue  # OpenVINO rounds behind a convolution in float
@@ -115,14 +115,10 @@ def _leading_to(node: Any, but: tuple[str, ...] = ()) -> set[Any]:
     return found
 
 
-def _is_read_elsewhere(value: Any) -> bool:
-    return len(value.uses()) != 1 or value.is_graph_output()
-
-
 def _quantize_behind(add: Any) -> Any:
     """Return the quantize that alone reads a sum, or its clip; None for none."""
     value = add.outputs[0]
-    while not _is_read_elsewhere(value):
+    while is_read_once(value):
         node = value.uses()[0].node
         if node.op_type == "QuantizeLinear":
             return node
@@ -154,9 +150,8 @@ def _quantize(add: Any, place: int, low: float, high: float, like: Any) -> None:
     numbers = {"scale": step, "zero_point": numpy.array(zero, codes.dtype)}
     constants = []
     for name, number in numbers.items():
-        tensor = ir.tensor(numpy.asarray(number))
-        made = ir.node("Constant", [], {"value": tensor}, name=f"{value.name}:{name}")
-        made.outputs[0].name = made.name
+        made = constant(f"{value.name}:{name}", numpy.asarray(number))
+        tensor = made.attributes["value"].as_tensor()
         made.outputs[0].dtype, made.outputs[0].shape = tensor.dtype, tensor.shape
         constants.append(made)
     grid = [made.outputs[0] for made in constants]

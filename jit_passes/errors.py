@@ -81,13 +81,23 @@ def warn(message: str, *, command: str | None = None) -> None:
     warnings.warn(JitPassesWarning(message, command=command), stacklevel=level)
 
 
-def first_line(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the message without the C++ backtrace that PyTorch appends."""
     text = str(error).strip()
     for marker in ("\nException raised from", "\nC++ CapturedTraceback"):
         text = text.split(marker)[0]
+    return text
+
+
+def with_type(error: BaseException) -> str:
+    """Return the type of an error and its message, `TypeError: must be real number, not str`."""
+    return ": ".join(filter(None, (type(error).__name__, message_of(error))))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the message; of errors that Python raises, with their type, and so of an empty one."""
     ours = isinstance(error, JitPassesError | RuntimeError)
-    return (text if ours else f"{type(error).__name__}: {text}") or type(error).__name__
+    return (message_of(error) if ours else "") or with_type(error)
 
 
 def without_folders(text: str) -> str:

@@ -673,15 +673,19 @@ def test_debug_shows_the_traceback(run: Run, tmp_path: Path) -> None:
     assert done.code == Exit.INPUT and "Traceback" in done.err and "error: " in done.err
 
 
-def test_a_mistake_of_ours(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [TypeError, RuntimeError])
+def test_a_mistake_of_ours(
+    kind: type[Exception], run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has a code of its own, and says how to report it."""
 
     def fail(*arguments: object, **options: object) -> None:
-        raise ZeroDivisionError("planted")
+        raise kind("planted")
 
     monkeypatch.setattr("jit_passes.command_line.inspect.run_inspect", fail)
     done = run("inspect", model)
-    assert done.code == Exit.FAILED and "planted" in done.err and "--debug" in done.err
+    assert done.code == Exit.FAILED and "--debug" in done.err
+    assert f"error: {kind.__name__}: planted\n" in done.err
 
 
 def test_reader_that_has_seen_enough(model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,7 +132,8 @@ def test_rules_that_ask_for_too_much(target: str, rule: dict[str, Any], rows: tu
         prepared = jit_passes.prepare(model, target=target, config=config)
     (text,) = [str(w.message) for w in caught if w.category is JitPassesWarning]
     head, *found, end = text.splitlines()
-    assert head == "the target cannot quantize these as they are asked for, so they stay in float:"
+    outcome = "nothing is quantized" if len(rows) == 2 else "they stay in float"
+    assert head == f"the target cannot quantize these as they are asked for, so {outcome}:"
     assert end == "ask for options that the target has, or say keep_float: true"
     ends = (" to be uint8 [0, 15], and the target has uint8 [0, ", " (configuration.rules[0])")
     assert len(found) == len(rows)
@@ -140,6 +142,23 @@ def test_rules_that_ask_for_too_much(target: str, rule: dict[str, Any], rows: tu
     assert len(jit_passes.coverage(prepared).float) == len(rows)
     with pytest.raises(JitPassesError, match=r"strict: .*\n.*configuration\.rules\[0\]"):
         jit_passes.prepare(model, target=target, config=config, strict=True)
+
+
+@pytest.mark.parametrize("target", ["stock", "x86"])
+def test_a_configuration_of_which_nothing_fits(target: str, tmp_path: Path) -> None:
+    """One warning says so when the model is prepared; `convert` does not repeat it, from a file."""
+    model, data = torch.jit.script(Clipped().eval()), [torch.randn(2, 3, 8, 8)]
+    config = {"version": 1, "global": {"input": {"bits": 16}}}
+    words = "so nothing is quantized:\n  0:conv2d: its input .*\n  2:conv2d: its input "
+    with pytest.warns(JitPassesWarning, match=words) as caught:
+        quantized = jit_passes.quantize_script(model, data, target=target, config=config)
+    assert [w.category for w in caught].count(JitPassesWarning) == 1
+    assert torch.equal(quantized(data[0]), model(data[0]))
+    with pytest.warns(JitPassesWarning, match=words):
+        prepared = jit_passes.prepare(model, target=target, config=config)
+    prepared.save(tmp_path / "prepared.pt")
+    loaded = torch.jit.load(tmp_path / "prepared.pt")
+    assert not jit_passes.coverage(jit_passes.convert(loaded)).int8
 
 
 def test_refused_options_of_other_operators_under_strict() -> None:

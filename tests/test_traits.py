@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes import GraphView, JitPassesError, NodeView
-from jit_passes.graph.traits import TRAITS, kinds
+from jit_passes.graph.traits import TRAITS, arguments_of, kinds
+from jit_passes.graph.view import are_constant
 from jit_passes.quantizers.signs import can_be_negative
 from jit_passes.stages.normalize import normalize
 from tests.operators import Apply
@@ -267,6 +268,30 @@ def test_a_wrong_name() -> None:
         nodes["aten::clamp"].operand("low")
     with pytest.raises(JitPassesError, match=r"has no operand 'self': its operands have no names"):
         nodes["prim::ListConstruct"].operand("self")
+
+
+def test_operands_behind_others() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.add(torch.clamp(x, -1, 1), y, alpha=2)
+
+    nodes = {node.kind: node for node in scripted(function).nodes}
+    clamp, add = nodes["aten::clamp"], nodes["aten::add"]
+    assert [value.constant for value in clamp.other_operands] == [-1, 1]
+    assert [value.constant for value in clamp.operands_behind("min")] == [1]
+    assert clamp.operands_behind("max") == []
+    assert [value.name for value in add.other_operands][:1] == ["y"]
+    assert [value.constant for value in add.operands_behind("other")] == [2]
+    assert are_constant(clamp.other_operands) and not are_constant(add.other_operands)
+    with pytest.raises(JitPassesError, match=r"has no operand 'low': it has self, min, max"):
+        clamp.operands_behind("low")
+
+
+def test_an_operator_whose_library_is_loaded_later() -> None:
+    kind = "traits_test::thrice"
+    assert arguments_of(kind, "") == {}
+    with torch.library._scoped_library("traits_test", "DEF") as library:
+        library.define("thrice(Tensor x, int by) -> Tensor")
+        assert arguments_of(kind, "") == {"x": 0, "by": 1}
 
 
 def test_inserted_nodes_have_names() -> None:

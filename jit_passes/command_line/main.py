@@ -14,7 +14,7 @@ import click
 
 from .._starting import stop
 from .._version import __version__
-from ..errors import JitPassesError, JitPassesWarning, OutputError, first_line
+from ..errors import JitPassesError, JitPassesWarning, OutputError, with_type
 from ..files import reason_of
 from .check import check
 from .compare import compare
@@ -157,7 +157,7 @@ def _code_of(error: BaseException) -> Exit:
         where = f"{error.filename}" if error.filename else "the standard output cannot be written"
         failure(f"{where}: {reason_of(error)}")
         return Exit.INPUT if error.filename else Exit.OUTPUT
-    failure(f"{type(error).__name__}: {first_line(error)}")
+    failure(with_type(error))
     note(
         "this is a mistake of jit_passes, or of PyTorch: run it again with --debug, and report "
         "that with the output of `jit-passes versions`"

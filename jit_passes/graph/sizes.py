@@ -9,7 +9,8 @@ import torch
 
 from .view import LIST, NodeView, ValueView
 
-_RESHAPES = ("aten::reshape", "aten::view", "aten::_unsafe_view")
+# The operands with a number for each axis of the result.
+_RESHAPES = {"aten::reshape": "shape", "aten::view": "size", "aten::_unsafe_view": "size"}
 # Besides the operators whose traits say so.
 _LIKE = ("jit_passes::edge", "jit_passes::dequantize_per_channel", "jit_passes::lookup_table")
 _WEIGHTED = ("aten::linear", "aten::conv1d", "aten::conv2d", "aten::conv3d")
@@ -51,7 +52,7 @@ def rank_of(value: ValueView) -> int | None:
     if node.kind == "aten::bmm":
         return 3
     if node.kind in _RESHAPES or node.kind == "aten::permute":
-        sizes = _sizes(node.inputs[1])
+        sizes = _numbers_of_axes(node)
         return None if sizes is None else len(sizes)
     if _keeps_shape(node) or node.kind in ("aten::transpose", "aten::linear"):
         return rank_of(node.main_operand)
@@ -89,6 +90,11 @@ def _sizes(value: ValueView) -> list[int | None] | None:
     return [part.constant if part.is_constant else None for part in maker.inputs]
 
 
+def _numbers_of_axes(node: NodeView) -> list[int | None] | None:
+    """Return the sizes that a reshape asks for, or the order of axes; see `_sizes`."""
+    return _sizes(node.operand(_RESHAPES.get(node.kind, "dims")))
+
+
 def _from_end(axis: Any, rank: int | None) -> int | None:
     """Return an axis of a tensor of that many axes counted from the last."""
     if not isinstance(axis, int):
@@ -120,7 +126,7 @@ def _rank_of_weight(weight: ValueView) -> int:
 
 
 def _reshaped(node: NodeView, axis: int) -> int | None:
-    sizes = _sizes(node.inputs[1])
+    sizes = _numbers_of_axes(node)
     size = sizes[axis] if sizes is not None and len(sizes) >= -axis else None
     return size if size is not None and size >= 0 else None
 
@@ -144,7 +150,7 @@ def _unflattened(node: NodeView, axis: int) -> int | None:
 
 
 def _permuted(node: NodeView, axis: int) -> int | None:
-    order = _sizes(node.operand("dims"))
+    order = _numbers_of_axes(node)
     source = order[axis] if order is not None and len(order) >= -axis else None
     if order is None or source is None:
         return None

@@ -114,7 +114,17 @@ def schema_of(kind: str) -> Any:
     return getattr(packet, packet.overloads()[0])._schema
 
 
-@lru_cache(None)
+_ARGUMENTS: dict[tuple[str, str], dict[str, int]] = {}
+
+
 def arguments_of(kind: str, overload: str) -> dict[str, int]:
-    """Return the operands of an operator's overload by the names in its schema."""
-    return {name: k for k, name in enumerate(_C.operator_arguments(kind, overload) or ())}
+    """Return the operands of an operator's overload by the names in its schema.
+
+    It is empty for an operator without one, whose library may be loaded later.
+    """
+    if (kind, overload) not in _ARGUMENTS:
+        names = _C.operator_arguments(kind, overload)
+        if names is None:
+            return {}
+        _ARGUMENTS[kind, overload] = {name: k for k, name in enumerate(names)}
+    return _ARGUMENTS[kind, overload]

@@ -8,7 +8,7 @@ Nodes have stable names such as `layer1.0.conv1:conv2d`: the module path, then t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,6 +181,19 @@ class NodeView:
         """The first operand: the value that is quantized, unpacked, rearranged or limited."""
         return self.inputs[0]
 
+    @property
+    def other_operands(self) -> list[ValueView]:
+        """The operands behind the first: a grid, options, or further tensors."""
+        return self.inputs[1:]
+
+    def operands_behind(self, name: str) -> list[ValueView]:
+        """Return the operands behind one: behind the bias of a convolution, its options.
+
+        Raises:
+            JitPassesError: it has no operand of that name; the message lists its operands.
+        """
+        return self.inputs[self.position(name) + 1 :]
+
     def position(self, name: str) -> int:
         """Return the place of that operand among the inputs.
 
@@ -247,6 +260,11 @@ class NodeView:
 Use = tuple[NodeView, int]  # an operator, and which of its operands
 
 
+def are_constant(values: Iterable[ValueView]) -> bool:
+    """Say whether all of these values are constants, `are_constant(node.other_operands)`."""
+    return all(value.is_constant for value in values)
+
+
 def is_literal(value: ValueView) -> bool:
     """Say whether a value is a constant and no tensor."""
     return value.is_constant and not isinstance(value.constant, torch.Tensor)
@@ -306,8 +324,8 @@ def without_folded(nodes: list[NodeView]) -> list[NodeView]:
     """Return the nodes without operators that compute constants, which have no uses there then."""
     kept = []
     for node in nodes:
-        reads = node.kind not in _HOLDS and all(value.is_constant for value in node.inputs)
-        if reads and node.outputs and all(value.is_constant for value in node.outputs):
+        reads = node.kind not in _HOLDS and are_constant(node.inputs)
+        if reads and node.outputs and are_constant(node.outputs):
             for value in dict.fromkeys(node.inputs):
                 value.uses = [use for use in value.uses if use[0] is not node]
         else:

@@ -108,11 +108,14 @@ class _Writer:
             self.tuples[outputs[0].unique()] = elements
             self.numbers[outputs[0].unique()] = f"tuple({', '.join(elements)})"
             return True
-        known = self.tuples.get(inputs[0].unique()) if inputs else None
-        if known is None or node.kind() not in ("prim::TupleIndex", "prim::TupleUnpack"):
+        if node.kind() not in ("prim::TupleIndex", "prim::TupleUnpack"):
             return False
-        if node.kind() == "prim::TupleIndex":
-            index = self.constants.get(inputs[1].unique())
+        source, *number = inputs
+        known = self.tuples.get(source.unique())
+        if known is None:
+            return False
+        if number:
+            index = self.constants.get(number[0].unique())
             if index is None:
                 return False
             known = [known[index.constant]]

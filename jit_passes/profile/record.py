@@ -75,6 +75,7 @@ class Profile:
         """Return the profile of all data that the given ones are profiles of parts of.
 
         It equals exactly the profile of one run over all data, for any parts in any order.
+        A profile of all shards names none, so merged with one of them it counts that one twice.
 
             a.merge(b, c)
             Profile.merge(a, b, c)

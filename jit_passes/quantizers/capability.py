@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import GraphView, NodeView, ValueView, are_constant
 from ..observers import MinMax, PairSums
 from ..passes.steps import Step
 from ..specification.annotation import describe
@@ -287,14 +287,9 @@ def _is_returned(node: NodeView) -> bool:
     return all(user.kind in _JOINED and _is_returned(user) for user in users)
 
 
-def is_constant_behind(node: NodeView, first: int) -> bool:
-    """Say whether the operands from a position on are constants."""
-    return all(value.is_constant for value in node.inputs[first:])
-
-
 def options_reason(node: NodeView) -> str | None:
     """Say why operands behind the first are no options that are known ahead of time."""
-    known = is_constant_behind(node, 1)
+    known = are_constant(node.other_operands)
     return None if known else "one of its options is computed by the model"
 
 

@@ -152,8 +152,10 @@ class Annotated:
         if self.quantizations:
             module = pipeline.run(module, self.method, options=options).module
         if stage is not None and self.backend is not None:
-            record = self.backend.record()
-            Report(stage, self.method, record, self.operators, made=self.made).write(module)
+            Report(
+                stage, self.method, self.backend.record(), self.operators, made=self.made,
+                nothing_fits=bool(self.annotations.refused) and not self.annotations.quantized,
+            ).write(module)  # fmt: skip
         model = wrap(module)
         specs = [quantization.spec for quantization in self.quantizations]
         hold_derivations(model, [s.function for s in specs if isinstance(s, GroupDerivation)])

@@ -87,7 +87,7 @@ def converted(module: Any, report: Report, progress: bool | None) -> torch.jit.S
     result = CONVERT.run(module, report.method, options=given).module
     _C.copy_constants(result, report.method)  # else training on would change the result
     operators = tuple(_settled(row, refused, chosen.remarks) for row in report.operators)
-    _warn(operators, refused, bool(found))
+    _warn(operators, refused, bool(found) or report.nothing_fits)
     codes: dict[tuple[int, int], list[int]] = {}
     for id, qparams in found.items():
         codes.setdefault((qparams.quant_min, qparams.quant_max), []).append(id)
@@ -167,14 +167,15 @@ def _settled(
     return row.remarked(remarks.get(row.name, ""))
 
 
-def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], quantized: bool) -> None:
+def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], known: bool) -> None:
+    """Warn of operators that data never reached, and, unless it is known, that all is in float."""
     unreached = [name for name, reason in refused.items() if "never reached" in reason]
     if unreached:
         warn(
             f"data never reached {shortened(unreached)}, left in float: calibrate with "
             "data that takes these branches"
         )
-    if not quantized:
+    if not known:
         reasons = Counter(row.reason for row in operators)
         why = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(3))
         warn(

@@ -27,7 +27,7 @@ from .module import ModelStage, Report, remarked, stage_of
 from .recording import Recorder, check_finite, copy_of, following, tensors_of
 from .scaling import Layer, is_layer
 from .seen import read_places, rewritten
-from .values import DEQUANTIZE, EDGE, source_of
+from .values import DEQUANTIZE, EDGE, grid_operands, source_of
 
 ROUNDS = 4
 _CUTS = frozenset({"aten::relu", "aten::relu6", "aten::hardtanh", "aten::clamp", "aten::clamp_min"})
@@ -69,7 +69,7 @@ class _Site:
 
     def applied(self, inputs: Tensor, weight: Tensor) -> Tensor:
         """Return the layer's result for other weights, without the bias."""
-        options = [value.constant for value in self.prepared.inputs[3:]]
+        options = [value.constant for value in self.prepared.operands_behind("bias")]
         found: Tensor = packet_of(self.prepared.kind)(inputs, weight, None, *options)
         return found
 
@@ -189,7 +189,8 @@ def _step(bias: ValueView) -> Tensor:
     made = bias.producer
     if made is None or made.kind not in DEQUANTIZE:
         return torch.zeros((), dtype=torch.float64)
-    return torch.as_tensor(made.inputs[1].constant, dtype=torch.float64)
+    scale, *_ = grid_operands(made)
+    return torch.as_tensor(scale.constant, dtype=torch.float64)
 
 
 def _weight_of(node: NodeView) -> Tensor:

@@ -120,6 +120,9 @@ class Report:
         values: the computed values that it quantizes, in program order of the reference model.
         made: the model's provenance: see `provenance`.
         names: for each kind listed above, the names of its nodes in the graph, likewise.
+        nothing_fits: whether nothing is quantized, as the target has nothing of what was asked for.
+            A warning has said so when the model was prepared. False in files of versions that did
+            not note it.
     """
 
     stage: ModelStage
@@ -133,6 +136,7 @@ class Report:
     plan: str = ""
     values: Sequence[QuantizedValue] = ()
     made: Mapping[str, Any] = field(default_factory=dict)
+    nothing_fits: bool = False
 
     @property
     def is_reference(self) -> bool:

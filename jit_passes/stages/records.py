@@ -156,9 +156,10 @@ def check_refusals(
         )
     if annotations.refused:
         listed = _listed(annotations.refused, {row.name for row in operators})
+        outcome = "they stay in float" if annotations.quantized else "nothing is quantized"
         message = (
-            "the target cannot quantize these as they are asked for, so they stay in float:"
-            f"{listed}\n{annotations.advice}"
+            f"the target cannot quantize these as they are asked for, so {outcome}:{listed}\n"
+            f"{annotations.advice}"
         )
         if strict:
             raise JitPassesError(f"strict: {message}, or leave strict out")

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..graph.editor import GraphEditor
-from ..graph.view import LIST, GraphView, NodeView, ValueView
+from ..graph.view import LIST, GraphView, NodeView, ValueView, are_constant
 from ..passes.pipeline import Pipeline
 
 NORM = "aten::layer_norm"
@@ -399,7 +399,7 @@ class _Walk:
         if node.kind == "aten::cat":
             return self._concatenated(node)
         carried = self._of(node.main_operand) if node.inputs else None
-        others = (self._of(value) for value in node.inputs[1:])
+        others = (self._of(value) for value in node.other_operands)
         if carried is None or any(other is not None for other in others):
             return None
         if self._is_norm(node.main_operand):
@@ -407,7 +407,7 @@ class _Walk:
         return self._mapped(node, carried)
 
     def _mapped(self, node: NodeView, carried: Carried) -> Carried | None:
-        if node.kind in _HOMOGENEOUS and all(value.is_constant for value in node.inputs[1:]):
+        if node.kind in _HOMOGENEOUS and are_constant(node.other_operands):
             return carried
         if node.traits.clip is not None and (clip := node.clip) is not None:
             low, high = clip
@@ -434,7 +434,7 @@ class _Walk:
 
     def _sum(self, node: NodeView) -> Carried | None:
         one, other = (self._of(value) for value in node.inputs[:2])
-        alpha = node.inputs[2].constant if len(node.inputs) > 2 else 1
+        alpha = node.operand("alpha").constant if "alpha" in node.arguments else 1
         if one is None or other is None or not isinstance(alpha, int | float):
             return None
         if any(self._is_norm(value) for value in node.inputs[:2]):
@@ -450,7 +450,8 @@ class _Walk:
         if node.kind == "aten::mul" and self._of(one) is None:
             one, other = other, one
         carried = self._of(one)
-        rounds = len(node.inputs) > 2 and node.inputs[2].constant is not None
+        mode = "rounding_mode"
+        rounds = mode in node.arguments and node.operand(mode).constant is not None
         if carried is None or self._is_norm(one) or carried.flat or rounds:
             return None
         self._fix(other)

@@ -85,7 +85,7 @@ class UnitFinder:
             return LAYOUT
         given = [*node.outputs, *(v for u in _unpacked(node) for v in u.outputs)]
         choice = choice_of(node.main_operand) if node.inputs else None
-        chosen = choice.inputs[:1] if choice else []
+        chosen = [choice.main_operand] if choice else []
         mode = "dynamic" if choice else "weight_only" if self._is_alone(node, row) else "static"
         if any(value.written for value in (*node.inputs, *given, *chosen)):
             return "it reads or gives a value that is written in place"

@@ -201,7 +201,7 @@ def _regions(
         graph = GraphView.of(region)
         inputs = tuple(
             RegionValue(given.get(value.id, value.name), _quantized(inner))
-            for value, inner in zip(call.inputs[1:], graph.inputs, strict=True)
+            for value, inner in zip(call.other_operands, graph.inputs, strict=True)
         )
         (result,) = graph.outputs
         maker = result.producer
@@ -210,7 +210,8 @@ def _regions(
         outputs = tuple(_result(value) for value in results)
         if several:
             for user, _ in call.output.uses:
-                given[user.output.id] = outputs[user.inputs[1].constant].name
+                _, number = user.inputs
+                given[user.output.id] = outputs[number.constant].name
         else:
             given[call.output.id] = outputs[0].name
         yield Region(name, region, names, inputs, outputs)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from ..graph.traits import kinds
-from ..graph.view import NodeView
+from ..graph.view import NodeView, are_constant
 from ..passes.pipeline import CLEAN_UP, Pipeline
 from ..quantizers.capability import ACTIVATION, Capability, average_reason, tensors_reason
 from ..quantizers.fixed_ranges import FIXED_RANGES
@@ -45,7 +45,7 @@ def _tensors_or_numbers(node: NodeView) -> str | None:
 
 
 def _options(node: NodeView) -> str | None:
-    constant = all(value.is_constant for value in node.inputs[1:])
+    constant = are_constant(node.other_operands)
     return None if constant else "an operand other than the first is computed by the model"
 
 

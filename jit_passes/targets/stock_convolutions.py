@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 import torch
 
 from .. import _C
-from ..graph.view import NodeView
+from ..graph.view import NodeView, ValueView, are_constant
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,23 @@ class ConvolutionShape:
         return self.weight[1] == 1
 
 
-def constants_reason(node: NodeView, *operands: int) -> str | None:
-    """Refuse a node whose geometry is computed by the model."""
-    missing = [i for i in operands if i < len(node.inputs) and not node.inputs[i].is_constant]
-    return "its stride, padding or another option is computed by the model" if missing else None
+def constants_reason(options: Iterable[ValueView]) -> str | None:
+    """Refuse options that the model computes."""
+    known = are_constant(options)
+    return None if known else "its stride, padding or another option is computed by the model"
 
 
 def _geometry(node: NodeView) -> str | None:
     """Refuse options that the quantized operators do not take."""
-    reason = constants_reason(node, *range(3, len(node.inputs)))
+    options = node.operands_behind("bias")
+    reason = constants_reason(options)
     if reason:
         return reason
     padding, weighted = node.operand("padding").constant, node.traits.weighted
     if isinstance(padding, str):
         return f"padding={padding!r} has no quantized form"
     assert weighted is not None
-    lists = [value.constant for value in node.inputs[3:] if isinstance(value.constant, list)]
+    lists = [value.constant for value in options if isinstance(value.constant, list)]
     if any(len(numbers) != weighted.spatial_dims for numbers in lists):
         return "its stride, padding or another option is one number for several axes"
     return None

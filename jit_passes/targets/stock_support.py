@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from ..graph.view import NodeView
+from ..graph.view import NodeView, are_constant
 from ..quantizers.capability import Capability, average_reason, tensors_reason
 from ..quantizers.support import CLIPS, PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import SCHEMES
@@ -37,7 +37,7 @@ def _batch_norm(node: NodeView) -> str | None:
     values = [node.operand(name) for name in ("weight", "bias", "running_mean", "running_var")]
     if any(value.is_constant and value.constant is None for value in values):
         return "it has no weight, bias or statistics, which the quantized operator asks for"
-    constant = all(value.is_constant for value in values)
+    constant = are_constant(values)
     return None if constant else "its statistics are computed by the model"
 
 
@@ -47,7 +47,7 @@ def _layer_norm(node: NodeView) -> str | None:
             isinstance(value.constant, torch.Tensor) and value.constant.dtype != torch.float32
         ):
             return "its weight is computed by the model or not float32"
-    return constants_reason(node, 1, 4)
+    return constants_reason(node.operand(name) for name in ("normalized_shape", "eps"))
 
 
 def linear(node: NodeView) -> str | None:
@@ -69,6 +69,10 @@ def _sums(node: NodeView) -> str | None:
 
 def _linear(node: NodeView) -> str | None:
     return linear(node) or _sums(node)
+
+
+def _options(node: NodeView) -> str | None:
+    return constants_reason(node.other_operands)
 
 
 def _clamp(node: NodeView) -> str | None:
@@ -178,9 +182,9 @@ _ROWS = (
     OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=(2, 5), check=_batch_norm),
     OperatorSupport("aten::layer_norm", _OWN, check=_layer_norm),
     OperatorSupport("aten::hardswish", _OWN),
-    OperatorSupport("aten::leaky_relu", _OWN, check=lambda node: constants_reason(node, 1)),
+    OperatorSupport("aten::leaky_relu", _OWN, check=_options),
     OperatorSupport("aten::elu", _OWN, check=_elu),
-    OperatorSupport("aten::softmax", _OWN, check=lambda node: constants_reason(node, 1, 2)),
+    OperatorSupport("aten::softmax", _OWN, check=_options),
     OperatorSupport("aten::sigmoid", _OWN),
     OperatorSupport("aten::hardsigmoid", _FIXED, fixed=_fixed("aten::hardsigmoid")),
     OperatorSupport("aten::tanh", _FIXED, fixed=_fixed("aten::tanh")),

@@ -96,7 +96,7 @@ def _put_behind_layer(graph: GraphEditor, norm: NodeView, standing: StandingNorm
     layer = insert(f"aten::conv{dims}d", x, weight, None, *lists, channels)
     numbers = gamma, beta, mean, variance
     shift = insert("jit_passes::fold_bias", None, *numbers, norm.operand("eps"))
-    options = norm.inputs[5:BATCH_NORM]
+    options = norm.operands_behind("running_var")
     return insert(DEFERRED, layer, *numbers, *options, shift, None, False)
 
 

@@ -16,7 +16,7 @@ import torch
 from ...errors import JitPassesError
 from .cmsis_kernels import MACROS
 from .layout import loops, strides_of
-from .program import Argument, Buffer, Call, Constant, Program, Struct
+from .program import Argument, Buffer, Call, Constant, Program, Struct, noted
 
 _Order = tuple[int, int, int]  # batch, channels, places
 _POINTWISE = ("lookup", "requantize")
@@ -185,14 +185,7 @@ class _Translation:
         }
 
     def constant(self, name: str, ctype: str, numbers: torch.Tensor) -> Constant:
-        found, number = Constant(name, ctype, numbers), 1
-        while known := self._constants.get(found.name):
-            if known.ctype == ctype and torch.equal(known.numbers, numbers):
-                return known
-            number += 1
-            found = replace(found, name=f"{name}_{number}")
-        self._constants[found.name] = found
-        return found
+        return noted(self._constants, Constant(name, ctype, numbers))
 
 
 def _normal(multiplier: int, shift: int) -> tuple[int, int] | None:

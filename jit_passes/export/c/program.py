@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import torch
@@ -116,6 +116,21 @@ class Struct:
 
     def __post_init__(self) -> None:
         assert list(self.values) == list(self.type.fields), self.type.name
+
+
+def noted(known: dict[str, Constant], made: Constant) -> Constant:
+    """Return a constant, or the known one of its name with equal numbers; note it if it is new.
+
+    Where others have the name, it becomes `name_2`, `name_3` and so on.
+    """
+    name, number = made.name, 1
+    while found := known.get(made.name):
+        if found.ctype == made.ctype and torch.equal(found.numbers, made.numbers):
+            return found  # the weight of another step of a recurrent layer, say
+        number += 1
+        made = replace(made, name=f"{name}_{number}")
+    known[made.name] = made
+    return made
 
 
 Argument = int | tuple[int, ...] | Buffer | Constant | Struct | None  # None: a pointer to nothing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +17,7 @@ from ...targets.fixed_point.masks import without_data
 from ..program.forms import Form, form_of
 from .calls import computed
 from .layout import from_strides, loops, pool_shape, strides_of
-from .program import CODES, Argument, Buffer, Call, Constant, Program, identifier
+from .program import CODES, Argument, Buffer, Call, Constant, Program, identifier, noted
 from .structs import AXES
 from .sums import FormError, SumReader
 
@@ -379,15 +378,7 @@ class Reader:
     def constant(self, node: NodeView, what: str, ctype: str, numbers: Any) -> Constant:
         base = node.module or self.name(node)
         name = f"{identifier(base)}_{what}"
-        made = Constant(name, ctype, torch.as_tensor(numbers))
-        number = 1
-        while known := self._made.get(made.name):
-            if known.ctype == ctype and torch.equal(known.numbers, made.numbers):
-                return known  # the weight of another step of a recurrent layer, say
-            number += 1
-            made = replace(made, name=f"{name}_{number}")
-        self._made[made.name] = made
-        return made
+        return noted(self._made, Constant(name, ctype, torch.as_tensor(numbers)))
 
     # Operators on codes alone
 
@@ -473,7 +464,7 @@ class Reader:
     def _places(self, node: NodeView, move: NodeView, x: Buffer) -> tuple[torch.Tensor, int | None]:
         """Return where in the operand each code of the result is, and what stands at -1."""
         places = torch.arange(x.count).reshape(x.shape)
-        operands = [self.value(value) for value in move.inputs[1:]]
+        operands = [self.value(value) for value in move.other_operands]
         fill = None
         if move.kind == "aten::constant_pad_nd":
             fill, operands[1] = int(operands[1]), -1

@@ -13,7 +13,7 @@ import torch
 
 from ...errors import JitPassesError
 from ..program.decomposed import decomposed
-from .graph import made_by, nodes_of
+from .graph import made_by, nodes_of, operand
 
 _DOUBLE, _INT64 = 11, 7  # ONNX's numbers of the types that PyTorch's operator gives
 
@@ -40,7 +40,7 @@ def check_chosen(program: torch.export.ExportedProgram) -> None:
 def chosen_of(value: Any) -> tuple[Any, Any, Any] | None:
     """Return codes, scale and zero point of a value that DynamicQuantizeLinear has quantized."""
     decoded = made_by(value, "DequantizeLinear")
-    made = decoded and made_by(decoded.inputs[0], "DynamicQuantizeLinear")
+    made = decoded and made_by(operand(decoded, "x"), "DynamicQuantizeLinear")
     return tuple(made.outputs) if made else None
 
 
@@ -53,7 +53,7 @@ def dynamic_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]
         return op.Cast(scale, to=_DOUBLE), op.Cast(zero_point, to=_INT64)
 
     def made(scale: Any) -> Any:
-        return made_by(made_by(scale, "Cast").inputs[0], "DynamicQuantizeLinear")
+        return made_by(operand(made_by(scale, "Cast"), "input"), "DynamicQuantizeLinear")
 
     def quantize(input: Any, scale: Any, zero_point: Any, low: int, high: int, dtype: int) -> Any:
         return made(scale).outputs[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .graph import initializer, main_operand
+
 _READERS = ("DequantizeLinear", "MatMulInteger")
 
 
@@ -16,23 +18,20 @@ def fold_weights(model: Any) -> None:
     Args:
         model: of `onnx_ir`.
     """
-    ir = importlib.import_module("onnx_ir")
     made: dict[tuple[Any, ...], Any] = {}
     for node in list(model.graph.all_nodes()):
         for index, value in enumerate(node.inputs if node.op_type in _READERS else ()):
             steps = _steps(value)
             if not steps:
                 continue
-            source, key = steps[0].inputs[0], (id(steps[0].inputs[0]), *map(_what, steps))
+            source = main_operand(steps[0])
+            key = (id(source), *map(_what, steps))
             if key not in made:
-                tensor = ir.tensor(_computed(source.const_value.numpy(), steps))
+                array = _computed(source.const_value.numpy(), steps)
                 taken = {each.name for each in made.values()}
                 alone = len(source.uses()) == 1 and source.name not in taken
                 name = source.name if alone else f"{source.name}#{len(made)}"
-                made[key] = ir.Value(
-                    name=name, const_value=tensor, type=ir.TensorType(tensor.dtype),
-                    shape=tensor.shape,
-                )  # fmt: skip
+                made[key] = initializer(name, array)
             node.replace_input_with(index, made[key])
     remove_unused(model.graph)
     for value in made.values():
@@ -46,7 +45,7 @@ def _steps(value: Any) -> list[Any]:
         if node.op_type not in ("Transpose", "Cast"):
             return []
         steps.insert(0, node)
-        value = node.inputs[0]
+        value = main_operand(node)
     return steps if value is not None and value.const_value is not None else []
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
+
+from ...errors import JitPassesError
 
 
 def nodes_of(program: torch.export.ExportedProgram) -> Iterator[torch.fx.Node]:
@@ -29,11 +32,71 @@ def made_by(value: Any, kind: str) -> Any:
     return node if node is not None and node.op_type == kind else None
 
 
+def main_operand(node: Any) -> Any:
+    """Return the first operand of a node of ONNX: the value that is moved, cast or reduced."""
+    return node.inputs[0]
+
+
+def operand(node: Any, name: str) -> Any:
+    """Return an operand of a node of ONNX by its name in the operator's schema; None if left out.
+
+    Raises:
+        JitPassesError: the operator has none of that name, or has a list of operands by that name.
+    """
+    places = _places(node.op_type, node.domain, _version(node))
+    if name not in places:
+        known = f"it has {', '.join(places)}" if places else "its operands have no names"
+        raise JitPassesError(f"'{node.name}' ({node.op_type}) has no operand '{name}': {known}")
+    return node.inputs[places[name]] if places[name] < len(node.inputs) else None
+
+
+def _version(node: Any) -> Any:
+    """Return the opset of a node, or else that of its graph; None where a branch notes none."""
+    if node.version is not None or node.graph is None:
+        return node.version
+    return node.graph.opset_imports.get(node.domain)
+
+
+@cache
+def _places(kind: str, domain: str, version: int | None) -> Mapping[str, int]:
+    """Return the places of operands by their names in an opset's schema, None for the last opset.
+
+    It is empty for an operator without a schema. A list of operands has no place.
+    """
+    defs: Any = importlib.import_module("onnx").defs
+    if not defs.has(kind, domain):
+        return {}
+    schema = defs.get_schema(kind, *([] if version is None else [version]), domain)
+    lists = defs.OpSchema.FormalParameterOption.Variadic
+    return {each.name: k for k, each in enumerate(schema.inputs) if each.option != lists}
+
+
 def constant_of(value: Any) -> Any:
     """Return the numbers of a constant of ONNX, an array; None of other values."""
     ir = importlib.import_module("onnx_ir")
     found = None if value is None else ir.convenience.get_const_tensor(value)
     return None if found is None else found.numpy()
+
+
+def constant(name: str, array: Any) -> Any:
+    """Return a node of ONNX that gives an array, called as its result."""
+    ir = importlib.import_module("onnx_ir")
+    made = ir.node("Constant", [], {"value": ir.tensor(array)}, name=name)
+    made.outputs[0].name = name
+    return made
+
+
+def initializer(name: str, array: Any) -> Any:
+    """Return a value of ONNX that is an array, to be registered in a graph."""
+    ir = importlib.import_module("onnx_ir")
+    tensor = ir.tensor(array)
+    kind = ir.TensorType(tensor.dtype)
+    return ir.Value(name=name, const_value=tensor, type=kind, shape=tensor.shape)
+
+
+def is_read_once(value: Any) -> bool:
+    """Say whether one operand of a node reads a value of ONNX, and nothing else does."""
+    return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def limited(value: Any, name: str, *, ahead: Any = None, behind: Any = None) -> Any:
@@ -43,16 +106,15 @@ def limited(value: Any, name: str, *, ahead: Any = None, behind: Any = None) -> 
     """
     ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
     dtype, in_float = value.dtype.numpy(), value.dtype.is_floating_point()
-    low = ir.tensor(numpy.array((numpy.finfo if in_float else numpy.iinfo)(dtype).min, dtype))
-    constant = ir.node("Constant", [], {"value": low}, name=f"{name}:low")
-    constant.outputs[0].name = constant.name
-    kept = ir.node("Max", [value, constant.outputs[0]], name=name)
+    least = (numpy.finfo if in_float else numpy.iinfo)(dtype).min
+    low = constant(f"{name}:low", numpy.array(least, dtype))
+    kept = ir.node("Max", [value, low.outputs[0]], name=name)
     kept.outputs[0].name, kept.outputs[0].type = name, value.type
     kept.outputs[0].shape = value.shape
     if ahead is not None:
-        ahead.graph.insert_before(ahead, [constant, kept])
+        ahead.graph.insert_before(ahead, [low, kept])
     else:
-        behind.graph.insert_after(behind, [constant, kept])
+        behind.graph.insert_after(behind, [low, kept])
     return kept.outputs[0]
 
 
@@ -67,9 +129,9 @@ def grid_of(node: Any) -> tuple[Any, Any] | None:
 
     None if they are no constants, or those of channels.
     """
-    ir = importlib.import_module("onnx_ir")
-    tensors = [ir.convenience.get_const_tensor(value) for value in node.inputs[1:3]]
-    if any(tensor is None or tensor.size != 1 for tensor in tensors):
+    _, *grid = node.inputs
+    arrays = [constant_of(value) for value in grid]
+    if any(array is None or array.size != 1 for array in arrays):
         return None
-    scale, zero = (tensor.numpy().reshape(()) for tensor in tensors)
+    scale, zero = (array.reshape(()) for array in arrays)
     return scale, zero

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .graph import constant_of, limited, made_by
+from .graph import constant_of, limited, made_by, main_operand
 
 MEANS = ("ReduceMean", "ReduceSum", "GlobalAveragePool", "AveragePool")
 MOVES = ("Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Expand", "Slice")
@@ -39,8 +39,8 @@ def keep_means(model: Any) -> None:
         model: of `onnx_ir`, whose values have their names.
     """
     for node in list(model.graph.all_nodes()):
-        if _is_mean(node) and _is_dequantized(node.inputs[0]) and not _is_quantized(node):
-            operand = limited(node.inputs[0], f"{node.outputs[0].name}:operand", ahead=node)
+        if _is_mean(node) and _is_dequantized(main_operand(node)) and not _is_quantized(node):
+            operand = limited(main_operand(node), f"{node.outputs[0].name}:operand", ahead=node)
             node.replace_input_with(0, operand)
 
 
@@ -62,7 +62,7 @@ def moved(node: Any) -> Any:
     if node is None or node.op_type not in (*MOVES, *PASSED, *PRODUCTS):
         return None
     if node.op_type not in PRODUCTS:
-        return node.inputs[0]
+        return main_operand(node)
     values = [value for value in node.inputs if constant_of(value) is None]
     return values[0] if len(values) == 1 else None
 

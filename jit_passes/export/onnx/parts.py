@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .graph import constant_of, made_by
+from .graph import constant, constant_of, made_by, operand
 from .means import moved
 
 
@@ -27,8 +27,8 @@ def keep_shapes(model: Any) -> None:
     for node in list(model.graph.all_nodes()):
         if node.op_type != "Gather":
             continue
-        index = constant_of(node.inputs[1])
-        if index is not None and index.ndim == 0 and _is_dequantized(node.inputs[0]):
+        index = constant_of(operand(node, "indices"))
+        if index is not None and index.ndim == 0 and _is_dequantized(operand(node, "data")):
             _squeeze(node, index)
 
 
@@ -47,12 +47,11 @@ def _squeeze(part: Any, index: Any) -> None:
     axis = part.attributes["axis"].as_int() if "axis" in part.attributes else 0
     constants = []
     for word, numbers in (("index", index.reshape(1)), ("axis", numpy.array([axis], "int64"))):
-        name = f"{result.name}:{word}"
-        constant = ir.node("Constant", [], {"value": ir.tensor(numbers)}, name=name)
-        constant.outputs[0].name = name
-        constants.append(constant)
-    indices, axes = (constant.outputs[0] for constant in constants)
-    kept = ir.node("Gather", [part.inputs[0], indices], {"axis": axis}, name=f"{result.name}:kept")
+        constants.append(constant(f"{result.name}:{word}", numbers))
+    indices, axes = (made.outputs[0] for made in constants)
+    kept = ir.node(
+        "Gather", [operand(part, "data"), indices], {"axis": axis}, name=f"{result.name}:kept"
+    )
     kept.outputs[0].name, kept.outputs[0].type = kept.name, result.type
     squeezed = ir.node("Squeeze", [kept.outputs[0], axes], name=part.name)
     part.graph.insert_before(part, [*constants, kept, squeezed])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .dynamic import chosen_of
-from .graph import block_size, made_by, state_of
+from .graph import block_size, made_by, operand, state_of
 
 _ATEN = torch.ops.aten
 _FLOAT = 1  # ONNX's number of float32
@@ -80,7 +80,7 @@ def product_translations(
         alone, front = len(input.shape) == len(weight.shape) - 1, op.Constant(value_ints=[0])
         decoded, chosen = made_by(weight, "DequantizeLinear"), chosen_of(input)
         # ONNX Runtime takes one zero point for a weight, so those of channels have to be 0.
-        if decoded is None or chosen is None or not around_zero(decoded.inputs[2]):
+        if decoded is None or chosen is None or not around_zero(operand(decoded, "x_zero_point")):
             x = op.Unsqueeze(input, front) if alone else input
             found = op.Conv(x, weight, bias, **options)
         else:
@@ -95,7 +95,7 @@ def product_translations(
 
     def around_zero(zero_point: Any) -> bool:
         """Say whether a zero point, which is a cast constant, is 0, or all are."""
-        source = zero_point.producer().inputs[0]
+        source = operand(zero_point.producer(), "input")
         if (constant := made_by(source, "Constant")) is not None:
             return bool(constant.attributes["value_int"].as_int() == 0)
         return source.name in state and not state[source.name].any()

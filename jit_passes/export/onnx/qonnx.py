@@ -24,7 +24,7 @@ import torch
 
 from ...errors import JitPassesError
 from .fold import remove_unused
-from .graph import block_size, made_by
+from .graph import block_size, constant_of, initializer, made_by, operand
 
 DOMAIN, VERSION = "qonnx.custom_op.general", 1
 Codes = tuple[int, int]
@@ -81,9 +81,9 @@ def _write(graph: Any, node: Any, weights: Mapping[str, Codes]) -> None:
     codes, scale, *zeros = node.inputs
     name = re.sub(r":dequantized(#\d+)?$", r"\1", node.outputs[0].name)
     clip = made_by(codes, "Clip")
-    quantize = made_by(codes if clip is None else clip.inputs[0], "QuantizeLinear")
+    quantize = made_by(codes if clip is None else operand(clip, "input"), "QuantizeLinear")
     known = quantize is not None or codes.name in weights
-    if not known or _array(scale) is None or block_size(node):
+    if not known or constant_of(scale) is None or block_size(node):
         raise _without_form(name)
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
     rank = len(codes.shape or ())
@@ -94,23 +94,21 @@ def _write(graph: Any, node: Any, weights: Mapping[str, Codes]) -> None:
             array = array.reshape([-1 if dim == axis % rank else 1 for dim in range(rank)])
         else:
             array = array.reshape(())
-        tensor = ir.tensor(array.astype("float32"))
-        value = ir.Value(
-            name=f"{name}:{what}", const_value=tensor, type=ir.TensorType(tensor.dtype),
-            shape=tensor.shape,
-        )  # fmt: skip
+        value = initializer(f"{name}:{what}", array.astype("float32"))
         graph.register_initializer(value)
         return value
 
-    scales = _array(scale)
-    zero = _array(zeros[0]) if zeros and zeros[0] is not None else 0 * scales
+    scales = constant_of(scale)
+    zero = constant_of(zeros[0]) if zeros and zeros[0] is not None else 0 * scales
     zero = zero if zero.any() else zero.reshape(-1)[:1]
     if quantize is None:
         low, high = weights[codes.name]
         given = _values(graph, codes, scales, zero, axis)
     else:
-        given = quantize.inputs[0]
-        low, high = _ends(codes) if clip is None else map(_array, clip.inputs[1:3])
+        given, ends = operand(quantize, "x"), ("min", "max")
+        low, high = (
+            _ends(codes) if clip is None else (constant_of(operand(clip, end)) for end in ends)
+        )
     bits, signed, narrow = bits_of(int(low), int(high), name)
     width = importlib.import_module("numpy").array(bits)
     inputs = [given, number("scale", scales), number("zeropt", zero), number("bitwidth", width)]
@@ -140,27 +138,17 @@ def _without_form(name: str) -> JitPassesError:
 
 def _values(graph: Any, codes: Any, scales: Any, zero: Any, axis: int) -> Any:
     """Return the initializer of a weight with its values in place of its codes."""
-    ir = importlib.import_module("onnx_ir")
     name = f"{codes.name}:values"
     if name in graph.initializers:  # read twice, by one grid
         return graph.initializers[name]
-    array = _array(codes)
+    array = constant_of(codes)
     along = [1] * array.ndim
     along[axis % array.ndim] = -1
     parts = [part.reshape(along) if part.size > 1 else part for part in (scales, zero)]
-    tensor = ir.tensor(((array - parts[1].astype("int32")) * parts[0]).astype("float32"))
-    value = ir.Value(
-        name=name, const_value=tensor, type=ir.TensorType(tensor.dtype),
-        shape=tensor.shape,
-    )  # fmt: skip
+    values = ((array - parts[1].astype("int32")) * parts[0]).astype("float32")
+    value = initializer(name, values)
     graph.register_initializer(value)
     return value
-
-
-def _array(value: Any) -> Any:
-    """Return the number or tensor of a constant; None for a computed value."""
-    tensor = importlib.import_module("onnx_ir").convenience.get_const_tensor(value)
-    return None if tensor is None else tensor.numpy()
 
 
 def _ends(codes: Any) -> Codes:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .graph import constant_of, limited, made_by
+from .graph import constant_of, limited, made_by, main_operand, operand
 from .means import MOVES
 
 _EXTREMES = ("ReduceMax", "ReduceMin", "GlobalMaxPool")
@@ -47,8 +47,8 @@ def keep_reductions(model: Any) -> None:
     """
     for node in list(model.graph.all_nodes()):
         rows, result = _is_of_rows(node), node.outputs[0]
-        if rows and _is_scaled(node.inputs[0]):
-            kept = limited(node.inputs[0], f"{result.name}:operand", ahead=node)
+        if rows and _is_scaled(main_operand(node)):
+            kept = limited(main_operand(node), f"{result.name}:operand", ahead=node)
             node.replace_input_with(0, kept)
         if (rows and _meets_constant(result)) or (_is_extreme(node) and _is_quantized(result)):
             uses = list(result.uses())
@@ -61,12 +61,12 @@ def _is_of_rows(node: Any) -> bool:
     """Say whether a node reduces the last of three axes, of more than one sample."""
     if node.op_type not in _POOLS and not node.op_type.startswith("Reduce"):
         return False
-    shape = node.inputs[0].shape
+    shape = main_operand(node).shape
     if shape is None or len(shape) != 3 or shape[0] == 1:
         return False
     if node.op_type in _POOLS:
         return True
-    axes = constant_of(node.inputs[1]) if len(node.inputs) > 1 else None
+    axes = constant_of(operand(node, "axes"))
     return axes is not None and {int(axis) % 3 for axis in axes.ravel()} == {2}
 
 
@@ -74,9 +74,9 @@ def _is_extreme(node: Any) -> bool:
     """Say whether a node takes the largest or smallest of values that are not dequantized."""
     if node.op_type not in _EXTREMES:
         return False
-    value = node.inputs[0]
+    value = main_operand(node)
     while (maker := value.producer()) is not None and maker.op_type in MOVES:
-        value = maker.inputs[0]
+        value = main_operand(maker)
     return made_by(value, "DequantizeLinear") is None
 
 
@@ -94,7 +94,7 @@ def _is_scaled(value: Any) -> bool:
         value = variable[0]
     if node is None or node.op_type not in _CONVOLUTIONS:
         return False
-    return all(bias is None for bias in node.inputs[2:])
+    return operand(node, "B") is None
 
 
 def _meets_constant(result: Any) -> bool:

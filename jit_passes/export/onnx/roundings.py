@@ -19,7 +19,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .graph import grid_of, made_by
+from .graph import constant, grid_of, is_read_once, made_by, operand
 
 
 def keep_roundings(model: Any) -> None:
@@ -35,18 +35,14 @@ def keep_roundings(model: Any) -> None:
 
 def _follows_another(quantize: Any) -> bool:
     """Say whether a value on another grid is quantized here, and read by nothing else."""
-    decoded = made_by(quantize.inputs[0], "DequantizeLinear")
-    first = decoded and made_by(decoded.inputs[0], "QuantizeLinear")
-    if not first or any(_read_elsewhere(node.outputs[0]) for node in (first, decoded)):
+    decoded = made_by(operand(quantize, "x"), "DequantizeLinear")
+    first = decoded and made_by(operand(decoded, "x"), "QuantizeLinear")
+    if not first or not all(is_read_once(node.outputs[0]) for node in (first, decoded)):
         return False
     other, own = grid_of(first), grid_of(quantize)
     if other is None or own is None:
         return False
     return other != own and other[1].dtype == own[1].dtype
-
-
-def _read_elsewhere(value: Any) -> bool:
-    return len(value.uses()) != 1 or value.is_graph_output()
 
 
 def _clip(quantize: Any) -> None:
@@ -55,18 +51,15 @@ def _clip(quantize: Any) -> None:
     grid = grid_of(quantize)
     assert grid is not None
     scale, zero = grid
-    limits = numpy.iinfo(zero.dtype)
+    value, limits = operand(quantize, "x"), numpy.iinfo(zero.dtype)
     name = quantize.outputs[0].name.replace(":quantized", ":clipped")
     graph = quantize.graph
     ends = []
     for what, code in (("low", limits.min), ("high", limits.max)):
         end = (numpy.float32(code) - numpy.float32(zero)) * scale
-        constant = ir.node("Constant", [], {"value": ir.tensor(end)}, name=f"{name}:{what}")
-        constant.outputs[0].name = constant.name
-        ends.append(constant)
-    clip = ir.node("Clip", [quantize.inputs[0], *(end.outputs[0] for end in ends)], name=name)
+        ends.append(constant(f"{name}:{what}", end))
+    clip = ir.node("Clip", [value, *(end.outputs[0] for end in ends)], name=name)
     result = clip.outputs[0]
-    result.name, result.type = name, quantize.inputs[0].type
-    result.shape = quantize.inputs[0].shape
+    result.name, result.type, result.shape = name, value.type, value.shape
     graph.insert_before(quantize, [*ends, clip])
     quantize.replace_input_with(0, result)

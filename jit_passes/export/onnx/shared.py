@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .graph import made_by
+from .graph import made_by, operand
 from .names import free_name
 
 
@@ -31,9 +31,9 @@ def part_weights(model: Any) -> None:
     taken |= {value.name for value in (*model.graph.inputs, *model.graph.initializers.values())}
     read: set[Any] = set()
     for node in list(model.graph.all_nodes()):
-        if node.op_type != "Conv" or made_by(node.inputs[1], "DequantizeLinear") is None:
+        if node.op_type != "Conv" or made_by(operand(node, "W"), "DequantizeLinear") is None:
             continue
-        codes = node.inputs[1].producer().inputs[0]
+        codes = operand(operand(node, "W").producer(), "x")
         if codes in read:
             for place, value in enumerate(node.inputs[1:], 1):
                 node.replace_input_with(place, _copied(model, node, value, taken))

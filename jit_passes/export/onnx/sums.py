@@ -33,7 +33,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .graph import grid_of, made_by
+from .graph import constant, grid_of, is_read_once, made_by, main_operand, operand
 
 CLIPS = ("Relu", "Clip")
 # Operators with kernels of their own, which compute no functions in front of them.
@@ -55,14 +55,16 @@ def _mark(add: Any) -> None:
     for place in (0, 1):
         convolution = made_by(add.inputs[place], "Conv")
         other = made_by(add.inputs[1 - place], "DequantizeLinear")
-        if convolution is None or other is None or _is_read_elsewhere(add.inputs[place]):
+        if convolution is None or other is None or not is_read_once(add.inputs[place]):
             continue
-        if not all(made_by(value, other.op_type) for value in convolution.inputs[:2]):
+        if not all(made_by(operand(convolution, name), other.op_type) for name in "XW"):
             continue  # OpenVINO rounds behind a convolution in float
         ends, of_sum = _ends(other), _ends(_quantize_behind(add))
         if ends is None or of_sum is None or not _adds_in_place(add, convolution, other):
             continue
-        _quantize(add, place, of_sum[0] - ends[1], of_sum[1] - ends[0], other.inputs[2])
+        _quantize(
+            add, place, of_sum[0] - ends[1], of_sum[1] - ends[0], operand(other, "x_zero_point")
+        )
 
 
 def _adds_in_place(add: Any, convolution: Any, other: Any) -> bool:
@@ -70,7 +72,7 @@ def _adds_in_place(add: Any, convolution: Any, other: Any) -> bool:
     shape = other.outputs[0].shape
     if shape is None or shape != convolution.outputs[0].shape:
         return False
-    codes = other.inputs[0]
+    codes = operand(other, "x")
     decoded = [use.node for use in codes.uses()]
     values = [value for node in decoded for value in node.outputs]
     if any(node.op_type != other.op_type for node in decoded):
@@ -80,7 +82,7 @@ def _adds_in_place(add: Any, convolution: Any, other: Any) -> bool:
     readers = {use.node for value in values for use in value.uses()}
     if readers == {add} and _is_of_convolution(codes):
         return False
-    if _functions_of(codes) & _functions_of(convolution.inputs[0]):
+    if _functions_of(codes) & _functions_of(operand(convolution, "X")):
         return False
     return readers - {add} <= _leading_to(convolution)
 
@@ -89,7 +91,7 @@ def _is_of_convolution(codes: Any) -> bool:
     """Say whether codes are those of a convolution, or of functions behind it."""
     node = codes.producer()
     while node is not None and node.op_type not in ("Conv", "DequantizeLinear"):
-        node = node.inputs[0].producer() if node.inputs else None
+        node = main_operand(node).producer() if node.inputs else None
     return node is not None and bool(node.op_type == "Conv")
 
 
@@ -113,14 +115,10 @@ def _leading_to(node: Any, but: tuple[str, ...] = ()) -> set[Any]:
     return found
 
 
-def _is_read_elsewhere(value: Any) -> bool:
-    return len(value.uses()) != 1 or value.is_graph_output()
-
-
 def _quantize_behind(add: Any) -> Any:
     """Return the quantize that alone reads a sum, or its clip; None for none."""
     value = add.outputs[0]
-    while not _is_read_elsewhere(value):
+    while is_read_once(value):
         node = value.uses()[0].node
         if node.op_type == "QuantizeLinear":
             return node
@@ -152,9 +150,8 @@ def _quantize(add: Any, place: int, low: float, high: float, like: Any) -> None:
     numbers = {"scale": step, "zero_point": numpy.array(zero, codes.dtype)}
     constants = []
     for name, number in numbers.items():
-        tensor = ir.tensor(numpy.asarray(number))
-        made = ir.node("Constant", [], {"value": tensor}, name=f"{value.name}:{name}")
-        made.outputs[0].name = made.name
+        made = constant(f"{value.name}:{name}", numpy.asarray(number))
+        tensor = made.attributes["value"].as_tensor()
         made.outputs[0].dtype, made.outputs[0].shape = tensor.dtype, tensor.shape
         constants.append(made)
     grid = [made.outputs[0] for made in constants]

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ...errors import JitPassesError
-from .flat import Operands, apart, kind_of, of_kind, tensor_of
+from .flat import Operands, apart, kind_of, read_back, tensor_of
 
 Way = Callable[[list[Any]], list[Any]]
 
@@ -57,11 +57,6 @@ def choose(truth: Any, taken: Way, otherwise: Way, outside: list[Any]) -> list[A
 
     predicate = truth.reshape(()) if isinstance(truth, torch.Tensor) else truth
     ways = function(taken), function(otherwise)
-    chosen = iter(torch.ops.higher_order.cond(predicate, *ways, operands.tensors))
+    chosen = torch.ops.higher_order.cond(predicate, *ways, operands.tensors)
     form, kinds, rest = forms[0]
-    results = [
-        same if kind is None else of_kind(next(chosen), kind)
-        for kind, same in zip(kinds, rest, strict=True)
-    ]
-    found: list[Any] = tree_unflatten(results, form)
-    return found
+    return read_back(chosen, kinds, rest, form)

@@ -84,9 +84,20 @@ def tensor_of(leaf: Any) -> torch.Tensor:
     return made
 
 
-def of_kind(tensor: torch.Tensor, kind: type) -> Any:
-    """Return a number as it was. A truth stays a tensor, by which a further branch can go."""
-    return tensor if kind is torch.Tensor else tensor.item()
+def read_back(
+    tensors: Iterable[torch.Tensor], kinds: Sequence[type | None], rest: Sequence[Any], form: Any
+) -> list[Any]:
+    """Return values of a form: tensors for its leaves that have a kind, and the rest as given.
+
+    Numbers are numbers again. A truth stays a tensor, by which a further branch can go.
+    """
+    given = iter(tensors)
+    leaves = [
+        same if kind is None else next(given) if kind is torch.Tensor else next(given).item()
+        for kind, same in zip(kinds, rest, strict=True)
+    ]
+    found: list[Any] = tree_unflatten(leaves, form)
+    return found
 
 
 def apart(results: Iterable[torch.Tensor], operands: Iterable[Any]) -> tuple[torch.Tensor, ...]:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ...errors import JitPassesError
-from .flat import Operands, apart, kind_of, of_kind, tensor_of
+from .flat import Operands, apart, kind_of, read_back, tensor_of
 
 _torch: Any = torch  # functions of symbols have no types
 
@@ -47,15 +47,6 @@ def repeat(
     start = tensor_of(first)
     state = tuple(part.contiguous() for part in (start, _decided(goes_on, start, most), *moving))
 
-    def read(given: tuple[Any, ...]) -> list[Any]:
-        moving = iter(given)
-        inner = [
-            leaf if kind is None else of_kind(next(moving), kind)
-            for leaf, kind in zip(leaves, kinds, strict=True)
-        ]
-        found: list[Any] = tree_unflatten(inner, layout)
-        return found
-
     def go_on(*given: Any) -> torch.Tensor:
         truth: torch.Tensor = given[1]
         return truth.clone()  # a condition must not give its own argument
@@ -68,7 +59,8 @@ def repeat(
         number = count.item()
         _torch._check(number >= 0)
         # Copies: a round may write to carried tensors.
-        further, found = body(number, read(tuple(part.clone() for part in moving)), inside[:-1])
+        own = read_back([part.clone() for part in moving], kinds, leaves, layout)
+        further, found = body(number, own, inside[:-1])
         operands.check_unchanged(inside, before)
         after, form = tree_flatten(found)
         if form != layout or [kind_of(leaf) for leaf in after] != kinds:
@@ -97,7 +89,7 @@ def repeat(
 
     loop: Any = torch.ops.higher_order.while_loop
     _, _, *last = loop(go_on, turn, state, operands.tensors)
-    return read(tuple(last))
+    return read_back(last, kinds, leaves, layout)
 
 
 def _decided(goes_on: Any, number: torch.Tensor, most: Any) -> torch.Tensor:

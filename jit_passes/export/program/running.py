@@ -233,8 +233,9 @@ class Running(nn.Module):
 
         def turn(number: Any, given: list[Any], inside: list[Any]) -> tuple[Any, list[Any]]:
             inner = dict(zip(free, inside, strict=True))
-            inner.update(zip((*written, *body.inputs[1:]), given, strict=True))
-            inner[body.inputs[0]] = number
+            own, *rest = body.inputs
+            inner.update(zip((*written, *rest), given, strict=True))
+            inner[own] = number
             further, *found = self._run(body, inner)
             return further, [*(inner[id] for id in written), *found]
 

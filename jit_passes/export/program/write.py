@@ -134,7 +134,7 @@ def _state(module: Any, block: Block) -> Iterator[tuple[str, Any]]:
     paths: dict[int, str] = {block.inputs[0]: ""}
     for step in block.walk():
         if step.node.kind in ("prim::GetAttr", "prim::SetAttr"):
-            owner = paths.get(step.node.inputs[0].id)
+            owner = paths.get(step.node.main_operand.id)
             if owner is None:  # an object of a script class
                 continue
             path = f"{owner}.{step.detail}" if owner else step.detail

@@ -75,7 +75,7 @@ def _value(value: ValueView, codes: Mapping[int, torch.Tensor]) -> Any:
 
 
 def _dequantized(node: NodeView, integers: torch.Tensor) -> torch.Tensor:
-    scale, zero, *axis = (operand.constant for operand in node.inputs[1:])
+    scale, zero, *axis = (operand.constant for operand in node.other_operands)
     grid = Grid(scale, zero, int(axis[0]) if axis else None)
     steps = integers.double() - grid.along(grid.zero_point, integers.dim())
     return steps * grid.along(grid.scale, integers.dim())

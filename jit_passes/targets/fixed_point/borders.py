@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ...graph.editor import GraphEditor
+from ...graph.view import are_constant
 from ...passes.rule import Match, RewriteRule
 from ...passes.steps import RuleSet
 from ..units import DEQUANTIZE
@@ -110,7 +111,7 @@ def lower_to_floats(graph: GraphEditor) -> None:
     see the value twice, as codes and as floats.
     """
     for node in graph.nodes:
-        if node.kind != DEQUANTIZE or not all(value.is_constant for value in node.inputs[1:]):
+        if node.kind != DEQUANTIZE or not are_constant(node.other_operands):
             continue
         codes, scale, zero_point = node.inputs
         math = Arithmetic(graph, node, node, "truncate")

@@ -8,8 +8,8 @@ from functools import cache, partial
 import torch
 
 from ...graph.traits import kinds
-from ...graph.view import NodeView, is_number
-from ...quantizers.capability import Capability, is_constant_behind, options_reason
+from ...graph.view import NodeView, are_constant, is_number
+from ...quantizers.capability import Capability, options_reason
 from ...quantizers.fixed_ranges import FIXED_RANGES
 from ...quantizers.support import CLIPS, PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from .accumulator import overflow_before_data
@@ -29,9 +29,10 @@ SYMMETRIC = ("per_tensor_symmetric", "per_channel_symmetric", *POWERS)
 
 
 def _weighted(node: NodeView) -> str | None:
-    if not is_constant_behind(node, 3):
+    options = node.operands_behind("bias")
+    if not are_constant(options):
         return "one of its options is computed by the model"
-    if any(isinstance(value.constant, str) for value in node.inputs[3:]):
+    if any(isinstance(value.constant, str) for value in options):
         return "its padding is given in words"
     weight = node.operand("weight").constant
     vector = isinstance(weight, torch.Tensor) and weight.dim() == 1

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...graph.editor import GraphEditor
-from ...graph.view import NodeView, ValueView, is_literal
+from ...graph.view import NodeView, ValueView, are_constant, is_literal
 from ..reference_nodes import PER_CHANNEL, parameters_of, rounding_of
 from ..units import DEQUANTIZE, QUANTIZE, ROUND
 
@@ -166,7 +166,7 @@ class CodeFinder:
 
     def _dequantized(self, maker: NodeView) -> Codes:
         codes, *grid = maker.inputs
-        if not all(value.is_constant for value in grid):
+        if not are_constant(grid):
             raise RefusedError(f"the scale of '{codes.name}' is chosen as the model runs")
         if codes.id in self._made:
             return self._made[codes.id]
@@ -181,7 +181,7 @@ class CodeFinder:
             return self._pooled(move, source)
         if move.kind == UPSAMPLE:
             return self._repeated(move, source)
-        operands = [source.value, *move.inputs[1:]]
+        operands = [source.value, *move.other_operands]
         return self.graph.insert(move.kind, operands, before=move).output
 
     def _padded(self, move: NodeView, source: Codes) -> ValueView:
@@ -194,8 +194,8 @@ class CodeFinder:
 
     def _pooled(self, move: NodeView, source: Codes) -> ValueView:
         """Pool in two dimensions: PyTorch's operator for one has no integer form."""
-        numbers = [value.constant for value in move.inputs[1:]]
-        if not all(value.is_constant for value in move.inputs[1:]):
+        numbers = [value.constant for value in move.other_operands]
+        if not are_constant(move.other_operands):
             raise RefusedError(f"the window of '{move.name}' is computed by the model")
         window, stride, padding, dilation, ceil = numbers
         wide: list[Any] = [
@@ -224,7 +224,7 @@ class CodeFinder:
 
     def _unpack(self, unpack: NodeView, move: NodeView, source: Codes) -> None:
         """Move the codes into a list, and note all parts of it."""
-        operands = [source.value, *move.inputs[1:]]
+        operands = [source.value, *move.other_operands]
         parts = self.graph.insert(move.kind, operands, before=move).output
         for number, value in enumerate(unpack.outputs):
             part = self.graph.insert(PART, [parts, number], before=unpack).output
@@ -240,9 +240,9 @@ def quantize_as(
 ) -> ValueView:
     """Return codes of a value, on the grid of a quantize and rounded as there."""
     if (rounding := rounding_of(quantize)) is not None:
-        operands = [value, *rounding.inputs[1:]]
+        operands = [value, *rounding.other_operands]
         value = graph.insert(ROUND, operands, before=before, like=like).output
-    operands = [value, *quantize.inputs[1:]]
+    operands = [value, *quantize.other_operands]
     return graph.insert(QUANTIZE, operands, before=before, like=like).output
 
 
@@ -268,7 +268,7 @@ def constant_of(value: ValueView) -> Constant:
     if maker is None or maker.kind not in (DEQUANTIZE, PER_CHANNEL):
         raise RefusedError(f"its constant '{value.name}' is in float")
     codes, scale, zero_point, *axis = maker.inputs
-    if not all(part.is_constant for part in maker.inputs):
+    if not are_constant(maker.inputs):
         raise RefusedError(f"its constant '{value.name}' is computed by the model")
     if axis and (axis[0].constant != 0 or scale.constant.dim() != 1):
         raise RefusedError("its weight has scales of something else than output channels")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from ...graph.editor import GraphEditor
-from ...graph.view import NodeView, ValueView
+from ...graph.view import NodeView, ValueView, are_constant
 from ..reference_nodes import parameters_of
 from ..units import DEQUANTIZE, QUANTIZE, ROUND
 from .codes import SUPPORTED_MOVES, quantize_as
@@ -55,7 +55,7 @@ def quantize_ahead_of_moves(graph: GraphEditor) -> None:
         readers = [reader for move, _ in moves for reader in _behind(move)]
         if not readers or any(reader.kind != QUANTIZE for reader in readers):
             continue
-        constant = all(operand.is_constant for reader in readers for operand in reader.inputs[1:])
+        constant = all(are_constant(reader.other_operands) for reader in readers)
         if constant and len({parameters_of(reader) for reader in readers}) == 1:
             _requantize(graph, node.output, readers[0], moves)
 
@@ -77,7 +77,7 @@ def _is_function(node: NodeView) -> bool:
         return node.traits.elementwise == 1
     tensors = [value for value in node.inputs if value.is_tensor and not _is_number(value)]
     rest = (value for value in node.inputs if value not in tensors)
-    return len(tensors) == 1 and all(value.is_constant for value in rest)
+    return len(tensors) == 1 and are_constant(rest)
 
 
 def _is_number(value: ValueView) -> bool:
@@ -102,7 +102,7 @@ def _requantize(
         return
     first = min((user for user, _ in users), key=lambda user: user.index)
     codes = quantize_as(graph, value, quantize, before=first, like=node)
-    operands = [codes, *quantize.inputs[1:3]]
+    operands = [codes, quantize.operand("scale"), quantize.operand("zero_point")]
     floats = graph.insert(DEQUANTIZE, operands, before=first, like=node).output
     for user, place in users:
         graph.set_input(user, place, floats)
@@ -113,7 +113,7 @@ def _moved(value: ValueView) -> NodeView | None:
     moved = False
     while (maker := value.producer) is not None and not value.written:
         if maker.kind == DEQUANTIZE:
-            return maker if moved and all(v.is_constant for v in maker.inputs[1:]) else None
+            return maker if moved and are_constant(maker.other_operands) else None
         if maker.kind == "prim::ListUnpack":
             value = maker.main_operand
         elif maker.kind in SUPPORTED_MOVES and maker.inputs:

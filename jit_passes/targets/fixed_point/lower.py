@@ -9,7 +9,7 @@ import torch
 
 from ...errors import JitPassesError, count_of, shortened, warn
 from ...graph.editor import GraphEditor
-from ...graph.view import NodeView, ValueView
+from ...graph.view import NodeView, ValueView, are_constant
 from ...passes.rule import RewriteRule
 from ...passes.steps import RuleSet
 from ...quantizers.capability import Capability
@@ -90,7 +90,7 @@ class _Lowering:
         """Put codes that are dequantized in front of quantize, or remark why not."""
         values, bounds = _clipped(unrounded(quantize))
         value, node = values[-1], values[-1].producer
-        if not all(operand.is_constant for operand in quantize.inputs[1:]) or node is None:
+        if not are_constant(quantize.other_operands) or node is None:
             return  # an input of the model, or a grid that the model computes
         form = FORMS.get(node.kind)
         place = node if form else quantize

@@ -112,10 +112,11 @@ def _hidden_by(graph: GraphEditor, mask: ValueView, sign: int, *, before: NodeVi
     assert maker is not None
     if maker.kind in ("aten::triu", "aten::tril") or maker.kind in MOVES:
         inner = _hidden_by(graph, maker.main_operand, sign, before=before)
-        return insert(maker.kind, [inner, *maker.inputs[1:]]).output
+        return insert(maker.kind, [inner, *maker.other_operands]).output
     if maker.kind == "aten::full":
         hides = int(sign * float(maker.operand("fill_value").constant) <= HIDDEN)
-        return insert(maker.kind, [maker.main_operand, hides, BOOL, *maker.inputs[3:]]).output
+        options = maker.operands_behind("dtype")
+        return insert(maker.kind, [maker.main_operand, hides, BOOL, *options]).output
     kind, bound = ("aten::le", HIDDEN) if sign > 0 else ("aten::ge", -HIDDEN)
     return insert(kind, [mask, bound]).output
 

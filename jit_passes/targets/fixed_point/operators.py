@@ -44,7 +44,7 @@ def weighted(call: Call) -> ValueView:
     node = call.node
     x, weight = call.codes(0), constant_of(node.operand("weight"))
     bias = _bias(node, _steps(x, weight))
-    return _products(call, node.kind, bias, node.inputs[3:])
+    return _products(call, node.kind, bias, node.operands_behind("bias"))
 
 
 def correlated(call: Call) -> ValueView:
@@ -52,7 +52,7 @@ def correlated(call: Call) -> ValueView:
     node = Correlation.of(call.node).merged
     if FORMS.get(node.kind) is not weighted or node.overload == "padding":
         raise RefusedError("the target has no integer form of it")
-    return _products(call, node.kind, None, node.inputs[3:])
+    return _products(call, node.kind, None, node.operands_behind("bias"))
 
 
 def _products(

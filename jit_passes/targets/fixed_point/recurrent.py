@@ -24,8 +24,7 @@ from typing import Any
 import torch
 
 from ...graph.editor import GraphEditor
-from ...graph.view import LIST, GraphView, NodeView, ValueView
-from ...quantizers.capability import is_constant_behind
+from ...graph.view import LIST, GraphView, NodeView, ValueView, are_constant
 from ...specification.recurrent import GATED, PLAIN
 from .masks import numbers_of
 
@@ -58,7 +57,7 @@ def refusal_of_layer(node: NodeView, steps: int | None = None) -> str | None:
         return None
     if node.overload != "input":
         return "it reads packed sequences: give it a tensor of sequences of one length"
-    if not is_constant_behind(node, node.position("has_biases")):
+    if not are_constant(node.operands_behind("params")):
         return "one of its options is computed by the model"
     if node.operand("train").constant and node.operand("dropout").constant:
         return "it drops numbers between its layers"

@@ -21,6 +21,7 @@ from tests.scripting import script_faster
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # The speed of packages of AOTInductor is not tested, and most of their time goes into compiling.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+os.environ.setdefault("AOT_INDUCTOR_ENABLE_LINE_TABLES", "0")
 # Seconds from which on a set-up is shown: `--durations-min` of make.
 SHOWN = 1.0
 # Tests of kernels, which share their work among threads.

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import pytest
 from xdist.remote import Producer
 
 from tests.distribution import FilesTogether
 from tests.onnx_translations import translations_once as made_once
+from tests.scripting import script_faster
 
 # Several processes share the cores: a thread that waits must not keep one busy. OpenMP reads this
 # when torch is imported, in each of xdist's processes and in those that tests start. In a run of
@@ -22,6 +21,7 @@ from tests.onnx_translations import translations_once as made_once
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # The speed of packages of AOTInductor is not tested, and most of their time goes into compiling.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+os.environ.setdefault("AOT_INDUCTOR_ENABLE_LINE_TABLES", "0")
 # Seconds from which on a set-up is shown: `--durations-min` of make.
 SHOWN = 1.0
 # Tests of kernels, which share their work among threads.
@@ -38,8 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     pass_logs_on()
     keep_operators()
     seed_devices_that_are_here()
-    read_source_once()
-    look_for_overloads_once()
+    script_faster()
     collect_less_garbage()
     report_less(config)
 
@@ -75,48 +74,6 @@ def seed_devices_that_are_here() -> None:
     for devices in (torch.cuda, torch.xpu, torch.mtia):
         if not devices.is_available():
             devices.manual_seed_all = lambda seed: None
-
-
-def read_source_once() -> None:
-    """Keep the source of each class and function that is scripted.
-
-    For a class, Python parses the whole file anew, and TorchScript asks for the class of each
-    module several times.
-    """
-    read = inspect.getsourcelines
-    known: WeakKeyDictionary[Any, tuple[list[str], int]] = WeakKeyDictionary()
-
-    def lines_of(thing: Any) -> tuple[list[str], int]:
-        if inspect.ismethod(thing):
-            thing = thing.__func__
-        if not (inspect.isclass(thing) or inspect.isfunction(thing)):
-            return read(thing)
-        if thing not in known:
-            known[thing] = read(thing)
-        lines, first = known[thing]
-        return list(lines), first  # TorchScript edits the list
-
-    inspect.getsourcelines = lines_of
-
-
-def look_for_overloads_once() -> None:
-    """Remember the classes of modules that have no overloaded method, which are nearly all.
-
-    TorchScript goes over all methods of a module twice each time it is scripted, a fifth of the
-    time of scripting a small one.
-    """
-    from torch.jit import _recursive
-
-    find: Callable[[Any, set[str]], dict[Any, Any]] = _recursive.get_overload_annotations
-    without: WeakSet[type] = WeakSet()
-
-    def overloads_of(module: Any, ignored: set[str]) -> dict[Any, Any]:
-        found = {} if type(module) in without else find(module, ignored)
-        if not found:
-            without.add(type(module))
-        return found
-
-    _recursive.get_overload_annotations = overloads_of
 
 
 def collect_less_garbage() -> None:

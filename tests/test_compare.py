@@ -21,6 +21,7 @@ from jit_passes.stages.normalize import normalize
 from jit_passes.targets import Reference
 from jit_passes.testing import random_modules
 from tests.processor import HIGHEST
+from tests.seeds import seeds
 
 QUANTIZE = ("jit_passes::quantize", "jit_passes::quantize_per_channel")
 BETWEEN = (*QUANTIZE, "jit_passes::dequantize", "jit_passes::dequantize_per_channel")
@@ -191,14 +192,14 @@ def test_own_and_inherited_error_against_an_oracle(seed: int) -> None:
 
 def test_random_modules_against_an_oracle() -> None:
     """Those that are straight lines, of modules drawn at random."""
-    rows = 0
-    for drawn in random_modules(150, seed=5):
+    rows, count = 0, len(seeds(150, few=60))
+    for drawn in random_modules(count, seed=5):
         try:
             script = drawn.compile(drawn.frontends[0], training=False, dtype=torch.float32)
             rows += check_with_oracle(script, drawn.arguments(torch.float32))
         except (Unsupported, JitPassesError, jit_passes.JitPassesWarning):
             continue
-    assert rows >= 40
+    assert rows >= count // 3
 
 
 class Chain(nn.Module):

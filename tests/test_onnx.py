@@ -549,3 +549,19 @@ def test_a_package_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(JitPassesError, match=r"pip install 'jit_passes\[onnx\]'"):
         export_onnx(script(Small()), tmp_path / "model.onnx", BATCHES[0])
+
+
+def test_composite_operators_are_those_that_there_are() -> None:
+    """`translations_once` keeps them until another one is defined."""
+    from torch._export import utils
+    from torch.export import exported_program
+
+    search = exported_program._collect_all_valid_cia_ops
+    search()  # which may bring in namespaces
+    assert search is not utils._collect_all_valid_cia_ops and search() is search()
+    assert search() == utils._collect_all_valid_cia_ops()
+    with torch.library._scoped_library("defined_later", "FRAGMENT") as library:
+        library.define("plus_one(Tensor x) -> Tensor")
+        library.impl("plus_one", lambda x: x + 1, "CompositeImplicitAutograd")
+        assert search() == utils._collect_all_valid_cia_ops()
+        assert torch.ops.defined_later.plus_one.default in search()

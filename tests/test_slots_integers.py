@@ -282,7 +282,8 @@ def test_integers_alone(name: str, way: str, tmp_path: Path) -> None:
         assert watch.found == ends(target.rounding)
     if shutil.which("gcc"):
         jit_passes.export_c(lowered, tmp_path, x[:1], [x[1:2]])
-        check(tmp_path, found[:1].numel(), vectors=2)
+        optimized = name == "mixed" or way == "recipe"  # each net and each way once
+        check(tmp_path, found[:1].numel(), vectors=2, optimized=optimized)
 
 
 def test_batch_norm_is_a_part_of_the_layer() -> None:

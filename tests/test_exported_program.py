@@ -334,6 +334,27 @@ def test_state_is_the_programs_own() -> None:
     assert list(program.state_dict) == ["total"]
 
 
+class Named(nn.Module):
+    """Buffers with names that the module which runs a graph has for its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("_state", torch.zeros(3))
+        self.register_buffer("_block", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._state = self._state + x
+        self._block = self._block * self._state
+        return self._block
+
+
+def test_state_keeps_its_names() -> None:
+    program = to_exported_program(script(Named()), torch.ones(3))
+    assert sorted(program.state_dict) == ["_block", "_state"]
+    module = program.module()
+    assert [float(module(torch.ones(3))[0]) for _ in range(3)] == [1, 2, 6]
+
+
 class Small(nn.Module):
     """A residual block, an attention-like product, a pool and a head."""
 

@@ -334,6 +334,22 @@ def test_state_is_the_programs_own() -> None:
     assert list(program.state_dict) == ["total"]
 
 
+class Data(nn.Module):
+    """Reads `data`, as modules do that were written for early versions of PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.data + self.mean.data
+
+
+def test_data_of_tensors() -> None:
+    model, x = script(Data()), torch.randn(2, 3)
+    assert torch.equal(run(to_exported_program(model, x), (x,)), model(x))
+
+
 class Named(nn.Module):
     """Buffers with names that the module which runs a graph has for its own."""
 
@@ -353,6 +369,36 @@ def test_state_keeps_its_names() -> None:
     assert sorted(program.state_dict) == ["_block", "_state"]
     module = program.module()
     assert [float(module(torch.ones(3))[0]) for _ in range(3)] == [1, 2, 6]
+
+
+class Stream(nn.Module):
+    """Makes its state in the first call, and remembers the rate of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = 0
+        self.register_buffer("context", torch.zeros(0))
+
+    def forward(self, x: Tensor, rate: int) -> Tensor:
+        if self.rate != rate:
+            self.context = torch.zeros_like(x)
+        self.context = 0.5 * self.context + x
+        self.rate = rate
+        return self.context
+
+
+def test_a_state_that_the_first_call_makes() -> None:
+    """A number that stays as it is is no change."""
+    model, args = script(Stream()), (torch.ones(2), 8000)
+    with pytest.raises(
+        JitPassesError, match=r"'context' from .*\[0\] to .*\[2\].*call the model once"
+    ):
+        to_exported_program(model, args)
+    model(*args)
+    module = to_exported_program(model, args).module()
+    assert [float(module(*args)[0]) for _ in range(2)] == [1.5, 1.75]
+    with pytest.raises(JitPassesError, match="'rate', which is no tensor"):
+        to_exported_program(model, (torch.ones(2), 16000))
 
 
 class Small(nn.Module):

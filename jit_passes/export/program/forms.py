@@ -270,6 +270,7 @@ _FIRST: dict[str, Form] = {
     "prim::Enter": _nothing,
     "prim::Exit": _nothing,
     "prim::is_nested": lambda x: False,
+    "prim::data": _same,
     "prim::unchecked_cast": _same,
     "prim::unchecked_unwrap_optional": _same,
     "prim::min": _chosen(_torch.sym_min),

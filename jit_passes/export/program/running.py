@@ -179,6 +179,8 @@ class Running(nn.Module):
             return
         path = _joined(owner, name)
         held = self.__state[path]
+        if type(value) in (bool, int, float, str) and type(held) is type(value) and held == value:
+            return  # a number that stays as it is
         if not isinstance(held, Held) or not isinstance(value, torch.Tensor):
             raise JitPassesError(
                 f"the model changes its attribute '{path}', which is no tensor, and tensors alone "
@@ -188,7 +190,8 @@ class Running(nn.Module):
         if buffer.shape != value.shape or buffer.dtype != value.dtype:
             raise JitPassesError(
                 f"the model changes its attribute '{path}' from {_shape(buffer)} to "
-                f"{_shape(value)}: the state of a program keeps shape and dtype"
+                f"{_shape(value)}: the state of a program keeps shape and dtype; if the first call "
+                "makes the state, call the model once before the export"
             )
         buffer.copy_(value)
 

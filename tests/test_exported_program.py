@@ -350,6 +350,46 @@ def test_data_of_tensors() -> None:
     assert torch.equal(run(to_exported_program(model, x), (x,)), model(x))
 
 
+@torch.jit.script
+class Recipe:
+    """As layers of einops hold, which look sizes up by the name of an axis."""
+
+    def __init__(self, axes: dict[str, int]) -> None:
+        self.axes: dict[str, int] = axes
+        self.calls: int = 0
+
+
+class Holder(nn.Module):
+    """Holds objects of a class of TorchScript."""
+
+    def __init__(self, counts: bool = False) -> None:
+        super().__init__()
+        self.recipes, self.counts = {2: Recipe({"h": 2})}, counts
+
+    def forward(self, x: Tensor) -> Tensor:
+        recipe = self.recipes[x.dim()]
+        if self.counts:
+            recipe.calls += 1
+        return x.reshape([recipe.axes["h"], -1])
+
+
+Holder.__annotations__["recipes"] = dict[int, Recipe]  # which TorchScript wants as a type
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_objects_of_a_class(loaded: bool, tmp_path: Path) -> None:
+    model, x = script(Holder()), torch.randn(4, 3)
+    if loaded:  # where Python has no such class
+        model.save(str(tmp_path / "model.pt"))
+        model = torch.jit.load(str(tmp_path / "model.pt"))
+    assert torch.equal(run(to_exported_program(model, x), (x,)), model(x))
+
+
+def test_an_object_that_changes_is_refused() -> None:
+    with pytest.raises(JitPassesError, match=r":\d+: the model changes 'calls' of an object"):
+        to_exported_program(script(Holder(counts=True)), torch.randn(4, 3))
+
+
 class Named(nn.Module):
     """Buffers with names that the module which runs a graph has for its own."""
 

@@ -163,7 +163,7 @@ class Running(nn.Module):
             values[value.id] = result
 
     def _read(self, owner: Any, name: str) -> Any:
-        if isinstance(owner, SimpleNamespace):
+        if not isinstance(owner, str):  # an object of a script class
             return getattr(owner, name)
         path = _joined(owner, name)
         if path not in self.__state:
@@ -177,6 +177,11 @@ class Running(nn.Module):
         if isinstance(owner, SimpleNamespace):
             setattr(owner, name, value)
             return
+        if not isinstance(owner, str):
+            raise JitPassesError(
+                f"the model changes '{name}' of an object of its own, and tensors alone are state "
+                "of a program: make it a buffer"
+            )
         path = _joined(owner, name)
         held = self.__state[path]
         if type(value) in (bool, int, float, str) and type(held) is type(value) and held == value:

@@ -334,6 +334,113 @@ def test_state_is_the_programs_own() -> None:
     assert list(program.state_dict) == ["total"]
 
 
+class Data(nn.Module):
+    """Reads `data`, as modules do that were written for early versions of PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.data + self.mean.data
+
+
+def test_data_of_tensors() -> None:
+    model, x = script(Data()), torch.randn(2, 3)
+    assert torch.equal(run(to_exported_program(model, x), (x,)), model(x))
+
+
+@torch.jit.script
+class Recipe:
+    """As layers of einops hold, which look sizes up by the name of an axis."""
+
+    def __init__(self, axes: dict[str, int]) -> None:
+        self.axes: dict[str, int] = axes
+        self.calls: int = 0
+
+
+class Holder(nn.Module):
+    """Holds objects of a class of TorchScript."""
+
+    def __init__(self, counts: bool = False) -> None:
+        super().__init__()
+        self.recipes, self.counts = {2: Recipe({"h": 2})}, counts
+
+    def forward(self, x: Tensor) -> Tensor:
+        recipe = self.recipes[x.dim()]
+        if self.counts:
+            recipe.calls += 1
+        return x.reshape([recipe.axes["h"], -1])
+
+
+Holder.__annotations__["recipes"] = dict[int, Recipe]  # which TorchScript wants as a type
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_objects_of_a_class(loaded: bool, tmp_path: Path) -> None:
+    model, x = script(Holder()), torch.randn(4, 3)
+    if loaded:  # where Python has no such class
+        model.save(str(tmp_path / "model.pt"))
+        model = torch.jit.load(str(tmp_path / "model.pt"))
+    assert torch.equal(run(to_exported_program(model, x), (x,)), model(x))
+
+
+def test_an_object_that_changes_is_refused() -> None:
+    with pytest.raises(JitPassesError, match=r":\d+: the model changes 'calls' of an object"):
+        to_exported_program(script(Holder(counts=True)), torch.randn(4, 3))
+
+
+class Named(nn.Module):
+    """Buffers with names that the module which runs a graph has for its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("_state", torch.zeros(3))
+        self.register_buffer("_block", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._state = self._state + x
+        self._block = self._block * self._state
+        return self._block
+
+
+def test_state_keeps_its_names() -> None:
+    program = to_exported_program(script(Named()), torch.ones(3))
+    assert sorted(program.state_dict) == ["_block", "_state"]
+    module = program.module()
+    assert [float(module(torch.ones(3))[0]) for _ in range(3)] == [1, 2, 6]
+
+
+class Stream(nn.Module):
+    """Makes its state in the first call, and remembers the rate of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = 0
+        self.register_buffer("context", torch.zeros(0))
+
+    def forward(self, x: Tensor, rate: int) -> Tensor:
+        if self.rate != rate:
+            self.context = torch.zeros_like(x)
+        self.context = 0.5 * self.context + x
+        self.rate = rate
+        return self.context
+
+
+def test_a_state_that_the_first_call_makes() -> None:
+    """A number that stays as it is is no change."""
+    model, args = script(Stream()), (torch.ones(2), 8000)
+    with pytest.raises(
+        JitPassesError, match=r"'context' from .*\[0\] to .*\[2\].*call the model once"
+    ):
+        to_exported_program(model, args)
+    model(*args)
+    module = to_exported_program(model, args).module()
+    assert [float(module(*args)[0]) for _ in range(2)] == [1.5, 1.75]
+    with pytest.raises(JitPassesError, match="'rate', which is no tensor"):
+        to_exported_program(model, (torch.ones(2), 16000))
+
+
 class Small(nn.Module):
     """A residual block, an attention-like product, a pool and a head."""
 

@@ -251,6 +251,33 @@ def test_float_operators(tmp_path: Path) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+class PadsBySize(nn.Module):
+    """Pads as convolutions with the padding "same" do, in a trace, and averages all places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 4, 3, 2), nn.Conv2d(2, 4, 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, w = (torch.clamp(((n / 2).ceil() - 1) * 2 + 3 - n, min=0) for n in x.shape[-2:])
+        y = nn.functional.pad(x, (w // 2, w - w // 2, h // 2, h - h // 2))
+        return nn.functional.adaptive_avg_pool2d(self.first(y) * self.second(x), 1)
+
+
+def test_padding_by_open_sizes(tmp_path: Path) -> None:
+    path, example = tmp_path / "model.onnx", torch.randn(2, 2, 8, 9)
+    model: Any = torch.jit.trace(PadsBySize().eval(), example, check_trace=False)
+    height, width = (Dim(name, min=4, max=64) for name in ("height", "width"))
+    shapes = ({2: height, 3: width},)
+    module = to_exported_program(model, example, shapes).module()
+    export_onnx(model, path, example, shapes)
+    loaded = session(path)
+    for sizes in ((8, 9), (9, 8), (31, 64)):
+        x = torch.randn(2, 2, *sizes)
+        for found in (module(x), *run(loaded, x)):
+            torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-6)
+
+
 class Known(nn.Module):
     """Results that are numbers, text and None."""
 

@@ -37,13 +37,23 @@ def float_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
     def numbers(*values: int) -> Any:
         return op.Constant(value_ints=list(values))
 
+    def amounts(*values: Any) -> Any:
+        """Return numbers, some of which may be open sizes, as one tensor."""
+        if all(isinstance(value, int) for value in values):
+            return numbers(*values)
+        one = numbers(1)
+        parts = (
+            numbers(each) if isinstance(each, int) else op.Reshape(each, one) for each in values
+        )
+        return op.Concat(*parts, axis=0)
+
     def copy(self: Any, src: Any, non_blocking: bool = False) -> Any:
         same = src if src.dtype == self.dtype else op.CastLike(src, self)
         equal = src.shape is not None and src.shape == self.shape
         return op.Identity(same) if equal else op.Expand(same, op.Shape(self))
 
     def pad(
-        self: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None
+        self: Any, pad: Sequence[Any], mode: str = "constant", value: float | None = None
     ) -> Any:
         axes = [-1 - k for k in range(len(pad) // 2)]
         if mode == "circular":
@@ -55,7 +65,7 @@ def float_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
         if mode == "constant":
             fill = op.CastLike(op.Constant(value_float=float(value or 0)), self)
         front = [0] * (len(self.shape) - len(axes))
-        sizes = numbers(*front, *pad[-2::-2], *front, *pad[::-2])
+        sizes = amounts(*front, *pad[-2::-2], *front, *pad[::-2])
         return op.Pad(self, sizes, fill, mode=_MODES[mode])
 
     def _wrapped(x: Any, axis: int, before: int, after: int) -> list[Any]:

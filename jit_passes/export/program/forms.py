@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ...graph.view import NodeView
 from .dialect import Limits, dialect_form
@@ -43,7 +44,7 @@ def form_of(node: NodeView, known: Mapping[int, Limits]) -> Form | None:
         return None
     overload = f"{node.kind}.{node.overload}" if node.overload else node.kind
     if torch._C._dispatch_has_kernel(overload):
-        return _clamp(node) if overload == "aten::clamp" else _operator(node)
+        return _SPELLED.get(overload, _operator)(node)
     return _PYTHON.get(node.kind)
 
 
@@ -86,6 +87,22 @@ def _clamp(node: NodeView) -> Form:
         if numbers and low <= high and isinstance(x, torch.Tensor) and x.is_floating_point():
             return torch.ops.aten.hardtanh.default(x, float(low), float(high))
         return clamp(x, low, high)
+
+    return call
+
+
+def _average(node: NodeView) -> Form:
+    """Return an adaptive pool, as a mean where it has one place and the data decide its sizes.
+
+    They do in a trace that pads by open sizes. PyTorch compares sizes of pools with 0, which would
+    have to be known.
+    """
+    pool = _operator(node)
+
+    def call(x: Any, places: Any) -> Any:
+        if all(place == 1 for place in places) and free_unbacked_symbols(x):
+            return x.mean([*range(-len(places), 0)], keepdim=True)
+        return pool(x, places)
 
     return call
 
@@ -214,6 +231,14 @@ def _size(x: torch.Tensor, axis: Any = None) -> Any:
     return list(x.shape) if axis is None else x.shape[axis]
 
 
+# Of the dispatcher's, those that are not always called.
+_SPELLED: dict[str, Callable[[NodeView], Form]] = {
+    "aten::clamp": _clamp,
+    "aten::adaptive_avg_pool1d": _average,
+    "aten::adaptive_avg_pool2d": _average,
+    "aten::adaptive_avg_pool3d": _average,
+}
+
 # Ahead of the dispatcher's, which want plain numbers where a size is open.
 _FIRST: dict[str, Form] = {
     "aten::size": _size,
@@ -245,6 +270,7 @@ _FIRST: dict[str, Form] = {
     "prim::Enter": _nothing,
     "prim::Exit": _nothing,
     "prim::is_nested": lambda x: False,
+    "prim::data": _same,
     "prim::unchecked_cast": _same,
     "prim::unchecked_unwrap_optional": _same,
     "prim::min": _chosen(_torch.sym_min),

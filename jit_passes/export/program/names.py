@@ -49,10 +49,14 @@ def named(node: NodeView) -> tuple[str, NodeView]:
 
 
 def described(node: NodeView) -> str:
-    """Return name and line of source of a node, for messages."""
+    """Return name and line of source of a node, for messages.
+
+    TorchScript knows no line of a write to an attribute: that of the value that is written tells.
+    """
     name, origin = named(node)
-    source = f" at {origin.source}" if origin.source else ""
-    return f"'{name or node.kind}'{source}"
+    producers = [value.producer for value in node.inputs if value.producer is not None]
+    lines = [each.source for each in (origin, *reversed(producers)) if each.source]
+    return f"'{name or node.kind}'" + (f" at {lines[0]}" if lines else "")
 
 
 def _modules(origin: NodeView) -> dict[str, tuple[str, str]]:

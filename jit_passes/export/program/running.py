@@ -85,21 +85,22 @@ class Running(nn.Module):
         state: Mapping[str, Any],
     ) -> None:
         super().__init__()
-        self._block, self._forms = block, forms
-        self._state = {
+        # Mangled: buffers of the model are attributes here too, and may be called `_state`.
+        self.__block, self.__forms = block, forms
+        self.__state = {
             path: Held(hold(self, path, value.detach().clone()))
             if isinstance(value, torch.Tensor)
             else value
             for path, value in state.items()
         }
         steps = list(block.walk())
-        self._written = {step.detail for step in steps if step.node.kind == "prim::SetAttr"}
-        self._constants = {
+        self.__written = {step.detail for step in steps if step.node.kind == "prim::SetAttr"}
+        self.__constants = {
             step.node.output.id: self._held(step.node.output)
             for step in steps
             if step.node.kind == "prim::Constant"
         }
-        self._numbers = Numbers()
+        self.__numbers = Numbers()
         self.forward = _signed(self, arguments)
 
     def _held(self, value: ValueView) -> Any:
@@ -118,8 +119,8 @@ class Running(nn.Module):
 
     def run(self, arguments: Sequence[Any]) -> Any:
         """Run the graph."""
-        values: dict[int, Any] = dict(zip(self._block.inputs, ("", *arguments), strict=True))
-        results = self._run(self._block, values)
+        values: dict[int, Any] = dict(zip(self.__block.inputs, ("", *arguments), strict=True))
+        results = self._run(self.__block, values)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _run(self, block: Block, values: dict[int, Any]) -> list[Any]:
@@ -137,7 +138,7 @@ class Running(nn.Module):
     def _step(self, step: Step, values: dict[int, Any]) -> None:
         node = step.node
         if node.kind == "prim::Constant":
-            values[node.output.id] = self._found(self._constants[node.output.id])
+            values[node.output.id] = self._found(self.__constants[node.output.id])
             return
         operands = [values[value.id] for value in node.inputs]
         results: Sequence[Any] = ()
@@ -154,30 +155,37 @@ class Running(nn.Module):
         elif node.kind == RAISE:
             raise JitPassesError(f"the model raises an error: {_said(step)}")
         else:
-            form = self._forms[node.index]
-            number = self._numbers.follow(node, form, operands)
+            form = self.__forms[node.index]
+            number = self.__numbers.follow(node, form, operands)
             found = form(*operands) if number is None else number
             results = [found] if len(node.outputs) == 1 else found if node.outputs else ()
         for value, result in zip(node.outputs, results, strict=True):
             values[value.id] = result
 
     def _read(self, owner: Any, name: str) -> Any:
-        if isinstance(owner, SimpleNamespace):
+        if not isinstance(owner, str):  # an object of a script class
             return getattr(owner, name)
         path = _joined(owner, name)
-        if path not in self._state:
+        if path not in self.__state:
             return path  # a module
-        found = self._found(self._state[path])
+        found = self._found(self.__state[path])
         # A copy: a value that was read before a write keeps its numbers.
-        copied = name in self._written and isinstance(found, torch.Tensor)
+        copied = name in self.__written and isinstance(found, torch.Tensor)
         return found.clone() if copied else found
 
     def _write(self, owner: Any, name: str, value: Any) -> None:
         if isinstance(owner, SimpleNamespace):
             setattr(owner, name, value)
             return
+        if not isinstance(owner, str):
+            raise JitPassesError(
+                f"the model changes '{name}' of an object of its own, and tensors alone are state "
+                "of a program: make it a buffer"
+            )
         path = _joined(owner, name)
-        held = self._state[path]
+        held = self.__state[path]
+        if type(value) in (bool, int, float, str) and type(held) is type(value) and held == value:
+            return  # a number that stays as it is
         if not isinstance(held, Held) or not isinstance(value, torch.Tensor):
             raise JitPassesError(
                 f"the model changes its attribute '{path}', which is no tensor, and tensors alone "
@@ -187,7 +195,8 @@ class Running(nn.Module):
         if buffer.shape != value.shape or buffer.dtype != value.dtype:
             raise JitPassesError(
                 f"the model changes its attribute '{path}' from {_shape(buffer)} to "
-                f"{_shape(value)}: the state of a program keeps shape and dtype"
+                f"{_shape(value)}: the state of a program keeps shape and dtype; if the first call "
+                "makes the state, call the model once before the export"
             )
         buffer.copy_(value)
 

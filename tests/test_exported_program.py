@@ -28,7 +28,7 @@ REFUSED = {
     "state_rebinder": "changes its attribute 'calls'",
     "state_first_call": "changes its attribute 'ready'",
     "state_cache": "changes its attribute 'position'",
-    "state_history": "non-empty TensorList",
+    "state_history": "changes its attribute 'history'",
     "data_loop": "a loop changes a list",
     "packed_tagger": "the data decide",
     "packed_speech": "the data decide",

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
 )
 from torch.fx.traceback import annotate
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ...errors import JitPassesError, first_line
 from ...graph.view import ValueView
@@ -31,7 +33,8 @@ from .forms import Form
 from .loops import repeat
 from .names import NOTE, described
 from .numbers import Numbers
-from .writes import written_in
+from .state import Held, NodeError, State, no_tensor, share
+from .writes import Writes, is_changed_alone
 
 # By the kind of a type, its Python.
 _TYPES: dict[str, Any] = {
@@ -55,16 +58,21 @@ STRUCTURE = (
 _torch: Any = torch  # functions of symbols have no types
 
 
-class NodeError(JitPassesError):
-    """A node that cannot be exported; the message names it and its line of source."""
+@dataclass(frozen=True)
+class Touched:
+    """What blocks from outside read and write whose way or rounds are not known.
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name != "partial_fx_graph":  # which torch.export would print
-            super().__setattr__(name, value)
+    Attributes:
+        written: ids of tensors that they write to.
+        kept: paths of tensors in the state that they read alone.
+        changed: paths of tensors in the state that they write to or assign.
+        assigned: the paths among these that they assign.
+    """
 
-
-class Held(str):
-    """Stands for a tensor in the state of a program, by its path."""
+    written: tuple[int, ...]
+    kept: tuple[str, ...]
+    changed: tuple[str, ...]
+    assigned: frozenset[str]
 
 
 class Running(nn.Module):
@@ -74,7 +82,8 @@ class Running(nn.Module):
         block: the outermost block of the graph.
         forms: by index of a node, the function that computes it.
         arguments: of the method's schema, without self.
-        state: by path, the values of the attributes that the graph reads or writes.
+        paths: by index of a node, the attribute of the model that it reads or assigns.
+        attributes: by path, the values of the attributes.
     """
 
     def __init__(
@@ -82,26 +91,33 @@ class Running(nn.Module):
         block: Block,
         forms: Mapping[int, Form],
         arguments: Sequence[Any],
-        state: Mapping[str, Any],
+        paths: Mapping[int, str],
+        attributes: Mapping[str, Any],
     ) -> None:
         super().__init__()
         # Mangled: buffers of the model are attributes here too, and may be called `_state`.
-        self.__block, self.__forms = block, forms
-        self.__state = {
-            path: Held(hold(self, path, value.detach().clone()))
-            if isinstance(value, torch.Tensor)
-            else value
-            for path, value in state.items()
-        }
+        self.__block, self.__forms, self.__paths = block, forms, paths
+        self.__state = State(self, attributes)
+        self.__writes = Writes(block)
         steps = list(block.walk())
-        self.__written = {step.detail for step in steps if step.node.kind == "prim::SetAttr"}
         self.__constants = {
             step.node.output.id: self._held(step.node.output)
             for step in steps
             if step.node.kind == "prim::Constant"
         }
         self.__numbers = Numbers()
+        for step in steps:
+            if step.node.kind == "prim::GetAttr":
+                self._check_read(step)
         self.forward = _signed(self, arguments)
+
+    def _check_read(self, step: Step) -> None:
+        """Check that no operator changes an attribute that is no tensor: a list, say."""
+        path = self.__paths.get(step.node.index)
+        writer = self.__writes.writer_of(step.node.output.id)
+        if writer is not None and (path is None or not self.__state.holds(path)):
+            error = _of_object(step.detail) if path is None else no_tensor(path)
+            raise NodeError(f"{described(writer)}: {error}")
 
     def _held(self, value: ValueView) -> Any:
         """Return a constant, with paths in place of tensors, which become buffers."""
@@ -119,8 +135,9 @@ class Running(nn.Module):
 
     def run(self, arguments: Sequence[Any]) -> Any:
         """Run the graph."""
-        values: dict[int, Any] = dict(zip(self.__block.inputs, ("", *arguments), strict=True))
-        results = self._run(self.__block, values)
+        self.__state.begin()
+        values: dict[int, Any] = dict(zip(self.__block.inputs, (None, *arguments), strict=True))
+        results = self.__state.end(self._run(self.__block, values))
         return results[0] if len(results) == 1 else tuple(results)
 
     def _run(self, block: Block, values: dict[int, Any]) -> list[Any]:
@@ -143,9 +160,9 @@ class Running(nn.Module):
         operands = [values[value.id] for value in node.inputs]
         results: Sequence[Any] = ()
         if node.kind == "prim::GetAttr":
-            results = [self._read(operands[0], step.detail)]
+            results = [self._read(step, operands[0])]
         elif node.kind == "prim::SetAttr":
-            self._write(operands[0], step.detail, operands[1])
+            self._assign(step, *operands)
         elif node.kind == "prim::isinstance":
             results = [any(_is_a(operands[0], kind) for kind in step.detail)]
         elif node.kind == "prim::If":
@@ -162,43 +179,18 @@ class Running(nn.Module):
         for value, result in zip(node.outputs, results, strict=True):
             values[value.id] = result
 
-    def _read(self, owner: Any, name: str) -> Any:
-        if not isinstance(owner, str):  # an object of a script class
-            return getattr(owner, name)
-        path = _joined(owner, name)
-        if path not in self.__state:
-            return path  # a module
-        found = self._found(self.__state[path])
-        # A copy: a value that was read before a write keeps its numbers.
-        copied = name in self.__written and isinstance(found, torch.Tensor)
-        return found.clone() if copied else found
+    def _read(self, step: Step, owner: Any) -> Any:
+        path = self.__paths.get(step.node.index)
+        return getattr(owner, step.detail) if path is None else self.__state.read(path)
 
-    def _write(self, owner: Any, name: str, value: Any) -> None:
-        if isinstance(owner, SimpleNamespace):
-            setattr(owner, name, value)
-            return
-        if not isinstance(owner, str):
-            raise JitPassesError(
-                f"the model changes '{name}' of an object of its own, and tensors alone are state "
-                "of a program: make it a buffer"
-            )
-        path = _joined(owner, name)
-        held = self.__state[path]
-        if type(value) in (bool, int, float, str) and type(held) is type(value) and held == value:
-            return  # a number that stays as it is
-        if not isinstance(held, Held) or not isinstance(value, torch.Tensor):
-            raise JitPassesError(
-                f"the model changes its attribute '{path}', which is no tensor, and tensors alone "
-                "are state of a program: make it a buffer"
-            )
-        buffer = self.get_buffer(held)
-        if buffer.shape != value.shape or buffer.dtype != value.dtype:
-            raise JitPassesError(
-                f"the model changes its attribute '{path}' from {_shape(buffer)} to "
-                f"{_shape(value)}: the state of a program keeps shape and dtype; if the first call "
-                "makes the state, call the model once before the export"
-            )
-        buffer.copy_(value)
+    def _assign(self, step: Step, owner: Any, value: Any) -> None:
+        path = self.__paths.get(step.node.index)
+        if path is not None:
+            self.__state.assign(path, value, step.node)
+        elif isinstance(owner, SimpleNamespace):
+            setattr(owner, step.detail, value)
+        else:
+            raise _of_object(step.detail)
 
     def _branch(self, step: Step, truth: Any, values: dict[int, Any]) -> Sequence[Any]:
         raises = [any(inner.node.kind == RAISE for inner in block.steps) for block in step.blocks]
@@ -210,23 +202,29 @@ class Running(nn.Module):
         free = list(dict.fromkeys(id for block in step.blocks for id in block.free))
         pairs = list(zip(*(block.outputs for block in step.blocks), strict=True))
         chosen = [k for k, (first, second) in enumerate(pairs) if first != second]
-        written = self._written_outside(step, values)
+        touched = self._touched(step, values)
+        paths = [*touched.kept, *touched.changed]
+        self._check_chosen(step, [step.node.outputs[k].id for k in chosen], free, values)
 
         def way(block: Block) -> Any:
             def run(inside: list[Any]) -> list[Any]:
-                inner = dict(zip(free, inside, strict=True))
-                inner.update((id, inner[id].clone()) for id in written)
-                results = self._run(block, inner)
-                return [*(inner[id] for id in written), *(results[k] for k in chosen)]
+                inner = dict(zip(free, inside, strict=False))
+                inner.update((id, inner[id].clone()) for id in touched.written)
+                state = dict(zip(paths, inside[len(free) :], strict=True))
+                state.update((path, state[path].clone()) for path in touched.changed)
+                with self.__state.within(state), _unchanged(inner.values()):
+                    results = self._run(block, inner)
+                    after = [self.__state.read(path) for path in touched.changed]
+                written = [inner[id] for id in touched.written]
+                return [*written, *after, *(results[k] for k in chosen)]
 
             return run
 
-        outside = [values[id] for id in free]
-        found = iter(choose(truth, way(step.blocks[0]), way(step.blocks[1]), outside))
-        for id in written:
-            values[id].copy_(next(found))
+        outside = [*(values[id] for id in free), *map(self.__state.read, paths)]
+        found = choose(truth, way(step.blocks[0]), way(step.blocks[1]), outside)
+        rest = iter(self._give_back(step, touched, found, values))
         # What both give from outside stays as it is: a number stays known.
-        return [values[a] if a == b else next(found) for a, b in pairs]
+        return [values[a] if a == b else next(rest) for a, b in pairs]
 
     def _loop(self, step: Step, operands: list[Any], values: dict[int, Any]) -> Sequence[Any]:
         most, goes_on, *carried = operands
@@ -237,41 +235,167 @@ class Running(nn.Module):
             values.update(zip(body.inputs, (count, *carried), strict=True))
             goes_on, *carried = self._run(body, values)
             count += 1
-        written = self._written_outside(step, values)
-        free = [id for id in body.free if id not in written]
+        touched = self._touched(step, values)
+        free = [id for id in body.free if id not in touched.written]
+        alone = self._changed_alone(step, carried, values)
+        first = len(touched.written)
+        last = first + len(touched.changed)
 
         def turn(number: Any, given: list[Any], inside: list[Any]) -> tuple[Any, list[Any]]:
-            inner = dict(zip(free, inside, strict=True))
+            inner = dict(zip(free, inside, strict=False))
             own, *rest = body.inputs
-            inner.update(zip((*written, *rest), given, strict=True))
+            inner.update(zip(touched.written, given, strict=False))
+            inner.update(zip(rest, given[last:], strict=True))
             inner[own] = number
-            further, *found = self._run(body, inner)
-            return further, [*(inner[id] for id in written), *found]
+            state = dict(zip(touched.kept, inside[len(free) :], strict=True))
+            state.update(zip(touched.changed, given[first:last], strict=True))
+            with self.__state.within(state), _unchanged(inner.values()):
+                further, *found = self._run(body, inner)
+                after = [self.__state.read(path) for path in touched.changed]
+            return further, [*(inner[id] for id in touched.written), *after, *found]
 
-        outside = [values[id] for id in free]
-        state = [*(values[id] for id in written), *carried]
-        found = repeat(most, goes_on, state, turn, outside, count)
-        for id, result in zip(written, found, strict=False):
-            values[id].copy_(result)
-        return found[len(written) :]
+        outside = [*(values[id] for id in free), *map(self.__state.read, touched.kept)]
+        state = [*(values[id] for id in touched.written), *map(self.__state.read, touched.changed)]
+        found = repeat(most, goes_on, [*state, *carried], turn, outside, count)
+        results = self._give_back(step, touched, found, values)
+        for k in alone:
+            carried[k].copy_(results[k])
+            results[k] = carried[k]
+        return results
 
-    def _written_outside(self, step: Step, values: Mapping[int, Any]) -> tuple[int, ...]:
-        """Return the tensors from outside that blocks write to, which control flow gives back.
+    def _give_back(
+        self, step: Step, touched: Touched, found: list[Any], values: Mapping[int, Any]
+    ) -> list[Any]:
+        """Write down the first of the results of blocks, and return the others."""
+        rest = iter(found)
+        for id in touched.written:
+            values[id].copy_(next(rest))
+        for path in touched.changed:
+            if path in touched.assigned:
+                self.__state.assign(path, next(rest), step.node)
+            else:
+                self.__state.read(path).copy_(next(rest))
+        return list(rest)
+
+    def _touched(self, step: Step, values: Mapping[int, Any]) -> Touched:
+        """Return the tensors from outside that blocks read and write, by value or attribute.
 
         Raises:
-            JitPassesError: the blocks read one of them by two values.
+            JitPassesError: the blocks write to one of them and read it in another way too.
         """
+        inner = [each for block in step.blocks for each in block.walk()]
         free = dict.fromkeys(id for block in step.blocks for id in block.free)
-        written = frozenset().union(*(written_in(block) for block in step.blocks))
-        tensors = [id for id in free if isinstance(values[id], torch.Tensor)]
-        for id in written:
-            for other in tensors:
-                if other != id and _torch._C._is_alias_of(values[other], values[id]):
+        written = frozenset().union(*(self.__writes.written_in(block) for block in step.blocks))
+        paths: dict[str, bool] = {}  # whether it is written to
+        assigned = set()
+        for each in inner:
+            path = self.__paths.get(each.node.index)
+            if path is None or not isinstance(self.__state.read(path), torch.Tensor):
+                continue
+            if each.node.kind == "prim::SetAttr":
+                assigned.add(path)
+                paths.setdefault(path, False)
+            else:
+                paths[path] = paths.get(path, False) or each.node.output.id in written
+        tensors = {id: values[id] for id in free if isinstance(values[id], torch.Tensor)}
+        for id in free:
+            held = [] if id in tensors else tree_leaves(values[id])
+            if id in written and any(isinstance(leaf, torch.Tensor) for leaf in held):
+                kind = "branch" if step.node.kind == "prim::If" else "loop"
+                raise JitPassesError(
+                    f"a {kind} changes a list or dict that is made outside of it, or a tensor there"
+                )
+        known: list[tuple[Any, torch.Tensor, bool]] = [
+            *((id, tensor, id in written) for id, tensor in tensors.items()),
+            *((path, self.__state.read(path), writes) for path, writes in paths.items()),
+        ]
+        for name, tensor, writes in known:
+            if writes and any(other != name and share(one, tensor) for other, one, _ in known):
+                raise _reads_a_view()
+        for path in assigned:
+            now = self.__state.read(path)
+            if paths[path] and any(share(value, now) for value in values.values()):
+                raise _reads_a_view()
+        changed = tuple(path for path, writes in paths.items() if writes or path in assigned)
+        return Touched(
+            tuple(id for id in tensors if id in written),
+            tuple(path for path in paths if path not in changed), changed, frozenset(assigned),
+        )  # fmt: skip
+
+    def _changed_alone(
+        self, step: Step, carried: Sequence[Any], values: Mapping[int, Any]
+    ) -> list[int]:
+        """Return the carried tensors that rounds write to, and that stay the tensors they are.
+
+        Raises:
+            JitPassesError: rounds write to a tensor, carry another one on, and it is read besides.
+        """
+        body, node = step.blocks[0], step.node
+        written = self.__writes.written_in(body)
+        found = []
+        for k, tensor in enumerate(carried):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            others = [each for j, each in enumerate(carried) if j != k]
+            shared = [id for id, value in values.items() if share(value, tensor)]
+            elsewhere = any(id in body.free for id in shared) or any(
+                share(each, tensor) for each in others
+            )
+            later = any(self.__writes.read_later(id, node) for id in shared)
+            if body.inputs[1 + k] not in written:
+                if later and self.__writes.written_later(node.outputs[k].id, node):
+                    raise _reads_a_view()
+            elif is_changed_alone(body, k) and not elsewhere:
+                found.append(k)
+            elif elsewhere or later:
+                raise _reads_a_view()
+        return found
+
+    def _check_chosen(
+        self, step: Step, chosen: Iterable[int], free: Iterable[int], values: Mapping[int, Any]
+    ) -> None:
+        """Check that no result of a branch is a tensor from outside that is written to later.
+
+        Raises:
+            JitPassesError: one is: `cond` gives copies.
+        """
+        writes, node = self.__writes, step.node
+        outside = {id: None for id in free if isinstance(values[id], torch.Tensor)}
+        for id in chosen:
+            for root in writes.roots_of(id, outside):
+                if (writes.written_later(id, node) and writes.read_later(root, node)) or (
+                    writes.written_later(root, node) and writes.read_later(id, node)
+                ):
                     raise JitPassesError(
-                        "it writes to a tensor from outside of it and reads a view of that too: "
-                        "take the view within, or write to a copy"
+                        "a branch returns a tensor from outside of it, which is written to later: "
+                        "return a copy, `x.clone()`"
                     )
-        return tuple(id for id in tensors if id in written)
+
+
+@contextmanager
+def _unchanged(values: Iterable[Any]) -> Iterator[None]:
+    """Check that a block changes no object that is made outside of it."""
+    objects = [value for value in values if isinstance(value, SimpleNamespace)]
+    before = [dict(vars(each)) for each in objects]
+    yield
+    for each, old in zip(objects, before, strict=True):
+        new = vars(each)
+        if new.keys() != old.keys() or any(new[name] is not old[name] for name in old):
+            raise JitPassesError("it changes an object that is made outside of it")
+
+
+def _reads_a_view() -> JitPassesError:
+    return JitPassesError(
+        "it writes to a tensor from outside of it and reads a view of that too: take the view "
+        "within, or write to a copy"
+    )
+
+
+def _of_object(name: str) -> JitPassesError:
+    return JitPassesError(
+        f"the model changes '{name}' of an object of its own, and tensors alone are state of a "
+        "program: make it a buffer"
+    )
 
 
 def _signed(module: Running, arguments: Sequence[Any]) -> Any:
@@ -313,10 +437,6 @@ def _is_a(value: Any, kind: str) -> bool:
     return isinstance(value, _TYPES[kind]) and not truth
 
 
-def _joined(owner: str, name: str) -> str:
-    return f"{owner}.{name}" if owner else name
-
-
 def _is_known(truth: Any) -> bool:
     """Say whether a truth is the same for all inputs, so that a branch can be taken now."""
     if isinstance(truth, torch.SymInt):
@@ -348,7 +468,3 @@ def _said(*steps: Step) -> str:
             texts = [value.constant for value in step.node.inputs]
             return next((text for text in texts if isinstance(text, str) and text), "an exception")
     return "an exception"
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

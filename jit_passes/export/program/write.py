@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,12 +20,14 @@ from .blocks import Block, blocks_of
 from .dialect import Limits
 from .forms import Form, form_of
 from .names import described, name_nodes
-from .running import STRUCTURE, NodeError, Running
+from .running import STRUCTURE, Running
+from .state import NodeError
 from .sums import keep_apart
 
 _GRADIENTS = "__torch__.torch.autograd.grad_mode."  # contexts that do nothing in a program
 _TRACING = "torch._subclasses.fake_tensor"  # it logs errors that are raised here
 _INDUCTOR = "inductor"  # the target
+_ATTRIBUTES = ("prim::GetAttr", "prim::SetAttr")
 _COMMANDS = {
     ModelStage.LOWERED: "export the float model, with --engine onnxruntime, say, or quantize it "
     "with --target reference",
@@ -46,9 +48,9 @@ def write_program(
     view, block = blocks_of(module, method)
     forms = _forms(block, limits)
     script = module._get_method(method)
-    running = Running(block, forms, script.schema.arguments[1:], dict(_state(module, block)))
     args, kwargs = next(batches([example_inputs], None, what="example_inputs"))
     try:
+        running = Running(block, forms, script.schema.arguments[1:], *_attributes(module, block))
         with torch.no_grad(), preserve_node_meta(), silenced(_TRACING):
             program = torch.export.export(
                 running.eval(), args, kwargs, dynamic_shapes=dynamic_shapes, strict=False
@@ -128,20 +130,22 @@ def _instead(node: NodeView) -> str:
     return "take it out of the model, or write it with operators that PyTorch's dispatcher has"
 
 
-def _state(module: Any, block: Block) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that a graph reads or writes, by path, and their values."""
+def _attributes(module: Any, block: Block) -> tuple[dict[int, str], dict[str, Any]]:
+    """Return the paths of the attributes that nodes read or assign, by index, and their values."""
     model = wrap(module)
-    paths: dict[int, str] = {block.inputs[0]: ""}
+    owners: dict[int, str] = {block.inputs[0]: ""}
+    paths: dict[int, str] = {}
+    values: dict[str, Any] = {}
     for step in block.walk():
-        if step.node.kind in ("prim::GetAttr", "prim::SetAttr"):
-            owner = paths.get(step.node.main_operand.id)
-            if owner is None:  # an object of a script class
-                continue
-            path = f"{owner}.{step.detail}" if owner else step.detail
-            found: Any = model
-            for part in path.split("."):
-                found = getattr(found, part)
-            if isinstance(found, torch.nn.Module):
-                paths[step.node.output.id] = path
-            else:
-                yield path, found
+        node = step.node
+        owner = owners.get(node.main_operand.id) if node.kind in _ATTRIBUTES else None
+        if owner is None:  # no attribute, or that of an object of a script class
+            continue
+        path = f"{owner}.{step.detail}" if owner else step.detail
+        found: Any = model
+        for part in path.split("."):
+            found = getattr(found, part)
+        if isinstance(found, torch.nn.Module):
+            owners[node.output.id] = path
+        paths[node.index], values[path] = path, found
+    return paths, values

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.runtimes.base import Built, Runtime, Workload, first_line
 from benchmarks.runtimes.exported import ExportedRuntime
+from benchmarks.runtimes.inductor import CompiledFloatRuntime, InductorRuntime
 from benchmarks.runtimes.jit_passes import JitPassesRuntime
 from benchmarks.runtimes.onnx_runtime import OnnxRuntime, session
 from benchmarks.runtimes.openvino_nncf import OpenVinoRuntime, compiled
@@ -40,6 +41,8 @@ _ALL: list[Runtime] = [
     ExportedRuntime("onnxruntime", session),
     ExportedRuntime("onnxruntime", session, mode="dynamic"),
     ExportedRuntime("openvino", compiled),
+    InductorRuntime(),
+    CompiledFloatRuntime(),
 ]
 
 RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in _ALL}

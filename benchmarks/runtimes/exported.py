@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,12 @@ from torch import Tensor
 from benchmarks.runtimes.base import Built, Predict, Workload, narrow_weights
 from benchmarks.runtimes.jit_passes import import_jit_passes, quantize_with_jit_passes
 
-_BATCH = "batch"
-_SEVEN_BITS = {"version": 1, "global": {"weight": {"bits": 7}}}
+SEVEN_BITS = {"version": 1, "global": {"weight": {"bits": 7}}}
+
+
+def open_batch() -> tuple[dict[int, Any]]:
+    """Sizes of a program whose first axis is open."""
+    return ({0: torch.export.Dim("batch", min=1, max=1024)},)
 
 
 class ExportedRuntime:
@@ -42,9 +47,8 @@ class ExportedRuntime:
             engine=None,
             target=self._engine,
             mode=self._mode,
-            config=_SEVEN_BITS if narrow_weights() else None,
+            config=SEVEN_BITS if narrow_weights() else None,
         )
         seconds = perf_counter() - start
-        sizes = ({0: torch.export.Dim(_BATCH, min=1, max=1024)},)
-        import_jit_passes().export_onnx(model, path, workload.calibration[0], sizes)
+        import_jit_passes().export_onnx(model, path, workload.calibration[0], open_batch())
         return Built(partial(self._compiled, path), seconds, path.stat().st_size)

@@ -644,7 +644,7 @@ def bad_inputs() -> Iterator[Any]:
     yield "number", lambda model: model, 3, None, "'x' is an int, and the model takes a tensor"
     yield "two", lambda model: model, (x, x), None, "it has 2 parts, and the model takes 1"
     yield "keyword", lambda model: model, {"y": x}, None, "the model has no argument 'y'"
-    yield "sizes", lambda model: model, x, ({1: Dim.DYNAMIC},), "specialized it to be a constant"
+    yield "sizes", lambda model: model, x, ({1: Dim.DYNAMIC},), r"'x.size\(\)\[1\]' is fixed at 3"
     yield "shapes", lambda model: model, x, {"z": None}, "dynamic_shapes"
 
 
@@ -733,3 +733,34 @@ def test_classifiers_of_torchvision(name: str) -> None:
     x = torch.randn(3, 3, 64, 64)
     found, expected = run(program, (x,)), model(x)
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-4
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(3, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+class FirstHalf(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[: x.shape[0] // 2]
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "axis", "said"),
+    [
+        (nn.Linear(3, 3), (1, 3), 0, "the size 'open' is 1 in the example.*2 or more"),
+        (Recurrent(), (2, 5, 3), 1, "the size 'open' is fixed at 5: .*a recurrent layer"),
+        (FirstHalf(), (6, 3), 0, r"not open in all of its range: \(x.size.*suggests _open = Dim"),
+    ],
+)
+def test_sizes_that_cannot_be_open(
+    model: nn.Module, shape: tuple[int, ...], axis: int, said: str
+) -> None:
+    shapes = ({axis: torch.export.Dim("open", min=1, max=64)},)
+    with pytest.raises(JitPassesError, match=said) as error:
+        to_exported_program(script(model), torch.randn(shape), shapes)
+    assert "TORCH_LOGS" not in str(error.value)

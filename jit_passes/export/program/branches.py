@@ -49,7 +49,7 @@ def choose(truth: Any, taken: Way, otherwise: Way, outside: list[Any]) -> list[A
             if forms[0] != forms[-1]:
                 raise JitPassesError(
                     "its two ways return different structures, or other values than tensors and "
-                    "numbers"
+                    "numbers: give a tensor in both, and return once, at the end"
                 )
             return apart([tensor_of(leaf) for leaf in found if kind_of(leaf) is not None], given)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,11 +62,38 @@ def write_program(
     except Exception as error:
         about = str(advice(script, args, kwargs, str(error)))
         said = first_line(error).partition("\n\nThe error above")[0]
-        raise JitPassesError(f"the model is not exported: {about or said}") from error
+        why = about or _about_open_sizes(said) or said
+        raise JitPassesError(f"the model is not exported: {why}") from error
     name_nodes(program, view)
     if target == _INDUCTOR:
         keep_apart(program)
     return program
+
+
+_FIXED = re.compile(r"You marked (.+?) as dynamic but your code specialized it to .+? \((\d+)\)")
+_BOUND = re.compile(r"Not all values of (.+?) = .+? satisfy the generated guard (.+?)\.?$", re.M)
+
+
+def _about_open_sizes(said: str) -> str:
+    """Return which sizes the model fixes or bounds, of an error of `torch.export`; "" for none."""
+    parts = []
+    said = re.sub(r"L\['(.+?)'\]", r"\1", said)  # PyTorch's word for an argument
+    for name, number in _FIXED.findall(said):
+        one = "1 in the example, which torch.export takes for fixed: pass an example with 2 or more"
+        more = (
+            f"fixed at {number}: the model computes with this number, as a recurrent layer does "
+            "with its length, so leave the size out of dynamic_shapes"
+        )
+        parts.append(f"the size '{name}' is {one if number == '1' else more}")
+    bounds: dict[str, list[str]] = {}
+    for name, bound in _BOUND.findall(said):
+        bounds.setdefault(name, []).append(bound)
+    for name, needed in bounds.items():
+        parts.append(f"the size '{name}' is not open in all of its range: {', and '.join(needed)}")
+    fixes = [line.strip() for line in said.partition("Suggested fixes:")[2].strip().split("\n")]
+    if bounds and any(fixes):
+        parts.append(f"torch.export suggests {'; '.join(fixes)}")
+    return "; ".join(parts)
 
 
 def _canonical(model: Any, method: str) -> tuple[Any, Mapping[int, Limits], str]:

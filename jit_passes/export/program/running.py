@@ -60,7 +60,7 @@ _torch: Any = torch  # functions of symbols have no types
 
 @dataclass(frozen=True)
 class Touched:
-    """What blocks from outside read and write whose way or rounds are not known.
+    """Tensors from outside that blocks read and write, where way or rounds are not known.
 
     Attributes:
         written: ids of tensors that they write to.

@@ -20,14 +20,14 @@ _CONTAINERS = ("ListType", "DictType", "TupleType")
 
 
 class Writes:
-    """The values of a graph, what each may be a view of, and who writes there.
+    """The values of a graph, with the memory that they may share and the operators that write there.
 
     Args:
         block: the outermost block.
     """
 
     def __init__(self, block: Block) -> None:
-        self._sources: dict[int, list[int]] = {}  # of what a value may be a view
+        self._sources: dict[int, list[int]] = {}  # of a value, the values of which it may be a view
         self._last: dict[int, NodeView] = {}  # the last writer
         self._repeated: set[int] = set()
         self._readers: dict[int, float] = dict.fromkeys(block.outputs, inf)

@@ -20,7 +20,7 @@ _CONTAINERS = ("ListType", "DictType", "TupleType")
 
 
 class Writes:
-    """The values of a graph, with the memory that they may share and the operators that write there.
+    """The values of a graph, the memory that they may share, and the operators that write there.
 
     Args:
         block: the outermost block.

@@ -764,3 +764,22 @@ def test_sizes_that_cannot_be_open(
     with pytest.raises(JitPassesError, match=said) as error:
         to_exported_program(script(model), torch.randn(shape), shapes)
     assert "TORCH_LOGS" not in str(error.value)
+
+
+class NamedAsPython(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"class": nn.Linear(3, 3), "None": nn.Linear(3, 3)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers.values():
+            x = layer(x)
+        return x
+
+
+def test_modules_whose_names_are_words_of_python() -> None:
+    """A program is code in Python, with their names."""
+    model, x = script(NamedAsPython()), torch.randn(2, 3)
+    program = to_exported_program(model, x)
+    assert torch.equal(program.module()(x), model(x))
+    assert "layers.class_.weight" in program.state_dict

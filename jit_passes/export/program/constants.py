@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -44,7 +45,11 @@ def constant_of(value: ValueView) -> Tensor:
 
 
 def _free(owner: nn.Module, name: str, *, or_module: bool = False) -> str:
-    """Return the name, or with a number the first one that the owner does not have."""
+    """Return the name, or with a number the first one that the owner does not have.
+
+    A word of Python's gets a `_`: the code of a program has the names.
+    """
+    name = f"{name}_" if iskeyword(name) else name
     found, number = name, 0
     while hasattr(owner, found) and not (or_module and found in owner._modules):
         number += 1

@@ -642,7 +642,12 @@ def bad_inputs() -> Iterator[Any]:
     yield "lowered", lambda m: lowered(m, batches(), **stock), x, None, "target='reference'"
     yield "channels", lambda model: model, x[:, :2], None, "stem.0:conv2d.*expected input"
     yield "number", lambda model: model, 3, None, "'x' is an int, and the model takes a tensor"
-    yield "two", lambda model: model, (x, x), None, "it has 2 parts, and the model takes 1"
+    parts = "example_inputs has 2 parts, and the model takes 1 argument: pass a tuple of 1$"
+    yield "two", lambda model: model, (x, x), None, parts
+    several = "'x' is a list, and the model takes a tensor: several arguments are a tuple"
+    yield "list", lambda model: model, [x, x], None, several
+    forms = "'x' is None.*: example_inputs is a tensor, a tuple of arguments, or a dict"
+    yield "none", lambda model: model, None, None, forms
     yield "keyword", lambda model: model, {"y": x}, None, "the model has no argument 'y'"
     yield "sizes", lambda model: model, x, ({1: Dim.DYNAMIC},), "specialized it to be a constant"
     yield "shapes", lambda model: model, x, {"z": None}, "dynamic_shapes"

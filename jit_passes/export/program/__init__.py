@@ -14,9 +14,10 @@ def from_exported_program(program: torch.export.ExportedProgram) -> torch.jit.Sc
 
     Its results are those of the program, on tensors of any size that its operators take: the
     program's own bounds of sizes are not checked. Parameters share their memory with the program's
-    and have its paths; operators are in the modules that they come from, so that rules of
-    configurations and names in reports are those of the model that was exported. Arguments are
-    called and nested as they were.
+    and have its paths, and so do buffers; of a program that writes to tensors the model has copies
+    of the buffers, since its calls change no state of the program. Operators are in the modules
+    that they come from, so that rules of configurations and names in reports are those of the model
+    that was exported. Arguments are called and nested as they were.
 
     `torch.cond` becomes a branch, and `torch.while_loop` a loop. Operators of
     `quantized_decomposed` stay as they are.

@@ -393,6 +393,22 @@ def test_no_integers_for_an_engine(run: Run, model: Path, data: Path, tmp_path: 
     assert done.code == Exit.DONE and "warning: the target cannot quantize" in done.err, done.err
 
 
+def test_a_model_for_an_engine_is_not_quantized_again(
+    run: Run, model: Path, data: Path, tmp_path: Path
+) -> None:
+    """Without --engine it is written; a lowered model is no better without."""
+    made, out = tmp_path / "made.pt", tmp_path / "out.pt2"
+    given = ("--to", "pt2", "--data", data, "-o", out)
+    for target in ("inductor", "stock"):
+        assert run("quantize", model, "--data", data, "--target", target, "-o", made).code == 0
+        done = run("export", made, "--engine", "inductor", *given)
+        assert done.code == Exit.INPUT and "start from the float model" in done.err
+        assert ("or leave out --engine" in done.err) is (target == "inductor")
+        done = run("export", made, *given)
+        assert (done.code == 0) is (target == "inductor") is out.exists(), done.err
+        out.unlink(missing_ok=True)
+
+
 def test_no_command(run: Run) -> None:
     assert run().code == Exit.USAGE
     assert run("quantise").code == Exit.USAGE

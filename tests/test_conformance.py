@@ -140,6 +140,12 @@ def test_a_file_for_openvino(tmp_path: Path, run: Run) -> None:
     done = run("check", *given, "--json")
     assert done.code == 0 and done.json["equal"] and done.json["integers"]["Convolution"] == 2
     assert run("check", *given, "--engine", "onnxruntime").code == 5
+    scripted = torch.jit.script(Net().eval())
+    scripted.save(str(tmp_path / "float.pt"))
+    jit_passes.quantize_script(scripted, batches, target="x86").save(str(tmp_path / "x86.pt"))
+    for name in ("float.pt", "x86.pt"):
+        done = run("check", path, "--against", tmp_path / name, *given[3:])
+        assert done.code == 3 and "--target openvino" in done.err  # as the file says
 
     # A file of a model with another weight.
     moved = Net()

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 import jit_passes
 from benchmarks.models.resnet import BasicBlock, ResNet
 from jit_passes import JitPassesError, to_exported_program
+from jit_passes.errors import ArgumentError
 from jit_passes.testing import random_modules
 from tests.loops import LOOPS
 from tests.processes import run_python
@@ -642,7 +643,12 @@ def bad_inputs() -> Iterator[Any]:
     yield "lowered", lambda m: lowered(m, batches(), **stock), x, None, "target='reference'"
     yield "channels", lambda model: model, x[:, :2], None, "stem.0:conv2d.*expected input"
     yield "number", lambda model: model, 3, None, "'x' is an int, and the model takes a tensor"
-    yield "two", lambda model: model, (x, x), None, "it has 2 parts, and the model takes 1"
+    parts = "example_inputs has 2 parts, and the model takes 1 argument: pass a tuple of 1$"
+    yield "two", lambda model: model, (x, x), None, parts
+    several = "'x' is a list, and the model takes a tensor: several arguments are a tuple"
+    yield "list", lambda model: model, [x, x], None, several
+    forms = "'x' is None.*: example_inputs is a tensor, a tuple of arguments, or a dict"
+    yield "none", lambda model: model, None, None, forms
     yield "keyword", lambda model: model, {"y": x}, None, "the model has no argument 'y'"
     yield "sizes", lambda model: model, x, ({1: Dim.DYNAMIC},), r"'x.size\(\)\[1\]' is fixed at 3"
     yield "shapes", lambda model: model, x, {"z": None}, "dynamic_shapes"
@@ -658,6 +664,75 @@ def test_bad_input(
     model = make(small)
     with pytest.raises(JitPassesError, match=message):
         to_exported_program(model, given, shapes)
+
+
+class Nests(nn.Module):
+    def forward(self, x: Tensor, named: dict[str, Tensor], several: list[Tensor]) -> Tensor:
+        return x + named["a"] + several[0]
+
+
+OPEN = Dim("rows", min=2)
+ROW = (torch.randn(3, 4), {"a": torch.randn(3, 4)}, [torch.randn(3, 4)])
+BY_NAME = dict(zip(("x", "named", "several"), ROW, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (
+            {0: OPEN},
+            r"a dict by names, not the axes of one alone: write \(\{0: Dim\('rows'.*\},\)$",
+        ),
+        ("rows", r"not 'rows': one tensor has \(\{0: torch.export.Dim\('batch'\)\},\)$"),
+        (OPEN, "in a tuple or a dict by names, not Dim"),
+        (("rows", None, None), r"dynamic_shapes\[0\] is 'rows', and open sizes of a tensor are"),
+        ((OPEN, None, None), r"dynamic_shapes\[0\] is Dim.*, and open sizes of a tensor are"),
+        (({2: OPEN}, None, None), r"\[0\] has the axis 2, and the tensor has the shape \[3, 4\]$"),
+        (({-1: OPEN}, None, None), r"\[0\] has the axis -1, and the tensor"),
+        (({"rows": OPEN}, None, None), r"\[0\] has the axis 'rows', and the tensor"),
+        (((OPEN,), None, None), r"\[0\] has the length 1, and the tensor has the shape \[3, 4\]: "),
+        (({0: "rows"}, None, None), r"\[0\] has 'rows' for axis 0, and a size is a torch"),
+        ({"x": {2: OPEN}, "named": None, "several": None}, r"\['x'\] has the axis 2"),
+        ((None, {"a": {2: OPEN}}, [None]), r"dynamic_shapes\[1\]\['a'\] has the axis 2"),
+        ((None, {"a": None}, [{0: "rows"}]), r"dynamic_shapes\[2\]\[0\] has 'rows' for axis 0"),
+    ],
+)
+@pytest.mark.parametrize("given", [ROW, BY_NAME], ids=["positions", "names"])
+def test_open_sizes_of_another_form(given: Any, shapes: Any, message: str) -> None:
+    """The error shows the right form."""
+    with pytest.raises(ArgumentError, match=message):
+        to_exported_program(script(Nests()), given, shapes)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        {0: OPEN},
+        {0: OPEN, 1: 4},
+        (OPEN, Dim.STATIC),
+        [Dim.AUTO, 4],
+        {0: Dim.DYNAMIC},
+    ],
+    ids=str,
+)
+def test_forms_of_open_sizes(one: Any) -> None:
+    """Each opens the first axis, in a tuple, a list and a dict by names."""
+    shapes = (one, {"a": one}, [one])
+    for given in (shapes, list(shapes), dict(zip(BY_NAME, shapes, strict=True))):
+        for example in (ROW, BY_NAME):
+            program = to_exported_program(script(Nests()), example, given)
+            [x, *_] = [node for node in program.graph.nodes if node.op == "placeholder"]
+            rows, columns = x.meta["val"].shape
+            assert isinstance(rows, torch.SymInt) and columns == 4
+
+
+def test_open_sizes_that_pytorch_makes() -> None:
+    """A ShapesCollection has them by tensor."""
+    x, shapes = torch.randn(3, 4), torch.export.ShapesCollection()
+    shapes[x] = {0: OPEN}
+    program = to_exported_program(script(nn.ReLU()), x, shapes)
+    [node] = [node for node in program.graph.nodes if node.op == "placeholder"]
+    assert isinstance(node.meta["val"].shape[0], torch.SymInt)
 
 
 def test_operators_where_pytorch_brings_none(

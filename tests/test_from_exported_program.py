@@ -56,9 +56,9 @@ def test_there_and_back(case: Case) -> None:
     back = from_exported_program(program)
     first = from_exported_program(program)
     with torch.no_grad():
-        check_close(
-            call(back, clone(args)), call(case.build(case.frontends[0]), clone(args), case.method)
-        )
+        for each in (back, first):  # of which each has a state of its own
+            fresh = case.build(case.frontends[0])
+            check_close(call(each, clone(args)), call(fresh, clone(args), case.method))
         again = to_exported_program(back, clone(args)).module()
         check_close(call(again, clone(args)), call(first, clone(args)))
 
@@ -128,6 +128,50 @@ def test_structures_branches_and_state() -> None:
     assert float(model.calls) == 2
     with pytest.raises(Exception, match="times is a constant"):
         model(*args, by_name=kwargs["by_name"], times=4)
+
+
+class Counts(nn.Module):
+    """Buffers that change, one of them by a part of it, which may be a buffer too."""
+
+    def __init__(self, shares: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("last", torch.zeros(3), persistent=False)
+        self.register_buffer("first", self.last[:1] if shares else None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        self.last[1:].copy_(x[1:])
+        (self.last[:1] if self.first is None else self.first).add_(2)
+        return x * self.weight * self.calls + self.last
+
+
+@pytest.mark.parametrize(("decomposed", "shares"), [(False, False), (False, True), (True, False)])
+def test_the_state_of_a_model_is_its_own(decomposed: bool, shares: bool) -> None:
+    """Calls of the model and of the program count apart; they have parameters in common.
+
+    PyTorch decomposes no program with buffers that share memory.
+    """
+    network, x = Counts(shares).eval(), torch.tensor([1.0, 2.0, 3.0])
+    program = export(network, (x,), strict=False)
+    program = program.run_decompositions({}) if decomposed else program
+    first, second = from_exported_program(program), from_exported_program(program)
+    expected = x + torch.tensor([2.0, 2.0, 3.0])
+    assert torch.equal(first(x), expected)
+    assert torch.equal(first(x), 2 * x + torch.tensor([4.0, 2.0, 3.0]))
+    assert torch.equal(second(x), expected)
+    state = {**program.state_dict, **program.constants}
+    assert not any(state[name].any() for name in ("calls", "last"))
+    assert not network.calls.any()
+    assert first.weight.data_ptr() == program.state_dict["weight"].data_ptr()
+
+
+def test_buffers_that_stay_are_shared() -> None:
+    """A large table is not copied."""
+    program = export(nn.BatchNorm1d(4).eval(), (torch.randn(2, 4),))
+    model = from_exported_program(program)
+    assert model.running_mean.data_ptr() == program.state_dict["running_mean"].data_ptr()
 
 
 def test_decomposed_programs_have_layers() -> None:

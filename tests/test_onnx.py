@@ -117,7 +117,8 @@ def test_codes_names_sizes_and_metadata(tmp_path: Path) -> None:
     assert weights["deep.bias"] == onnx.TensorProto.INT32
     assert (file.producer_name, file.opset_import[0].version) == ("jit_passes", 21)
     [prop] = file.metadata_props
-    assert json.loads(prop.value)["mode"] == "static"
+    made = json.loads(prop.value)
+    assert (made["mode"], made["target"]) == ("static", "reference")
     assert str(Path(__file__).parent) not in str(file)  # no lines of files of this machine
 
 
@@ -286,10 +287,12 @@ class Known(nn.Module):
 
 
 def test_results_that_are_known(tmp_path: Path) -> None:
-    """Numbers are tensors without axes; a file has no text."""
-    x, path = torch.randn(2, 3), tmp_path / "model.onnx"
-    export_onnx(script(Known()), path, x)
-    found = run(session(path), x)
+    """Numbers are tensors without axes; a file has no text, and no name for one."""
+    x, path, names = torch.randn(2, 3), tmp_path / "model.onnx", ["axes", "y", "half", "many"]
+    export_onnx(script(Known()), path, x, output_names=names)
+    loaded = session(path)
+    assert [result.name for result in loaded.get_outputs()] == names
+    found = run(loaded, x)
     assert [value.dtype for value in found] == [torch.int64, x.dtype, x.dtype, torch.bool]
     assert [value.item() for value in found if value.dim() == 0] == [2, 0.5, True]
     assert torch.equal(found[1], x + 1)
@@ -329,6 +332,9 @@ def test_results_that_are_arguments(names: list[str] | None, tmp_path: Path) -> 
         (["a", "b", "a"], "'a' for result 2: result 0 is called so too"),
         (["a", 3], "3 for result 1: a name is a text"),
         (["a", ""], "'' for result 1: a name is a text, and not empty"),
+        (["a", "b"], "2 names, and the model has 5 results: give one name for each"),
+        (["a", "b", "c", "d", "e", "f"], "6 names, and the model has 5 results"),
+        ([], "0 names, and the model has 5 results"),
     ],
 )
 def test_names_that_results_cannot_have(names: list[Any], words: str, tmp_path: Path) -> None:
@@ -336,6 +342,13 @@ def test_names_that_results_cannot_have(names: list[Any], words: str, tmp_path: 
     args, path = (torch.randn(2, 3), torch.randn(4)), tmp_path / "model.onnx"
     with pytest.raises(jit_passes.errors.ArgumentError, match=f"output_names has {words}"):
         export_onnx(script(Same()), path, args, output_names=names)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("names", ["abc", 3, {"a": "b"}])
+def test_names_of_results_are_a_list(names: Any, tmp_path: Path) -> None:
+    with pytest.raises(jit_passes.errors.ArgumentError, match="is a list of texts, not "):
+        export_onnx(script(Small()), tmp_path / "model.onnx", BATCHES[0], output_names=names)
     assert not list(tmp_path.iterdir())
 
 
@@ -478,7 +491,9 @@ class Places(nn.Module):
 
 def refusals() -> Iterator[Any]:
     small = Small()
-    yield "opset", lambda: script(small), {"opset": 7}, "opset is a whole number from 18 to 23"
+    for opset in (7, 21.0, True, "21", None):
+        message = f"opset is a whole number from 18 to 23, not {opset!r}"
+        yield f"opset {opset!r}", lambda: script(small), {"opset": opset}, message
     missing = r"'special_bessel_j0' at .*test_onnx.py:\d+: ONNX has no form of prims.bessel_j0"
     yield "operator", lambda: script(Bessel()), {}, missing
     half = "Conv.*unsupported type: tensor.bfloat16"

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from jit_passes import JitPassesError
-from jit_passes.export.onnx.graph import operand
+from jit_passes.export.onnx.graph import constant, grid_of, made_by, operand
+from jit_passes.export.onnx.reductions import keep_reductions
 
+numpy = pytest.importorskip("numpy")
 onnx = pytest.importorskip("onnx")
 ir = pytest.importorskip("onnx_ir")
 
@@ -73,9 +75,47 @@ def test_the_opset_of_a_node_and_of_its_graph(
         ("Loop", "", "v_initial", r"'n' \(Loop\) has no operand 'v_initial': it has M, cond$"),
         ("Concat", "", "inputs", r"'n' \(Concat\) .* its operands have no names$"),
         ("Conv", "com.microsoft", "X", r"'n' \(Conv\) .* its operands have no names$"),
+        ("ReduceMax", "com.microsoft", "axes", r"\(ReduceMax\) .* its operands have no names$"),
     ],
 )
 def test_names_that_no_single_operand_has(kind: str, domain: str, name: str, words: str) -> None:
     node = ir.node(kind, values("abc"), domain=domain, name="n")
     with pytest.raises(JitPassesError, match=words):
         operand(node, name)
+
+
+def test_an_operator_that_is_newer_than_the_opset() -> None:
+    """Gelu exists from opset 20 on."""
+    [x] = values("x")
+    assert operand(ir.node("Gelu", [x], version=20), "X") is x
+    with pytest.raises(JitPassesError, match=r"'n' \(Gelu\) .* its operands have no names$"):
+        operand(ir.node("Gelu", [x], version=18, name="n"), "X")
+
+
+@pytest.mark.parametrize(("domain", "same"), [("", True), ("ai.onnx", True), ("mine", False)])
+def test_an_operator_of_another_domain_is_another_one(domain: str, same: bool) -> None:
+    """Neither is its maker of that kind, nor is a Max written next to it."""
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2, 3, 4]))
+    axes = constant("axes", numpy.array([2]))
+    scale = constant("scale", numpy.ones((3, 1), numpy.float32))
+    product = ir.node("Mul", [x, scale.outputs[0]], name="product")
+    product.outputs[0].name = "product"
+    product.outputs[0].type, product.outputs[0].shape = x.type, x.shape
+    operands = [product.outputs[0], axes.outputs[0]]
+    reduced = ir.node("ReduceSum", operands, domain=domain, name="reduced")
+    reduced.outputs[0].name = "reduced"
+    nodes = [axes, scale, product, reduced]
+    graph = ir.Graph([x], reduced.outputs, nodes=nodes, opset_imports={"": 21}, name="graph")
+    assert made_by(reduced.outputs[0], "ReduceSum") is (reduced if same else None)
+    keep_reductions(ir.Model(graph, ir_version=10))
+    assert any(node.op_type == "Max" for node in graph) is same
+
+
+def test_the_grid_of_a_quantize() -> None:
+    """Without a zero point there is none, as without constants."""
+    [x] = values("x")
+    scale = constant("scale", numpy.array(0.5, numpy.float32)).outputs[0]
+    zero = constant("zero", numpy.array(3, numpy.uint8)).outputs[0]
+    assert grid_of(ir.node("QuantizeLinear", [x, scale, zero])) == (0.5, 3)
+    assert grid_of(ir.node("QuantizeLinear", [x, scale])) is None
+    assert grid_of(ir.node("QuantizeLinear", [x, scale, x])) is None

@@ -173,5 +173,5 @@ def test_what_was_not_annotated() -> None:
 
 def test_nothing_at_all() -> None:
     model = prepared(lambda annotations, conv, add: None)
-    with pytest.warns(JitPassesWarning, match="nothing was quantized: 1 of them: the quantizer"):
+    with pytest.warns(JitPassesWarning, match="nothing was quantized: 1 operator: the quantizer"):
         jit_passes.convert(model)

@@ -32,7 +32,7 @@ from ..export.encoding import KINDS
 from ..files import write_whole
 from ..quantize import quantize_script
 from ..report import Coverage, coverage
-from ..stages.module import Report, quantized_part
+from ..stages.module import Report, part_of, quantized_part
 from ..targets import Engine, Target
 from . import options
 from .files import check_output, load_model
@@ -188,8 +188,15 @@ def _quantized(
     """Return a model as an engine computes it, and its operators.
 
     Raises:
-        JitPassesError: all of them are in float; the reasons are said once, not in warnings too.
+        JitPassesError: it is quantized for an engine already; or all operators are in float: the
+            reasons are said once, not in warnings too.
     """
+    report = Report.read(part_of(model, given["method"]))
+    if report is not None and report.is_reference:
+        raise JitPassesError(
+            f"the model is quantized for {report.target['name']!r} already: start from the float "
+            "model, or leave out --engine to write this one"
+        )
     held: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as held:

@@ -1,4 +1,4 @@
-"""Faults of a batch's arguments, as far as their kinds, dtypes and devices tell."""
+"""Faults of a call's arguments, as far as their kinds, dtypes and devices tell."""
 
 from __future__ import annotations
 
@@ -22,24 +22,32 @@ class Advice(NamedTuple):
         return ": ".join(filter(None, self))
 
 
-def advice(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], said: str) -> Advice:
-    """Say why a method does not run a batch, and how to mend that.
+def advice(
+    method: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    said: str,
+    *,
+    of_batch: bool = False,
+) -> Advice:
+    """Say why a method does not run with arguments, and how to mend that.
 
     Args:
         method: of a ScriptModule, inlined.
         args: positional arguments.
         kwargs: keyword arguments.
         said: the error of PyTorch.
+        of_batch: whether they are a batch, which `input_fn` may make, or `example_inputs`.
     """
     schema = method.schema.arguments[1:]
-    if found := _of_names([argument.name for argument in schema], args, kwargs):
+    if found := _of_names([argument.name for argument in schema], args, kwargs, of_batch):
         return found
     types = {argument.name: str(argument.type) for argument in schema}
     given: dict[str, Any] = {**dict(zip(types, args, strict=False)), **kwargs}
     for name, value in given.items():
         if types[name].startswith("Tensor") and not isinstance(value, torch.Tensor):
             cause = f"'{name}' is {_kind(value)}, and the model takes a tensor"
-            return Advice(cause, _tensor(name, value))
+            return Advice(cause, _tensor(name, value, of_batch))
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     weights = list(_weights(method))
     stored = (_of_storage(name, value, weights) for name, value in tensors.items())
@@ -53,22 +61,30 @@ def advice(method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], said: 
     return next(filter(None, dtypes), Advice())
 
 
-def _of_names(names: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Advice | None:
+def _of_names(
+    names: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any], of_batch: bool
+) -> Advice | None:
     if len(args) > len(names):
-        many = count_of(len(names), "argument")
-        first = "batch[0]" if len(names) == 1 else f"tuple(batch[:{len(names)}])"
-        return Advice(
-            f"it has {len(args)} parts, and the model takes {many}",
-            f"where labels come with the inputs, pass input_fn=lambda batch: {first}",
-        )
+        count = len(names)
+        many = f"has {len(args)} parts, and the model takes {count_of(count, 'argument')}"
+        if not of_batch:
+            return Advice(f"example_inputs {many}", f"pass a tuple of {count}")
+        first = "batch[0]" if count == 1 else f"tuple(batch[:{count}])"
+        labels = f"where labels come with the inputs, pass input_fn=lambda batch: {first}"
+        return Advice(f"it {many}", labels)
     for name in kwargs:
         if name not in names:
             there = nearest(str(name), names)
             return Advice(
                 f"the model has no argument '{name}': {there}. A dict is arguments by name; for a "
-                "model that takes a dict, a batch is a tuple, (dict,)"
+                f"model that takes a dict, {_called(of_batch)} is a tuple, (dict,)"
             )
     return None
+
+
+def _called(of_batch: bool) -> str:
+    """Return the subject of a sentence about all arguments."""
+    return "a batch" if of_batch else "example_inputs"
 
 
 def _kind(value: Any) -> str:
@@ -82,7 +98,7 @@ def _kind(value: Any) -> str:
     return f"{'an' if text[0] in 'aeiouAEIOU' else 'a'} {text}{name}"
 
 
-def _tensor(name: str, value: Any) -> str:
+def _tensor(name: str, value: Any, of_batch: bool) -> str:
     """Return how to make a tensor of something else."""
     root = type(value).__module__.partition(".")[0]
     if root == "numpy" and hasattr(value, "__array__"):
@@ -96,13 +112,14 @@ def _tensor(name: str, value: Any) -> str:
     if root == "pandas":
         return f"pass torch.from_numpy({name}.to_numpy('float32'))"
     if isinstance(value, list):
-        return (
+        loader = (
             "a DataLoader gives lists, of inputs and labels: pass input_fn=lambda batch: batch[0]; "
-            "several arguments are a tuple"
         )
+        return f"{loader if of_batch else ''}several arguments are a tuple"
     if isinstance(value, bool | int | float):
         return f"pass torch.tensor({name})"
-    return "a batch is a tensor, a tuple of arguments, or a dict of arguments by name"
+    form = "a tensor, a tuple of arguments, or a dict of arguments by name"
+    return f"{_called(of_batch)} is {form}"
 
 
 def _weights(method: Any) -> Iterator[torch.Tensor]:

@@ -12,7 +12,7 @@ import torch
 
 from .. import _C
 from ..collector import paused
-from ..errors import shortened, warn
+from ..errors import count_of, shortened, warn
 from ..graph.editor import GraphEditor
 from ..logs import timed
 from ..observers import parameters_of as named
@@ -60,7 +60,7 @@ def convert(
 
     Warns:
         JitPassesWarning: no data reached part of the model, which stays float; or nothing was
-            quantized at all.
+            quantized at all, unless `prepare` has warned that nothing fits the target.
     """
     stages = (ModelStage.PREPARED, ModelStage.QAT)
     report = stage_of(prepared, stages, "call jit_passes.prepare and calibrate, or prepare_qat")
@@ -177,7 +177,8 @@ def _warn(operators: tuple[OperatorRecord, ...], refused: dict[str, str], known:
         )
     if not known:
         reasons = Counter(row.reason for row in operators)
-        why = "; ".join(f"{count} of them: {reason}" for reason, count in reasons.most_common(3))
+        often = reasons.most_common(3)
+        why = "; ".join(f"{count_of(count, 'operator')}: {reason}" for reason, count in often)
         warn(
             "nothing was quantized: "
             + (why or "the model has no operator with weights, and no matrix product")

@@ -78,7 +78,7 @@ def misfit(
         return broken(what, error, "The model that jit_passes has made fails")
     said = last_line(error)
     got = ", ".join([*map(_kind, args), *(f"{k}={_kind(v)}" for k, v in kwargs.items())])
-    found = advice(method, args, kwargs, said)
+    found = advice(method, args, kwargs, said, of_batch=True)
     alone = len(args) == 1 and isinstance(args[0], torch.Tensor) and not kwargs
     certain = found.cause or fits is False
     unsure = "" if certain else f". If the original model takes the batch, {_REPORT}"

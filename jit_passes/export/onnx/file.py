@@ -74,8 +74,8 @@ def export_onnx(
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
         dynamic_shapes: the sizes that are open, as `torch.export.export` takes them; None for none.
         opset: of the file, 18 to 23. Codes of 16 bits and groups need 21.
-        output_names: names of the results, all different, and none an argument's; None for those
-            of their values.
+        output_names: names of the results, one for each, all different, and none an argument's;
+            None for those of their values. Results that are text or None have none.
         form: "qdq" for QuantizeLinear and DequantizeLinear, "qonnx" for the operator `Quant` of
             QONNX; None for that of the model's target, which is "qonnx" for the target `qonnx` and
             "qdq" for all others.
@@ -85,14 +85,15 @@ def export_onnx(
         JitPassesError: onnx or onnxscript is not installed; the model is for an engine that reads
             no ONNX; `to_exported_program` refuses it; ONNX has no form for an operator, or for
             scales that the model chooses as it runs; or the opset or the form is unknown.
-        ArgumentError: a name of a result is an argument's, occurs twice, or is no text.
+        ArgumentError: a name of a result is an argument's, occurs twice, or is no text; or there
+            are more or fewer names than results.
         JitPassesError: `onnx.checker` refuses the file; or it cannot be written,
             which is an OSError too.
 
     Warns:
         JitPassesWarning: the model changes its buffers, and a file has no state from call to call.
     """
-    if opset not in range(FIRST, LAST + 1):
+    if type(opset) is not int or opset not in range(FIRST, LAST + 1):  # a bool is none
         raise ArgumentError(f"opset is a whole number from {FIRST} to {LAST}, not {opset!r}")
     if form is not None and form not in FORMS:
         raise ArgumentError(not_among("form", form, FORMS))
@@ -101,7 +102,7 @@ def export_onnx(
     _imported("onnxscript")
     target = _target_of(quantized_part(model, method))
     program = to_exported_program(model, example_inputs, dynamic_shapes, method=method)
-    check_result_names(program, output_names or ())
+    check_result_names(program, output_names)
     check_chosen(program)
     spell_out_clamps(program)
     spell_out_pools(program)

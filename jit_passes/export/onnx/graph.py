@@ -27,9 +27,12 @@ def state_of(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
 
 
 def made_by(value: Any, kind: str) -> Any:
-    """Return the node of ONNX that makes a value, if it is of that kind; None otherwise."""
+    """Return the node of ONNX that makes a value, if it is of that kind; None otherwise.
+
+    Operators of other domains, `com.microsoft` for one, are of another kind.
+    """
     node = None if value is None else value.producer()
-    return node if node is not None and node.op_type == kind else None
+    return node if node is not None and (node.domain, node.op_type) == ("", kind) else None
 
 
 def main_operand(node: Any) -> Any:
@@ -61,12 +64,13 @@ def _version(node: Any) -> Any:
 def _places(kind: str, domain: str, version: int | None) -> Mapping[str, int]:
     """Return the places of operands by their names in an opset's schema, None for the last opset.
 
-    It is empty for an operator without a schema. A list of operands has no place.
+    It is empty for an operator without a schema in this opset. A list of operands has no place.
     """
     defs: Any = importlib.import_module("onnx").defs
-    if not defs.has(kind, domain):
+    wanted = (kind, *([] if version is None else [version]), domain)
+    if not defs.has(*wanted):
         return {}
-    schema = defs.get_schema(kind, *([] if version is None else [version]), domain)
+    schema = defs.get_schema(*wanted)
     lists = defs.OpSchema.FormalParameterOption.Variadic
     return {each.name: k for k, each in enumerate(schema.inputs) if each.option != lists}
 
@@ -127,11 +131,11 @@ def block_size(decoded: Any) -> int:
 def grid_of(node: Any) -> tuple[Any, Any] | None:
     """Return scale and zero point of a quantize or a dequantize, as numbers of numpy.
 
-    None if they are no constants, or those of channels.
+    None if they are no constants, or those of channels, or if there is no zero point.
     """
     _, *grid = node.inputs
     arrays = [constant_of(value) for value in grid]
-    if any(array is None or array.size != 1 for array in arrays):
+    if len(arrays) != 2 or any(array is None or array.size != 1 for array in arrays):
         return None
     scale, zero = (array.reshape(()) for array in arrays)
     return scale, zero

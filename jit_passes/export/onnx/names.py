@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.export.graph_signature import ConstantArgument, OutputKind
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, count_of
 
 # torch.onnx notes the node of the program that a node comes from as the last of its scopes.
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -20,12 +21,17 @@ _SUFFIXES = {
 }
 
 
-def check_result_names(program: torch.export.ExportedProgram, names: Sequence[str]) -> None:
+def check_result_names(program: torch.export.ExportedProgram, names: Sequence[str] | None) -> None:
     """Check the names of results that a caller gives; `torch.onnx` renames some without a word.
 
     Raises:
-        ArgumentError: one is no text, an argument's name, or occurs twice.
+        ArgumentError: they are no list, one is no text, an argument's name, or occurs twice, or
+            there are more or fewer names than results.
     """
+    if names is None:
+        return
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ArgumentError(f"output_names is a list of texts, not {names!r}")
     arguments = set(program.graph_signature.user_inputs)
     for place, name in enumerate(names):
         why = ""
@@ -37,6 +43,22 @@ def check_result_names(program: torch.export.ExportedProgram, names: Sequence[st
             why = f"result {list(names).index(name)} is called so too"
         if why:
             raise ArgumentError(f"output_names has {name!r} for result {place}: {why}")
+    count = sum(1 for _ in _results(program))
+    if len(names) != count:
+        raise ArgumentError(
+            f"output_names has {count_of(len(names), 'name')}, and the model has "
+            f"{count_of(count, 'result')}: give one name for each"
+        )
+
+
+def _results(program: torch.export.ExportedProgram) -> Iterator[Any]:
+    """Yield the results of a program that a file has: text and None are left out."""
+    for spec in program.graph_signature.output_specs:
+        left_out = isinstance(spec.arg, ConstantArgument) and (
+            spec.arg.value is None or isinstance(spec.arg.value, str)
+        )
+        if spec.kind is OutputKind.USER_OUTPUT and not left_out:
+            yield spec.arg
 
 
 def name_values(written: Any, fixed: Sequence[str]) -> None:

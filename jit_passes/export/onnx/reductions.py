@@ -59,7 +59,7 @@ def keep_reductions(model: Any) -> None:
 
 def _is_of_rows(node: Any) -> bool:
     """Say whether a node reduces the last of three axes, of more than one sample."""
-    if node.op_type not in _POOLS and not node.op_type.startswith("Reduce"):
+    if node.domain or (node.op_type not in _POOLS and not node.op_type.startswith("Reduce")):
         return False
     shape = main_operand(node).shape
     if shape is None or len(shape) != 3 or shape[0] == 1:

@@ -14,9 +14,10 @@ def from_exported_program(program: torch.export.ExportedProgram) -> torch.jit.Sc
 
     Its results are those of the program, on tensors of any size that its operators take: the
     program's own bounds of sizes are not checked. Parameters share their memory with the program's
-    and have its paths; operators are in the modules that they come from, so that rules of
-    configurations and names in reports are those of the model that was exported. Arguments are
-    called and nested as they were.
+    and have its paths, and so do buffers; of a program that writes to tensors the model has copies
+    of the buffers, since its calls change no state of the program. Operators are in the modules
+    that they come from, so that rules of configurations and names in reports are those of the model
+    that was exported. Arguments are called and nested as they were.
 
     `torch.cond` becomes a branch, and `torch.while_loop` a loop. Operators of
     `quantized_decomposed` stay as they are.
@@ -58,14 +59,20 @@ def to_exported_program(
             is not touched.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
             Numbers among them are constants of the program.
-        dynamic_shapes: the sizes that are open, as `torch.export.export` takes them; None for none.
+        dynamic_shapes: the sizes that are open, as `torch.export.export` takes them,
+            `({0: Dim("batch")},)` for the first axis of one tensor; None for none.
         method: the method to export.
 
     Raises:
         JitPassesError: the model is neither of these; an operator has no form in a program; a
             branch does not fit `torch.cond`, or a loop `torch.while_loop`, whose rounds keep shapes
             and dtypes; or the inputs are not the model's. The message has the line of source.
+        ArgumentError: `dynamic_shapes` has another form, or an axis that a tensor has not.
     """
+    from .shapes import check_dynamic_shapes
     from .write import write_program  # PyTorch's symbols for sizes take a second to import
 
+    schema = getattr(getattr(model, method, None), "schema", None)  # an eager module has none
+    names = [] if schema is None else [argument.name for argument in schema.arguments[1:]]
+    check_dynamic_shapes(dynamic_shapes, example_inputs, names)
     return write_program(model, example_inputs, dynamic_shapes, method)

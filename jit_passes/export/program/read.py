@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import math
 import typing
 from operator import attrgetter
@@ -63,11 +64,12 @@ def _modules(source: Source) -> nn.Module:
     root = _part("Program")
     for path in source.methods:
         _owner(root, path, source)
-    for node in source.program.graph.nodes:
-        if node.op != "get_attr":
-            continue
-        path, _, name = str(node.target).rpartition(".")
-        value = attrgetter(str(node.target))(source.program)
+    nodes = [node for node in source.program.graph.nodes if node.op == "get_attr"]
+    values = {str(node.target): attrgetter(str(node.target))(source.program) for node in nodes}
+    if _writes(source.program):
+        values |= copy.deepcopy({path: x for path, x in values.items() if _is_state(x)})
+    for target, value in values.items():
+        path, _, name = target.rpartition(".")
         owner = _owner(root, path, source)
         if isinstance(value, nn.Parameter):
             owner.register_parameter(name, value)
@@ -75,10 +77,21 @@ def _modules(source: Source) -> nn.Module:
             owner.register_buffer(name, value)
         elif not isinstance(value, torch.fx.GraphModule):
             raise JitPassesError(
-                f"the program's constant '{node.target}' is a {type(value).__name__}, and models "
+                f"the program's constant '{target}' is a {type(value).__name__}, and models "
                 "here have tensors alone"
             )
     return root.eval()
+
+
+def _writes(program: torch.fx.GraphModule) -> bool:
+    """Say whether a program writes to a tensor, which may be a buffer or a part of one."""
+    graphs = [part.graph for part in program.modules() if isinstance(part, torch.fx.GraphModule)]
+    schemas = (getattr(node.target, "_schema", None) for graph in graphs for node in graph.nodes)
+    return any(schema is not None and schema.is_mutable for schema in schemas)
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
 
 
 def _owner(root: nn.Module, path: str, source: Source) -> nn.Module:

@@ -12,6 +12,7 @@ import torch
 
 from ...errors import ArgumentError, JitPassesError, count_of, not_among
 from ...export.onnx.qonnx import DOMAIN
+from ...export.origin import target_in
 from ...files import read_bytes
 from ...logs import timed
 from ...stages.batches import batches, progress_bar
@@ -137,10 +138,11 @@ def check_onnx(
     """
     if engine is not None and engine not in ENGINES:
         raise ArgumentError(not_among("engine", engine, list(ENGINES)))
-    subject = Subject.of(reference, method)
     read_bytes(path)  # for its errors
     file = Path(path)
-    _check_form(file)
+    written = onnx_of(file)
+    subject = Subject.of(reference, method, _target_of(written) or "reference")
+    _check_form(file, written)
     target = Target.from_record(subject.report.target)
     unknown = isinstance(target, Engine) and target.name not in ENGINES
     promised = sum(row.dtype == "int8" for row in subject.report.operators)
@@ -163,13 +165,19 @@ def check_onnx(
     return FileCheck(PLAIN, target.name, codes, (), integers, floats, promised)
 
 
-def _check_form(file: Path) -> None:
+def _target_of(written: Any) -> str | None:
+    """Return the target that a file says it is for, by name; None of a file of others."""
+    told = [target_in(prop.value) for prop in written.metadata_props if prop.key == "jit_passes"]
+    return told[0] if told else None
+
+
+def _check_form(file: Path, written: Any) -> None:
     """Refuse a file that neither engine reads.
 
     Raises:
-        JitPassesError: it is no ONNX, or it is QONNX.
+        JitPassesError: it is QONNX.
     """
-    if any(opset.domain == DOMAIN for opset in onnx_of(file).opset_import):
+    if any(opset.domain == DOMAIN for opset in written.opset_import):
         raise JitPassesError(
             f"{file} is QONNX, which compilers such as FINN and hls4ml read, and neither ONNX "
             "Runtime nor OpenVINO: nothing is run; export_onnx(..., form='qdq') writes the same "

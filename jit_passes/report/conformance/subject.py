@@ -41,8 +41,13 @@ class Subject:
     grids: Mapping[str, Grid]
 
     @classmethod
-    def of(cls, model: torch.jit.ScriptModule, method: str) -> Subject:
+    def of(cls, model: torch.jit.ScriptModule, method: str, target: str = "reference") -> Subject:
         """Return the subject.
+
+        Args:
+            model: the reference model.
+            method: of a model with several quantized methods, which.
+            target: that the command's advice names, if the model is another one.
 
         Raises:
             JitPassesError: the model is no reference model.
@@ -52,14 +57,14 @@ class Subject:
             part,
             CONVERTED,
             "call jit_passes.convert(prepared) first",
-            command="make a reference model with `jit-passes quantize --target reference` first",
+            command=f"make a reference model with `jit-passes quantize --target {target}` first",
         )
         if not report.is_reference:
             name = report.target.get("name")
             why = f"the model is lowered for {name!r}, and engines are compared with the reference"
             raise JitPassesError(
                 f"{why}: pass the model that jit_passes.convert returns",
-                command=f"{why}: quantize with --target reference{_rounding_of(report.target)}",
+                command=f"{why}: quantize with --target {target}{_rounding_of(report.target)}",
             )
         return cls(part, report, grids_of(part, report))
 

@@ -188,10 +188,28 @@ class CarriedInAList(nn.Module):
         return kept[0] + x
 
 
+class Counts(nn.Module):
+    """A counter in a branch by itself, one in a loop, and a value read ahead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(()))
+        self.register_buffer("b", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.n
+        if bool(self.n < 2):
+            self.b += x[0]
+            self.n += 1
+        while bool(self.b.sum() < 3):
+            self.b += 1
+        return y + self.b
+
+
 ROUNDS = (Rounds, RoundsInPlace, CarriedAndReturned, CarriedInAList)
 CALLS = (
     *(Assigned, ReadWithin, InPlace, ReadOutside, BothWays, RingInBranch, Ring, TwoNames, Swapped),
-    *(WrittenThenAssigned, OldReturned, LongerForAWhile, EqualNumbers, Parts),
+    *(WrittenThenAssigned, Counts, OldReturned, LongerForAWhile, EqualNumbers, Parts),
 )
 
 
@@ -291,6 +309,76 @@ class WrittenBehindABranch(nn.Module):
         return y
 
 
+class StateChosen(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        slot = self.b if bool(x.sum() > 0) else self.c
+        slot += 1
+        return x + self.b
+
+
+class ViewChosen(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        view = y.view(-1)
+        chosen = view if bool(x.sum() > 0) else view * 2
+        y += 1
+        return chosen
+
+
+class AssignsFromOutside(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x[0].clone()
+        if bool(x.sum() > 0):
+            self.b = y
+        y += 1
+        return x + self.b
+
+
+class OldBehindABranch(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.b
+        if bool(x.sum() > 0):
+            self.b = self.b * 2
+        self.b.add_(1)
+        return old + x
+
+
+class HandsOn(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        total, last, found = x[0].clone(), x[0] * 0, x[0] * 0
+        while bool(total.sum() < 99):
+            total += 10
+            found = found + last
+            last = total
+        return found
+
+
+class AttributesOfOneTensor(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.c
+        self.b.add_(1)
+        if bool(x.sum() > 0):
+            self.c = self.b
+        return y
+
+
+class OneTensor(Keeps):
+    def __init__(self) -> None:
+        super().__init__()
+        self.c = self.b
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.b.add_(1)
+        return x + self.c
+
+
+class OneTensorLater(Keeps):
+    def forward(self, x: Tensor) -> Tensor:
+        self.b.add_(1)
+        self.b = self.c
+        return x + self.c
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
@@ -302,6 +390,14 @@ class WrittenBehindABranch(nn.Module):
         (NegativeZero, "changes its attribute 'number'"),
         (TruthInABranch, "'If' at .*changes its attribute 'truth'"),
         (SwapsInALoop, "'Loop' at .*reads a view of that too"),
+        (StateChosen, "'If' at .*which is written to later"),
+        (ViewChosen, "'If' at .*which is written to later"),
+        (AssignsFromOutside, "'If' at .*which is written to later"),
+        (OldBehindABranch, "'If' at .*which is written to later"),
+        (HandsOn, "'Loop' at .*hands on a tensor under another name"),
+        (AttributesOfOneTensor, "'If' at .*which is written to later"),
+        (OneTensor, "'b' and 'c', which are one tensor"),
+        (OneTensorLater, "'b' and 'c' are one tensor from then on"),
         (WrittenBehindABranch, "'If' at .*which is written to later"),
     ],
 )

@@ -98,7 +98,7 @@ class Running(nn.Module):
         # Mangled: buffers of the model are attributes here too, and may be called `_state`.
         self.__block, self.__forms, self.__paths = block, forms, paths
         self.__state = State(self, attributes)
-        self.__writes = Writes(block)
+        self.__writes = Writes(block, paths)
         steps = list(block.walk())
         self.__constants = {
             step.node.output.id: self._held(step.node.output)
@@ -106,6 +106,7 @@ class Running(nn.Module):
             if step.node.kind == "prim::Constant"
         }
         self.__numbers = Numbers()
+        self.__state.check_apart(attributes, self.__writes.is_written)
         for step in steps:
             if step.node.kind == "prim::GetAttr":
                 self._check_read(step)
@@ -137,7 +138,8 @@ class Running(nn.Module):
         """Run the graph."""
         self.__state.begin()
         values: dict[int, Any] = dict(zip(self.__block.inputs, (None, *arguments), strict=True))
-        results = self.__state.end(self._run(self.__block, values))
+        results = self._run(self.__block, values)
+        results = self.__state.end(results, self.__writes.is_written)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _run(self, block: Block, values: dict[int, Any]) -> list[Any]:
@@ -204,7 +206,7 @@ class Running(nn.Module):
         chosen = [k for k, (first, second) in enumerate(pairs) if first != second]
         touched = self._touched(step, values)
         paths = [*touched.kept, *touched.changed]
-        self._check_chosen(step, [step.node.outputs[k].id for k in chosen], free, values)
+        self._check_chosen(step, [step.node.outputs[k].id for k in chosen], touched, values)
 
         def way(block: Block) -> Any:
             def run(inside: list[Any]) -> list[Any]:
@@ -238,6 +240,9 @@ class Running(nn.Module):
         touched = self._touched(step, values)
         free = [id for id in body.free if id not in touched.written]
         alone = self._changed_alone(step, carried, values)
+        given = [output.id for k, output in enumerate(step.node.outputs) if k not in alone]
+        self._check_chosen(step, given, touched, values)
+        self._check_rounds(body, touched)
         first = len(touched.written)
         last = first + len(touched.changed)
 
@@ -293,8 +298,9 @@ class Running(nn.Module):
             if path is None or not isinstance(self.__state.read(path), torch.Tensor):
                 continue
             if each.node.kind == "prim::SetAttr":
-                assigned.add(path)
                 paths.setdefault(path, False)
+                if not self.__writes.assigns_itself(each.node):
+                    assigned.add(path)
             else:
                 paths[path] = paths.get(path, False) or each.node.output.id in written
         tensors = {id: values[id] for id in free if isinstance(values[id], torch.Tensor)}
@@ -352,24 +358,59 @@ class Running(nn.Module):
         return found
 
     def _check_chosen(
-        self, step: Step, chosen: Iterable[int], free: Iterable[int], values: Mapping[int, Any]
+        self, step: Step, results: Iterable[int], touched: Touched, values: Mapping[int, Any]
     ) -> None:
-        """Check that no result of a branch is a tensor from outside that is written to later.
+        """Check that no result of blocks is a tensor from outside, if one of the two is written to.
 
         Raises:
-            JitPassesError: one is: `cond` gives copies.
+            JitPassesError: one is: control flow of programs gives copies.
         """
         writes, node = self.__writes, step.node
-        outside = {id: None for id in free if isinstance(values[id], torch.Tensor)}
-        for id in chosen:
-            for root in writes.roots_of(id, outside):
-                if (writes.written_later(id, node) and writes.read_later(root, node)) or (
-                    writes.written_later(root, node) and writes.read_later(id, node)
-                ):
-                    raise JitPassesError(
-                        "a branch returns a tensor from outside of it, which is written to later: "
-                        "return a copy, `x.clone()`"
-                    )
+        outside = {id for block in step.blocks for id in block.free}
+        outside = {id for id in outside if any(map(torch.is_tensor, tree_leaves(values[id])))}
+        outside |= {writes.state[path] for path in (*touched.kept, *touched.changed)}
+        if node.kind == "prim::Loop":
+            outside |= {value.id for value in node.inputs[2:]}
+        pairs = {
+            (id, root)
+            for id in (*results, *(writes.state[path] for path in touched.assigned))
+            for root in writes.roots_of(id, outside)
+        }
+        for path in touched.assigned:  # a way that does not assign keeps the tensor
+            now = self.__state.read(path)
+            pairs |= {(writes.state[path], id) for id in values if share(values[id], now)}
+        for id, root in pairs:
+            # Of two attributes, the next call may write to the tensor that they are then.
+            again = id < 0 and root < 0 and (writes.writer_of(id) or writes.writer_of(root))
+            if (
+                again
+                or (writes.written_later(id, node) and writes.read_later(root, node))
+                or (writes.written_later(root, node) and writes.read_later(id, node))
+            ):
+                raise JitPassesError(
+                    "it gives a tensor from outside of it, or an attribute, which is written to "
+                    "later: give a copy, `x.clone()`"
+                )
+
+    def _check_rounds(self, body: Block, touched: Touched) -> None:
+        """Check that a round hands on no tensor, as another value, that rounds write to.
+
+        Raises:
+            JitPassesError: it does: a loop of programs carries copies.
+        """
+        writes = self.__writes
+        states = {path: writes.state[path] for path in (*touched.kept, *touched.changed)}
+        places = {*body.inputs, *body.free, *states.values()} & writes.written_in(body)
+        handed = [
+            *zip(body.outputs[1:], body.inputs[1:], strict=True),
+            *((states[path], states[path]) for path in touched.assigned),
+        ]
+        for id, own in handed:
+            if writes.roots_of(id, places) - {own}:
+                raise JitPassesError(
+                    "a round hands on a tensor under another name, and rounds write to it: hand on "
+                    "a copy, `x.clone()`"
+                )
 
 
 @contextmanager

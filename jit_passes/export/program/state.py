@@ -6,7 +6,7 @@ tensor until the end of the run, when its buffer gets the numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,13 +90,43 @@ class State:
         finally:
             self._assigned = outer
 
-    def end(self, results: list[Any]) -> list[Any]:
-        """Give buffers what was assigned, and return the results, copies if a buffer changes them.
+    def check_apart(self, attributes: Mapping[str, Any], written: Callable[[str], bool]) -> None:
+        """Check that no operator writes to a tensor which two attributes are, or are views of.
 
         Raises:
-            NodeError: an attribute that is no tensor is another one, or a tensor has another shape
-                or dtype.
+            NodeError: one does: a program has a buffer for each attribute.
         """
+        owners: dict[int, str] = {}
+        for path, value in attributes.items():
+            if not isinstance(value, Tensor) or not value.numel():
+                continue
+            other = owners.setdefault(value.untyped_storage().data_ptr(), path)
+            if other != path and (written(path) or written(other)):
+                raise NodeError(
+                    f"the model writes to its attributes '{other}' and '{path}', which are one "
+                    "tensor: give each its own"
+                )
+
+    def end(self, results: list[Any], written: Callable[[str], bool]) -> list[Any]:
+        """Give buffers what was assigned, and return the results, copies if a buffer changes them.
+
+        Args:
+            results: of the method.
+            written: says of a path whether operators write to the attribute's memory.
+
+        Raises:
+            NodeError: an attribute that is no tensor is another one; a tensor has another shape or
+                dtype; or two attributes are one tensor from then on, and are written to.
+        """
+        tensors = {path: self.read(path) for path in self._first}
+        for path in self._assigned:
+            for other, value in tensors.items():
+                one = isinstance(tensors[path], Tensor) and share(value, tensors[path])
+                if other != path and one and (written(path) or written(other)):
+                    raise NodeError(
+                        f"{described(self._writers[path])}: the attributes '{path}' and '{other}' "
+                        "are one tensor from then on, which is written to: assign a copy"
+                    )
         changed: list[tuple[Tensor, Tensor]] = []
         for path, value in self._assigned.items():
             before = self._before(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 
 import torch
@@ -24,13 +24,19 @@ class Writes:
 
     Args:
         block: the outermost block.
+        paths: by index of a node, the attribute that it reads or assigns.
     """
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, paths: Mapping[int, str]) -> None:
+        self._paths = paths
+        self._makers = {value.id: step.node for step in block.walk() for value in step.node.outputs}
+        # An attribute is a value too, with a number below those of all others.
+        self.state = {path: -2 - k for k, path in enumerate(dict.fromkeys(paths.values()))}
         self._sources: dict[int, list[int]] = {}  # of a value, the values of which it may be a view
         self._last: dict[int, NodeView] = {}  # the last writer
         self._repeated: set[int] = set()
-        self._readers: dict[int, float] = dict.fromkeys(block.outputs, inf)
+        # Attributes are read by the next call.
+        self._readers: dict[int, float] = dict.fromkeys((*block.outputs, *self.state.values()), inf)
         for step in block.walk():
             self._add(step)
         for step in block.walk():
@@ -55,6 +61,12 @@ class Writes:
                 self._reads(id, node)
         for operand in node.inputs:
             self._reads(operand.id, node)
+        if (path := self._paths.get(node.index)) is not None:
+            state = self.state[path]
+            if node.kind == "prim::GetAttr":
+                self._sources.setdefault(node.output.id, []).append(state)
+            else:
+                self._sources.setdefault(state, []).append(node.inputs[-1].id)
         for source, _ in _aliased(node):
             for id in _outputs(node):
                 self._sources.setdefault(id, []).append(source)
@@ -78,7 +90,8 @@ class Writes:
 
     def written_later(self, id: int, node: NodeView) -> bool:
         """Say whether an operator that runs behind the node may write there."""
-        return id in self._last and self._follows(self._last[id].index, node)
+        known = (self._last[each] for each in self._behind([id]) if each in self._last)
+        return any(self._follows(writer.index, node) for writer in known)
 
     def read_later(self, id: int, node: NodeView) -> bool:
         """Say whether a node that runs behind this one reads the value."""
@@ -87,9 +100,26 @@ class Writes:
     def _follows(self, index: float, node: NodeView) -> bool:
         return index > node.index or node.index in self._repeated
 
-    def roots_of(self, id: int, among: Mapping[int, object]) -> set[int]:
-        """Return the values among some that this one may be, or be a view of."""
-        return self._behind([id]) & among.keys()
+    def roots_of(self, id: int, among: Iterable[int]) -> set[int]:
+        """Return the other values among some that this one may be, or be a view of."""
+        return self._behind([id]) & set(among) - {id}
+
+    def is_written(self, path: str) -> bool:
+        """Say whether an operator may write to the memory of an attribute."""
+        return self.state[path] in self._last
+
+    def assigns_itself(self, node: NodeView) -> bool:
+        """Say whether `prim::SetAttr` gives an attribute the tensor that it has, written to."""
+        id: int | None = node.inputs[-1].id
+        path = self._paths.get(node.index)
+        while id is not None:
+            maker = self._makers.get(id)
+            if maker is None:
+                return False
+            if maker.kind == "prim::GetAttr":
+                return path is not None and self._paths.get(maker.index) == path
+            id = _written_alone(maker)
+        return False
 
     def written_in(self, block: Block) -> frozenset[int]:
         """Return the ids of the values that operators of a block may write to."""
@@ -109,12 +139,18 @@ def is_changed_alone(body: Block, place: int) -> bool:
     id, given = body.outputs[1 + place], body.inputs[1 + place]
     makers = {value.id: step.node for step in body.steps for value in step.node.outputs}
     while id != given:
-        node = makers.get(id)
-        writes = [operand for operand, writes in _aliased(node) if writes] if node else []
-        if len(writes) != 1 or node is None or len(node.outputs) != 1 or node.kind[-1] != "_":
+        found = _written_alone(makers[id]) if id in makers else None
+        if found is None:
             return False
-        (id,) = writes
+        id = found
     return True
+
+
+def _written_alone(node: NodeView) -> int | None:
+    """Return the operand that a node writes to and gives back; None for other nodes."""
+    writes = [operand for operand, writes in _aliased(node) if writes]
+    alone = len(writes) == 1 and len(node.outputs) == 1 and node.kind[-1] == "_"
+    return writes[0] if alone else None
 
 
 def _outputs(node: NodeView) -> list[int]:

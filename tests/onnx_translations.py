@@ -44,7 +44,7 @@ def translations_once() -> Iterator[None]:
 
     `torch.onnx` makes it anew for each file, from the source of 500 functions, which takes longer
     than writing a small model. Each file gets a copy, to which its own translations are added.
-    It also looks for composite operators twice for each file, among all operators.
+    `torch.onnx` also looks for composite operators twice for each file, among all operators.
     """
     registry, made = _tables()
     composites = _composites()

@@ -1,4 +1,4 @@
-"""PyTorch's scripting without work that it does anew for each module, with one result for a class.
+"""Scripting that does not repeat, for each module, work whose result depends on the class alone.
 
 `torch.jit.script` reads and parses the source of each method, and goes over all names of each
 submodule three times, also where a module of an equal type was compiled before.
@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 Lines = tuple[list[str], int]
-# Of these a class has many, and PyTorch looks for marks, which only functions in Python have.
+# Types of many attributes of a class. PyTorch looks at each attribute for a mark, and only
+# functions in Python have marks.
 PLAIN = (
     types.BuiltinFunctionType,
     types.ClassMethodDescriptorType,
@@ -29,7 +30,7 @@ PLAIN = (
 
 
 def script_faster() -> None:
-    """Repair it in this process."""
+    """Change scripting in this process."""
     read_source_once()
     parse_once()
     look_for_overloads_where_there_are()
@@ -122,8 +123,8 @@ def is_plain(value: Any) -> bool:
 def look_at_marked_names() -> None:
     """Let scripting go over those names of a module that it may do something about.
 
-    It looks for methods that are exported, ignored, or copied to the scripted module. Most of a
-    hundred and fifty names are methods of `nn.Module`, without a mark.
+    Scripting looks for methods that are exported, ignored, or copied to the scripted module. Most
+    of a hundred and fifty names are methods of `nn.Module`, without a mark.
     """
     from torch.jit import _recursive
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
+from jit_passes.export.aoti import has_int8_patterns
 from jit_passes.report.conformance.engines import Inductor
 from jit_passes.report.conformance.subject import Subject
 from tests.engines import apart, data, promised, quantized
-from tests.inductor import HAS_PATTERNS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,7 +81,9 @@ class Residuals(nn.Module):
 
 pytestmark = [
     pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="its patterns are for VNNI"),
-    pytest.mark.skipif(not HAS_PATTERNS, reason="this torch has left its int8 patterns to torchao"),
+    pytest.mark.skipif(
+        not has_int8_patterns(), reason="this torch has left its int8 patterns to torchao"
+    ),
     # Of Inductor's own code.
     pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning"),
 ]

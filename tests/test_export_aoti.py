@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import jit_passes
-from jit_passes import JitPassesError, export_aoti
+from jit_passes import JitPassesError, JitPassesWarning, export_aoti
+from jit_passes.export import aoti
 from tests.engines import data, quantized
-from tests.inductor import HAS_PATTERNS
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch .* has left Inductor's patterns")
 
 
 class Net(nn.Module):
@@ -50,7 +52,7 @@ def test_package_computes_what_the_program_does(reference: Any, tmp_path: Path) 
         [source] = [name for name in files.namelist() if name.endswith(".wrapper.cpp")]
         code = files.read(source).decode()
     counts = [code.count(f"cpu__{kind}_pointwise_tensor(") for kind in ("qconv", "qlinear")]
-    assert counts == ([1, 1] if HAS_PATTERNS else [0, 0])
+    assert counts == ([1, 1] if aoti.has_int8_patterns() else [0, 0])
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt2"]
 
 
@@ -92,12 +94,25 @@ def test_weights_that_overflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     script = torch.jit.script(Net().eval())
     wide = jit_passes.quantize_script(script, batches, target="inductor", progress=False)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    monkeypatch.setattr(aoti, "has_int8_patterns", lambda: True)
     monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, str(tmp_path / "no_compiler")))
     with (
         pytest.warns(jit_passes.JitPassesWarning, match="without VNNI.*bits: 7"),
         pytest.raises(JitPassesError),
     ):
         export_aoti(wide, tmp_path / "model.pt2", batches[0])
+
+
+def test_a_torch_without_patterns_for_int8(
+    reference: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(aoti, "has_int8_patterns", lambda: False)
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, str(tmp_path / "no_compiler")))
+    with (
+        pytest.warns(JitPassesWarning, match="left Inductor's patterns for int8 to torchao"),
+        pytest.raises(JitPassesError),
+    ):
+        export_aoti(reference, tmp_path / "model.pt2", data(2, 3, 8, 8)[0])
 
 
 class Counting(nn.Module):

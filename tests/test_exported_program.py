@@ -298,7 +298,7 @@ class Both(nn.Module):
 
 
 def test_a_branch_that_writes_to_a_view_and_reads_the_whole_is_refused() -> None:
-    with pytest.raises(JitPassesError, match="reads a view of that too: take the view within"):
+    with pytest.raises(JitPassesError, match="a view that is read too: take the view within"):
         to_exported_program(script(Both()), torch.randn(3, 4))
 
 
@@ -716,7 +716,7 @@ def test_open_sizes_of_another_form(given: Any, shapes: Any, message: str) -> No
     ids=str,
 )
 def test_forms_of_open_sizes(one: Any) -> None:
-    """Each opens the first axis, in a tuple, a list and a dict by names."""
+    """Each form opens the first axis, in a tuple, a list and a dict by names."""
     shapes = (one, {"a": one}, [one])
     for given in (shapes, list(shapes), dict(zip(BY_NAME, shapes, strict=True))):
         for example in (ROW, BY_NAME):

@@ -389,7 +389,7 @@ class OneTensorLater(Keeps):
         (WritesIntoAList, "'If' at .*a branch changes a list or dict that is made outside of it"),
         (NegativeZero, "changes its attribute 'number'"),
         (TruthInABranch, "'If' at .*changes its attribute 'truth'"),
-        (SwapsInALoop, "'Loop' at .*reads a view of that too"),
+        (SwapsInALoop, "'Loop' at .*a second name or a view"),
         (StateChosen, "'If' at .*which is written to later"),
         (ViewChosen, "'If' at .*which is written to later"),
         (AssignsFromOutside, "'If' at .*which is written to later"),

@@ -41,7 +41,7 @@ def test_places_of_the_schema(kind: str, opset: int) -> None:
 
 
 def test_operands_that_are_left_out() -> None:
-    """They are None, at the end and in the middle."""
+    """Operands that are left out are None, at the end and in the middle."""
     x, high = values("xh")
     clip = ir.node("Clip", [x, None, high])
     assert operand(clip, "min") is None and operand(clip, "max") is high

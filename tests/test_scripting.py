@@ -43,7 +43,7 @@ class Marked(Base):
 
 @pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
 def test_marks_are_seen(again: bool) -> None:
-    """Of methods that are exported, ignored and unused, of properties and of ignored attributes."""
+    """Methods may be exported, ignored or unused; properties and ignored attributes count too."""
     x = torch.ones(1, 2)
     for _ in range(1 + again):
         model = Marked().eval()

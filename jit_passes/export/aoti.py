@@ -60,7 +60,8 @@ def export_aoti(
         JitPassesError: the file cannot be written; this is an OSError too.
 
     Warns:
-        JitPassesWarning: weights have 8 bits, and the processor has no VNNI.
+        JitPassesWarning: weights have 8 bits, and the processor has no VNNI; or this torch has no
+            patterns for int8, and the package computes in float.
     """
     check_writable(path)
     if not os.fspath(path).endswith(".pt2"):
@@ -84,7 +85,7 @@ def _check_target(report: Report | None) -> None:
         JitPassesError: it is for another engine.
 
     Warns:
-        JitPassesWarning: kernels of this processor overflow with its weights.
+        JitPassesWarning: kernels of this processor overflow with its weights, or none are used.
     """
     if report is None or not report.is_reference:  # of the others to_exported_program tells
         return
@@ -94,6 +95,12 @@ def _check_target(report: Report | None) -> None:
             f"the model is for '{target}', and AOTInductor wants quantize and dequantize in other "
             "places: quantize the float model with target='inductor'"
         )
+    if not has_int8_patterns():
+        warn(
+            f"torch {torch.__version__} has left Inductor's patterns for int8 to torchao: the "
+            "package gives right results, in float; compile it with torch 2.13 for integers"
+        )
+        return
     wide = any(row.bits.startswith("w8a") for row in report.operators)
     if wide and not torch.cpu._is_vnni_supported():
         warn(
@@ -101,6 +108,13 @@ def _check_target(report: Report | None) -> None:
             "of 8 bits overflow: give weights 7 bits in the configuration (weight: {bits: 7}), or "
             "compile on the processor that will run the package"
         )
+
+
+def has_int8_patterns() -> bool:
+    """Say whether Inductor of this torch looks for quantized convolutions and linears itself."""
+    from torch._inductor.fx_passes import quantization  # it takes seconds to import
+
+    return hasattr(quantization, "_register_quantization_weight_pack_pass")
 
 
 def _check_state(program: torch.export.ExportedProgram) -> None:

@@ -120,7 +120,7 @@ _ARGUMENTS: dict[tuple[str, str], dict[str, int]] = {}
 def arguments_of(kind: str, overload: str) -> dict[str, int]:
     """Return the operands of an operator's overload by the names in its schema.
 
-    It is empty for an operator without one, whose library may be loaded later.
+    The result is empty for an operator without a schema, whose library may be loaded later.
     """
     if (kind, overload) not in _ARGUMENTS:
         names = _C.operator_arguments(kind, overload)

@@ -64,7 +64,8 @@ def _version(node: Any) -> Any:
 def _places(kind: str, domain: str, version: int | None) -> Mapping[str, int]:
     """Return the places of operands by their names in an opset's schema, None for the last opset.
 
-    It is empty for an operator without a schema in this opset. A list of operands has no place.
+    The result is empty for an operator without a schema in this opset. A list of operands has no
+    place.
     """
     defs: Any = importlib.import_module("onnx").defs
     wanted = (kind, *([] if version is None else [version]), domain)

@@ -94,13 +94,13 @@ def _clamp(node: NodeView) -> Form:
 def _average(node: NodeView) -> Form:
     """Return an adaptive pool, as a mean where it has one place and the data decide its sizes.
 
-    They do in a trace that pads by open sizes. PyTorch compares sizes of pools with 0, which would
-    have to be known.
+    The data decide sizes in a trace that pads by open sizes. PyTorch compares sizes of pools with
+    0, so it would have to know them.
     """
     pool = _operator(node)
 
     def call(x: Any, places: Any) -> Any:
-        if all(place == 1 for place in places) and free_unbacked_symbols(x):
+        if free_unbacked_symbols(x) and all(place == 1 for place in places):
             return x.mean([*range(-len(places), 0)], keepdim=True)
         return pool(x, places)
 
@@ -231,7 +231,7 @@ def _size(x: torch.Tensor, axis: Any = None) -> Any:
     return list(x.shape) if axis is None else x.shape[axis]
 
 
-# Of the dispatcher's, those that are not always called.
+# Operators of the dispatcher that are computed in another way for some operands.
 _SPELLED: dict[str, Callable[[NodeView], Form]] = {
     "aten::clamp": _clamp,
     "aten::adaptive_avg_pool1d": _average,

@@ -11,7 +11,6 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
 )
 from torch.fx.traceback import annotate
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from ...errors import JitPassesError, first_line
 from ...graph.view import ValueView
@@ -33,8 +32,9 @@ from .forms import Form
 from .loops import repeat
 from .names import NOTE, described
 from .numbers import Numbers
-from .state import Held, NodeError, State, no_tensor, share
-from .writes import Writes, is_changed_alone
+from .sharing import Sharing, Touched
+from .state import Held, NodeError, State, no_tensor
+from .writes import Writes
 
 # By the kind of a type, its Python.
 _TYPES: dict[str, Any] = {
@@ -56,23 +56,6 @@ STRUCTURE = (
 
 
 _torch: Any = torch  # functions of symbols have no types
-
-
-@dataclass(frozen=True)
-class Touched:
-    """Tensors from outside that blocks read and write, where way or rounds are not known.
-
-    Attributes:
-        written: ids of tensors that they write to.
-        kept: paths of tensors in the state that they read alone.
-        changed: paths of tensors in the state that they write to or assign.
-        assigned: the paths among these that they assign.
-    """
-
-    written: tuple[int, ...]
-    kept: tuple[str, ...]
-    changed: tuple[str, ...]
-    assigned: frozenset[str]
 
 
 class Running(nn.Module):
@@ -99,6 +82,7 @@ class Running(nn.Module):
         self.__block, self.__forms, self.__paths = block, forms, paths
         self.__state = State(self, attributes)
         self.__writes = Writes(block, paths)
+        self.__sharing = Sharing(paths, self.__state, self.__writes)
         steps = list(block.walk())
         self.__constants = {
             step.node.output.id: self._held(step.node.output)
@@ -204,9 +188,11 @@ class Running(nn.Module):
         free = list(dict.fromkeys(id for block in step.blocks for id in block.free))
         pairs = list(zip(*(block.outputs for block in step.blocks), strict=True))
         chosen = [k for k, (first, second) in enumerate(pairs) if first != second]
-        touched = self._touched(step, values)
+        touched = self.__sharing.touched(step, values)
         paths = [*touched.kept, *touched.changed]
-        self._check_chosen(step, [step.node.outputs[k].id for k in chosen], touched, values)
+        self.__sharing.check_results(
+            step, [step.node.outputs[k].id for k in chosen], touched, values
+        )
 
         def way(block: Block) -> Any:
             def run(inside: list[Any]) -> list[Any]:
@@ -237,12 +223,12 @@ class Running(nn.Module):
             values.update(zip(body.inputs, (count, *carried), strict=True))
             goes_on, *carried = self._run(body, values)
             count += 1
-        touched = self._touched(step, values)
+        touched = self.__sharing.touched(step, values)
         free = [id for id in body.free if id not in touched.written]
-        alone = self._changed_alone(step, carried, values)
+        alone = self.__sharing.changed_alone(step, carried, values)
         given = [output.id for k, output in enumerate(step.node.outputs) if k not in alone]
-        self._check_chosen(step, given, touched, values)
-        self._check_rounds(body, touched)
+        self.__sharing.check_results(step, given, touched, values)
+        self.__sharing.check_rounds(body, touched)
         first = len(touched.written)
         last = first + len(touched.changed)
 
@@ -282,136 +268,6 @@ class Running(nn.Module):
                 self.__state.read(path).copy_(next(rest))
         return list(rest)
 
-    def _touched(self, step: Step, values: Mapping[int, Any]) -> Touched:
-        """Return the tensors from outside that blocks read and write, by value or attribute.
-
-        Raises:
-            JitPassesError: the blocks write to one of them and read it in another way too.
-        """
-        inner = [each for block in step.blocks for each in block.walk()]
-        free = dict.fromkeys(id for block in step.blocks for id in block.free)
-        written = frozenset().union(*(self.__writes.written_in(block) for block in step.blocks))
-        paths: dict[str, bool] = {}  # whether it is written to
-        assigned = set()
-        for each in inner:
-            path = self.__paths.get(each.node.index)
-            if path is None or not isinstance(self.__state.read(path), torch.Tensor):
-                continue
-            if each.node.kind == "prim::SetAttr":
-                paths.setdefault(path, False)
-                if not self.__writes.assigns_itself(each.node):
-                    assigned.add(path)
-            else:
-                paths[path] = paths.get(path, False) or each.node.output.id in written
-        tensors = {id: values[id] for id in free if isinstance(values[id], torch.Tensor)}
-        for id in free:
-            held = [] if id in tensors else tree_leaves(values[id])
-            if id in written and any(isinstance(leaf, torch.Tensor) for leaf in held):
-                kind = "branch" if step.node.kind == "prim::If" else "loop"
-                raise JitPassesError(
-                    f"a {kind} changes a list or dict that is made outside of it, or a tensor there"
-                )
-        known: list[tuple[Any, torch.Tensor, bool]] = [
-            *((id, tensor, id in written) for id, tensor in tensors.items()),
-            *((path, self.__state.read(path), writes) for path, writes in paths.items()),
-        ]
-        for name, tensor, writes in known:
-            if writes and any(other != name and share(one, tensor) for other, one, _ in known):
-                raise _reads_a_view()
-        for path in assigned:
-            now = self.__state.read(path)
-            if paths[path] and any(share(value, now) for value in values.values()):
-                raise _reads_a_view()
-        changed = tuple(path for path, writes in paths.items() if writes or path in assigned)
-        return Touched(
-            tuple(id for id in tensors if id in written),
-            tuple(path for path in paths if path not in changed), changed, frozenset(assigned),
-        )  # fmt: skip
-
-    def _changed_alone(
-        self, step: Step, carried: Sequence[Any], values: Mapping[int, Any]
-    ) -> list[int]:
-        """Return the carried tensors that rounds write to, and that stay the tensors they are.
-
-        Raises:
-            JitPassesError: rounds write to a tensor, carry another one on, and it is read besides.
-        """
-        body, node = step.blocks[0], step.node
-        written = self.__writes.written_in(body)
-        found = []
-        for k, tensor in enumerate(carried):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            others = [each for j, each in enumerate(carried) if j != k]
-            shared = [id for id, value in values.items() if share(value, tensor)]
-            elsewhere = any(id in body.free for id in shared) or any(
-                share(each, tensor) for each in others
-            )
-            later = any(self.__writes.read_later(id, node) for id in shared)
-            if body.inputs[1 + k] not in written:
-                if later and self.__writes.written_later(node.outputs[k].id, node):
-                    raise _reads_a_view()
-            elif is_changed_alone(body, k) and not elsewhere:
-                found.append(k)
-            elif elsewhere or later:
-                raise _reads_a_view()
-        return found
-
-    def _check_chosen(
-        self, step: Step, results: Iterable[int], touched: Touched, values: Mapping[int, Any]
-    ) -> None:
-        """Check that no result of blocks is a tensor from outside, if one of the two is written to.
-
-        Raises:
-            JitPassesError: one is: control flow of programs gives copies.
-        """
-        writes, node = self.__writes, step.node
-        outside = {id for block in step.blocks for id in block.free}
-        outside = {id for id in outside if any(map(torch.is_tensor, tree_leaves(values[id])))}
-        outside |= {writes.state[path] for path in (*touched.kept, *touched.changed)}
-        if node.kind == "prim::Loop":
-            outside |= {value.id for value in node.inputs[2:]}
-        pairs = {
-            (id, root)
-            for id in (*results, *(writes.state[path] for path in touched.assigned))
-            for root in writes.roots_of(id, outside)
-        }
-        for path in touched.assigned:  # a way that does not assign keeps the tensor
-            now = self.__state.read(path)
-            pairs |= {(writes.state[path], id) for id in values if share(values[id], now)}
-        for id, root in pairs:
-            # Of two attributes, the next call may write to the tensor that they are then.
-            again = id < 0 and root < 0 and (writes.writer_of(id) or writes.writer_of(root))
-            if (
-                again
-                or (writes.written_later(id, node) and writes.read_later(root, node))
-                or (writes.written_later(root, node) and writes.read_later(id, node))
-            ):
-                raise JitPassesError(
-                    "it gives a tensor from outside of it, or an attribute, which is written to "
-                    "later: give a copy, `x.clone()`"
-                )
-
-    def _check_rounds(self, body: Block, touched: Touched) -> None:
-        """Check that a round hands on no tensor, as another value, that rounds write to.
-
-        Raises:
-            JitPassesError: it does: a loop of programs carries copies.
-        """
-        writes = self.__writes
-        states = {path: writes.state[path] for path in (*touched.kept, *touched.changed)}
-        places = {*body.inputs, *body.free, *states.values()} & writes.written_in(body)
-        handed = [
-            *zip(body.outputs[1:], body.inputs[1:], strict=True),
-            *((states[path], states[path]) for path in touched.assigned),
-        ]
-        for id, own in handed:
-            if writes.roots_of(id, places) - {own}:
-                raise JitPassesError(
-                    "a round hands on a tensor under another name, and rounds write to it: hand on "
-                    "a copy, `x.clone()`"
-                )
-
 
 @contextmanager
 def _unchanged(values: Iterable[Any]) -> Iterator[None]:
@@ -422,14 +278,7 @@ def _unchanged(values: Iterable[Any]) -> Iterator[None]:
     for each, old in zip(objects, before, strict=True):
         new = vars(each)
         if new.keys() != old.keys() or any(new[name] is not old[name] for name in old):
-            raise JitPassesError("it changes an object that is made outside of it")
-
-
-def _reads_a_view() -> JitPassesError:
-    return JitPassesError(
-        "it writes to a tensor from outside of it and reads a view of that too: take the view "
-        "within, or write to a copy"
-    )
+            raise JitPassesError("a branch or loop changes an object that is made outside of it")
 
 
 def _of_object(name: str) -> JitPassesError:

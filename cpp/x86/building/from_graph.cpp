@@ -71,10 +71,6 @@ Planned plannedOperator(const RegionReader& reader, Node* node) {
   return found->second.plan(reader, node);
 }
 
-Planned function(Node* node, FloatFunction::Which which, const std::vector<double>& numbers) {
-  return {{Kind::Function, "", {}, 0, {which}, {at::tensor(numbers, at::kDouble)}}, {node->input(0)}};
-}
-
 std::optional<double> numberOf(const RegionReader& reader, const Value* value) {
   const auto known = reader.find(value);
   if (known && known->isTensor() && known->toTensor().dim() == 0) {

@@ -60,7 +60,7 @@ struct Step {
 // The memory that a layer in float32 adds to its result: its last input. Nothing if it adds none.
 std::optional<size_t> addendOf(const Step& step, const Operator& op);
 
-// The function of an operator of Kind::Function.
+// The function of an operator `function`.
 FloatFunction functionOf(const Operator& op);
 
 // The size of the grids in front of rows of codes, one grid for each row.

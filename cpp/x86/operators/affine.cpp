@@ -6,6 +6,9 @@
 #include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Affine("affine");
+
 namespace {
 
 // factor * x + bias - mean * factor, with factor = weight / sqrt(var + eps).

@@ -6,6 +6,11 @@
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Add("add");
+const Kind Kind::Multiply("multiply");
+const Kind Kind::Fill("fill");
+
 namespace {
 
 Planned sum(const RegionReader& reader, Node* node, double sign) {

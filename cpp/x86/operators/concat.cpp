@@ -4,6 +4,9 @@
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Concat("concat");
+
 namespace {
 
 Sizes sizesOfConcat(const Operands& operands) { return joined(operands, operands.op.attributes[0]); }

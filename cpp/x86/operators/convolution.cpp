@@ -5,6 +5,10 @@
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Convolution("convolution");
+const Kind Kind::TransposedConvolution("transposed_convolution");
+
 namespace {
 
 // A limit for the convolutions of stride 1 that replace a transposed one.

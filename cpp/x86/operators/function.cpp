@@ -7,6 +7,10 @@
 #include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Function("function");
+const Kind Kind::Table("table");
+
 namespace {
 
 Planned gelu(const RegionReader& reader, Node* node) {
@@ -132,6 +136,10 @@ const RegisterOperator table_operator{
      .order = orderOfFirst}};
 
 } // namespace
+
+Planned function(Node* node, FloatFunction::Which which, const std::vector<double>& numbers) {
+  return {{Kind::Function, "", {}, 0, {which}, {at::tensor(numbers, at::kDouble)}}, {node->input(0)}};
+}
 
 Operator tableOperator(std::string name, at::Tensor table) {
   return {Kind::Table, std::move(name), {}, 0, {}, {std::move(table)}};

@@ -11,6 +11,9 @@
 #include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::GroupedLinear("linear_grouped");
+
 namespace {
 
 using A = GroupedAttributes;

@@ -6,6 +6,10 @@
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Linear("linear");
+const Kind Kind::MatrixProduct("matrix_product");
+
 namespace {
 
 void checkLinear(const Operator& op) {

@@ -6,6 +6,9 @@
 #include "x86/running/copies.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Pad("pad");
+
 namespace {
 
 constexpr int64_t kMaxPadding = int64_t{1} << 24;

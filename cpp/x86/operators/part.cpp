@@ -8,6 +8,10 @@
 #include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Shuffle("shuffle");
+const Kind Kind::Slice("slice");
+
 namespace {
 
 using Attributes = std::vector<int64_t>;

@@ -6,6 +6,10 @@
 #include "x86/program/orders.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Permute("permute");
+const Kind Kind::Transpose("transpose");
+
 namespace {
 
 Planned permute(const RegionReader& reader, Node* node) {

@@ -5,6 +5,9 @@
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Recurrent("recurrent");
+
 namespace {
 
 void checkRecurrent(const Operator& op) {

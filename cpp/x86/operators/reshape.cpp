@@ -6,6 +6,11 @@
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Flatten("flatten");
+const Kind Kind::Unflatten("unflatten");
+const Kind Kind::Expand("expand");
+
 namespace {
 
 Planned flatten(const RegionReader& reader, Node* node) {

@@ -7,6 +7,12 @@
 #include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
+
+const Kind Kind::Input("input");
+const Kind Kind::Quantize("quantize");
+const Kind Kind::Constant("constant");
+const Kind Kind::Power("power");
+
 namespace {
 
 void checkInput(const Operator& op, const Program& program) {

@@ -60,7 +60,7 @@ struct Count {
   size_t least, most;
 };
 
-// An operator and the sizes of its operands. For Kind::Input, the operand is the input of the plan.
+// An operator and the sizes of its operands. An input of the plan has itself as operand.
 struct Operands {
   const Operator& op;
   std::vector<const Sizes*> sizes;
@@ -144,31 +144,5 @@ class RegisterOperator {
  public:
   explicit RegisterOperator(const Declaration& declaration);
 };
-
-inline const Kind Kind::Affine("affine");
-inline const Kind Kind::Input("input");
-inline const Kind Kind::Linear("linear");
-inline const Kind Kind::Constant("constant");
-inline const Kind Kind::Table("table");
-inline const Kind Kind::Power("power");
-inline const Kind Kind::Pad("pad");
-inline const Kind Kind::Convolution("convolution");
-inline const Kind Kind::Transpose("transpose");
-inline const Kind Kind::Quantize("quantize");
-inline const Kind Kind::Concat("concat");
-inline const Kind Kind::Add("add");
-inline const Kind Kind::Unflatten("unflatten");
-inline const Kind Kind::Shuffle("shuffle");
-inline const Kind Kind::Recurrent("recurrent");
-inline const Kind Kind::Permute("permute");
-inline const Kind Kind::Fill("fill");
-inline const Kind Kind::GroupedLinear("linear_grouped");
-inline const Kind Kind::TransposedConvolution("transposed_convolution");
-inline const Kind Kind::Slice("slice");
-inline const Kind Kind::Multiply("multiply");
-inline const Kind Kind::MatrixProduct("matrix_product");
-inline const Kind Kind::Function("function");
-inline const Kind Kind::Flatten("flatten");
-inline const Kind Kind::Expand("expand");
 
 } // namespace jit_passes::x86

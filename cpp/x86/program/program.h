@@ -46,8 +46,8 @@ constexpr int64_t kMostWindow = int64_t{1} << 15;
 
 struct Declaration;
 
-// A kind of operators. Its declaration (program/declaration.h) is in a file of operators/. The constants are the
-// kinds that other files use.
+// A kind of operators. Its declaration (program/declaration.h) is in a file of operators/. Kinds that other files use
+// have a constant, which that file defines.
 class Kind {
  public:
   explicit Kind(const std::string& name);

@@ -188,7 +188,11 @@ def other_norm(w: Writer) -> None:
         (f"LayerNorm({shape[-1]})", f"LayerNorm({list(shape[-2:])}, elementwise_affine=False)",
          f"GroupNorm({groups}, {shape[1]})")
     )  # fmt: skip
-    w.add(f"{w.new()} = self.{member}({x})", [f"self.{member} = nn.{kind}"])
+    members = [f"self.{member} = nn.{kind}"]
+    if "affine" not in kind:  # groups of one number would give 0, where functions have kinks
+        members.append(f"nn.init.uniform_(self.{member}.weight, -0.5, 1.5)")
+        members.append(f"nn.init.uniform_(self.{member}.bias, -0.5, 0.5)")
+    w.add(f"{w.new()} = self.{member}({x})", members)
 
 
 def dropout(w: Writer) -> None:

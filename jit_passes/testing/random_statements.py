@@ -144,7 +144,7 @@ def branch(w: Writer) -> None:
     y, flag = w.new(), w.new("flag")
     members: list[str] = []
     condition = w.rng.choice(
-        (f"float({x}.sum()) > 0.0", f"bool({x}.mean() < 0.1)", "self.training", f"self.{flag}",
+        (f"float({x}.sum()) > 0.01", f"bool({x}.mean() < 0.1)", "self.training", f"self.{flag}",
          f"{x}.size(0) > 1", f"{x}.dim() == 3", f"self.{flag} and {x}.shape[-1] > 2")
     )  # fmt: skip
     if flag in condition:
@@ -232,7 +232,7 @@ def write_in_block(w: Writer) -> None:
     block = w.rng.choice(
         (f"for i in range({y}.size(0)):\n    {line}",
          f"for i in range({y}.size(0)):\n    if i > 0:\n        {line}",
-         f"if float({x}.sum()) > 0.0:\n    {y}[0] = {c}\nelse:\n    {y}.relu_()",
+         f"if float({x}.sum()) > 0.01:\n    {y}[0] = {c}\nelse:\n    {y}.relu_()",
          f"if {x}.size(0) > {i}:\n    {y}[..., 0].mul_({c})")
     )  # fmt: skip
     w.add(f"{y} = {x} * 2\n{block}", writes=True)

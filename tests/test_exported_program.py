@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,7 +90,9 @@ def test_float_models(case: Case, frontend: str) -> None:
     model = case.build(frontend)
     program = to_exported_program(model, case.arguments(2, seed=1), method=case.method)
     arguments = case.arguments(2, seed=1)
-    assert_like(run(program, arguments), call(model, clone(arguments), case.method))
+    with torch.no_grad():  # autograd refuses writes to one of several views
+        expected = call(model, clone(arguments), case.method)
+    assert_like(run(program, arguments), expected)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,8 @@ def test_modules_drawn_at_random() -> None:
         try:
             program = to_exported_program(model, arguments)
         except JitPassesError as error:
-            assert "the data decide" in str(error), f"{module.name}: {error}"
+            refused = re.search("the data decide|which is written to later", str(error))
+            assert refused, f"{module.name}: {error}"
             continue
         exported += 1
         assert_like(run(program, arguments), model(*module.arguments(torch.float32)), 1e-4)

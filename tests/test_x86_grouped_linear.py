@@ -106,7 +106,7 @@ bits = pytest.mark.parametrize("bits", [4, 8])
 def test_kernels(inputs: int, group: int, bits: int, form: int) -> None:
     """Against float64, and the bits of the plain form; nothing is read behind weights and rows."""
     rng = np.random.default_rng(inputs)
-    for outputs, rows in itertools.product((1, 16, 17, 40), (1, 2, 3, 4, 7, 9, 70)):
+    for outputs, rows in itertools.product((1, 16, 17, 40), (1, 2, 3, 4, 5, 7, 8, 9, 64, 65, 70)):
         drawn = Drawn(inputs, outputs, group, bits, outputs)
         x = rng.normal(0, 1, (rows, inputs)).astype(np.float32)
         plain = drawn.of_floats(x, 0)
@@ -121,6 +121,19 @@ def test_kernels(inputs: int, group: int, bits: int, form: int) -> None:
             scale = grids["scale"].astype(np.float64)[:, None]
             drawn.close(of_codes, (codes - zero) * scale, float(255 * scale.max()))
             assert np.array_equal(drawn.of_codes(codes, grids, form, 2), of_codes)
+
+
+@forms
+@bits
+@pytest.mark.parametrize("group", [32, 2048])
+def test_rows_of_many_inputs(group: int, bits: int, form: int) -> None:
+    """64 rows of 2048 numbers leave the second cache, so a tile fetches the rows of the next."""
+    drawn, rng = Drawn(2048, 33, group, bits), np.random.default_rng(group)
+    for rows in (64, 67):
+        x = rng.normal(0, 1, (rows, 2048)).astype(np.float32)
+        plain = drawn.of_floats(x, 0)
+        drawn.close(plain, x.astype(np.float64))
+        assert np.array_equal(drawn.of_floats(x, form, gap=3), plain)
 
 
 @forms

@@ -202,8 +202,9 @@ struct Decoded256 {
   bool first, last;
 };
 
-// Adds the products of the octets `first` and first + 1 to one part each, for both halves of the outputs.
-template <int kRows>
+// Adds the products of the octets `first` and first + 1 to one part each, for both halves of the outputs. Fetches
+// the rows that follow `x`, if asked to.
+template <int kRows, bool kFetches>
 JIT_PASSES_AVX2_INLINE void addOctets256(
     const Decoded256& decoded, const float* const* x, int first, __m256 (&sums)[kRows][2][2]) {
   const float* row[kRows];
@@ -212,6 +213,12 @@ JIT_PASSES_AVX2_INLINE void addOctets256(
   }
   const float* weights = decoded.weights + 128 * first;
   for (int64_t step = 0; step < decoded.steps; ++step, weights += 512) {
+    if constexpr (kFetches) {
+#pragma GCC unroll 3
+      for (int r = 0; r < kRows; ++r) { // 64 bytes of each row
+        _mm_prefetch(reinterpret_cast<const char*>(x[kRows + r] + 32 * step + 8 * first), _MM_HINT_T0);
+      }
+    }
 #pragma GCC unroll 8
     for (int input = 0; input < 8; ++input) {
 #pragma GCC unroll 2
@@ -235,7 +242,7 @@ JIT_PASSES_AVX2_INLINE void addOctets256(
 
 // Parts of sums stay in `parts`, [rows][4 octets][16 outputs], until all steps of their group are done. They are
 // then added, scaled, and added to `a`. With two octets at a time, products of three rows need 12 registers.
-template <int kRows>
+template <int kRows, bool kFetches = false>
 JIT_PASSES_AVX2 void addDecoded(
     const Decoded256& decoded, const float* const* x, const float* scales, float* parts, float* a) {
   for (int first = 0; first < 4; first += 2) {
@@ -246,7 +253,7 @@ JIT_PASSES_AVX2 void addDecoded(
         sums[i / 4][i / 2 % 2][i % 2] = _mm256_load_ps(parts + 64 * (i / 4) + 16 * first + 8 * (i % 4));
       }
     }
-    addOctets256<kRows>(decoded, x, first, sums);
+    addOctets256<kRows, kFetches>(decoded, x, first, sums);
     if (!decoded.last) {
 #pragma GCC unroll 12
       for (int i = 0; i < kRows * 4; ++i) {
@@ -276,6 +283,7 @@ JIT_PASSES_AVX2 void decodedTile256(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
   alignas(32) float weights[kStepsTogether * 512], parts[kGroupedRows<float> * 64];
   StepOfFloats<kGroupedRows<float>> x;
+  const bool fetches = fetchesRows(shape, rows.count);
   std::memset(a, 0, rows.count * 16 * sizeof(float));
   const uint8_t* at = block + kGroupedHeader;
   for (int64_t first = 0; first < shape.inputs; first += shape.group, at += shape.groupBytes()) {
@@ -289,6 +297,9 @@ JIT_PASSES_AVX2 void decodedTile256(
       x.at(rows, first + own, shape.group - own);
       const Decoded256 decoded{weights, steps, own == 0, own + 32 * steps >= shape.group};
       int64_t r = 0;
+      for (; fetches && r + 6 <= rows.count; r += 3) {
+        addDecoded<3, true>(decoded, x.row + r, scales, parts + 64 * r, a + 16 * r);
+      }
       for (; r + 3 <= rows.count; r += 3) {
         addDecoded<3>(decoded, x.row + r, scales, parts + 64 * r, a + 16 * r);
       }

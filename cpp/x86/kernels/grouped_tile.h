@@ -53,6 +53,13 @@ void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<fl
 void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
 constexpr int64_t kFewToDecode512 = 8;
 
+// Whether a tile of decoded weights fetches the rows of the next tile into the first cache: if all rows do not stay in
+// the second cache. Such rows are often a multiple of 4 KB apart, so the processor does not fetch ahead itself.
+inline bool fetchesRows(const GroupedShape& shape, int64_t rows) {
+  constexpr int64_t kStays = 1 << 19; // bytes
+  return rows * shape.inputs * int64_t(sizeof(float)) >= kStays;
+}
+
 // The inputs of a step. The last step of a row may have fewer than 32: the others are 0, and memory after the row is
 // not read.
 template <int kRows>

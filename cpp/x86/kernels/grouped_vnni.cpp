@@ -158,8 +158,9 @@ struct Decoded512 {
   bool first, last;
 };
 
-// Adds the products of the octets `first` and first + 1 to one part each.
-template <int kRows, int kBlocks>
+// Adds the products of the octets `first` and first + 1 to one part each. Fetches the rows that follow `x`,
+// if asked to.
+template <int kRows, int kBlocks, bool kFetches>
 JIT_PASSES_VNNI_INLINE void addOctets512(
     const Decoded512& decoded, const float* const* x, int first, __m512 (&sums)[kRows][kBlocks][2]) {
   const float* row[kRows];
@@ -168,6 +169,12 @@ JIT_PASSES_VNNI_INLINE void addOctets512(
   }
   const float* weights = decoded.weights + 128 * first;
   for (int64_t step = 0; step < decoded.steps; ++step, weights += 512) {
+    if constexpr (kFetches) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) { // 64 bytes of each row
+        _mm_prefetch(reinterpret_cast<const char*>(x[kRows + r] + 32 * step + 8 * first), _MM_HINT_T0);
+      }
+    }
 #pragma GCC unroll 8
     for (int input = 0; input < 8; ++input) {
 #pragma GCC unroll 2
@@ -197,7 +204,7 @@ JIT_PASSES_VNNI_INLINE void addOctets512(
 // Parts of sums stay in `parts`, [rows][blocks][4 octets][16 outputs], until all steps of their group are done. They
 // are then added, scaled, and added to `a`, [blocks][all rows][16 outputs]. With two octets at a time, products of
 // four rows and two blocks need 16 registers, and half as many loads as products.
-template <int kRows, int kBlocks>
+template <int kRows, int kBlocks, bool kFetches = false>
 JIT_PASSES_VNNI void addDecoded512(
     const Decoded512& decoded, const float* const* x, const float* const* scales, int64_t rows, float* parts,
     float* a) {
@@ -212,7 +219,7 @@ JIT_PASSES_VNNI void addDecoded512(
             _mm512_load_ps(parts + 64 * (i / 2) + 16 * (first + i % 2));
       }
     }
-    addOctets512<kRows, kBlocks>(decoded, x, first, sums);
+    addOctets512<kRows, kBlocks, kFetches>(decoded, x, first, sums);
     if (!decoded.last) {
 #pragma GCC unroll 16
       for (int i = 0; i < kRows * kBlocks * 2; ++i) {
@@ -246,6 +253,7 @@ JIT_PASSES_VNNI void decodedTile512(
   constexpr Add kRest[] = {addDecoded512<1, kBlocks>, addDecoded512<2, kBlocks>, addDecoded512<3, kBlocks>};
   alignas(64) float weights[kBlocks * kStepsAhead * 512], parts[kGroupedRows<float> * kBlocks * kOctets];
   StepOfFloats<kGroupedRows<float>> x;
+  const bool fetches = fetchesRows(shape, rows.count);
   std::fill_n(a, kBlocks * rows.count * 16, 0.0F);
   const uint8_t* at = block + kGroupedHeader;
   for (int64_t first = 0; first < shape.inputs; first += shape.group, at += shape.groupBytes()) {
@@ -267,6 +275,9 @@ JIT_PASSES_VNNI void decodedTile512(
         some(decoded, x.row + r, scales, rows.count, parts + r * kBlocks * kOctets, a + 16 * r);
       };
       int64_t r = 0;
+      for (; fetches && r + 2 * kMost <= rows.count; r += kMost) {
+        add(addDecoded512<kMost, kBlocks, true>, r);
+      }
       for (; r + kMost <= rows.count; r += kMost) {
         add(addDecoded512<kMost, kBlocks>, r);
       }

@@ -354,7 +354,7 @@ def test_inputs_on_integers_beside_groups() -> None:
 def test_targets_without_groups() -> None:
     """A layer that cannot be what was asked for stays in float, with the reason."""
     model = torch.jit.script(nn.Linear(32, 8).eval())
-    config = {"version": 1, "global": {"weight": {"group_size": 8}}}
+    config = {"version": 1, "global": {"mode": "static", "weight": {"group_size": 8}}}
     with pytest.warns(jit_passes.JitPassesWarning, match="in groups of 8, and the target has one"):
         prepared = jit_passes.prepare(model, target=Stock(), config=config)
     (row,) = jit_passes.coverage(prepared)

@@ -137,11 +137,16 @@ def _without_data(node: NodeView, can: Capability, grouped: bool) -> Choice:
 
 
 def _first_mode(node: NodeView, can: Capability, modes: Sequence[str], grouped: bool) -> str | None:
-    """Return the first mode that the target has, one with weights in groups if it has that."""
+    """Return the first mode that the target has; for weights in groups, one that takes these.
+
+    Where no mode takes them, the first one: its reason for float tells of the groups.
+    """
     had = [mode for mode in modes if can.has_mode(node, mode)]
-    supports = ((mode, can.specs(node, node.position("weight"), mode)) for mode in had)
-    fit = [mode for mode, support in supports if support is not None and support.groups]
-    return next(iter([*fit, *had] if grouped else had), None)
+    for mode in had if grouped else ():
+        support = can.specs(node, node.position("weight"), mode)
+        if support is not None and support.groups:
+            return mode
+    return next(iter(had), None)
 
 
 def _is_linear(node: NodeView) -> bool:

@@ -77,8 +77,8 @@ def quantize_script(
             "weight_only": inputs stay float; embeddings have only this mode.
             "auto": by the graph. Embeddings are weight_only. Recurrent layers are dynamic, and so
             are linears of transformers, and linears beside recurrent layers and embeddings. All
-            others are static, or without data dynamic or weight_only. Signal processing in front of
-            learned layers, a mel filterbank say, stays in float.
+            others are static, or without data, or with weights in groups, dynamic or weight_only.
+            Signal processing in front of learned layers, a mel filterbank say, stays in float.
             None for "auto", or with a `quantizer` for its own.
         smooth: "auto" to smooth layer norms in front of linears where the largest channel is more
             than four times the median one, in the data, or without by gain and shift; a number, the

@@ -16,6 +16,7 @@ from jit_passes import JitPassesError, JitPassesWarning
 from jit_passes.quantizer import BackendQuantizer
 from jit_passes.report.macs import integer_share
 from jit_passes.targets import Stock
+from tests.compare import sqnr
 from tests.outlying import DIMENSIONS, WIDTH, WORDS, Encoder, Layer, outlying
 from tests.processor import BITS, VNNI, bits_here
 from tests.quantizing import seeded
@@ -466,6 +467,42 @@ def test_a_recommender() -> None:
         with torch.no_grad():
             noise = (lowered(*batch) - model(*batch)).square().sum()
             assert 10 * torch.log10(model(*batch).square().sum() / noise) > 25
+
+
+class Linears(nn.Module):
+    """Two linears, of no transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.body(x)))
+
+
+@pytest.mark.parametrize("data", [True, False])
+@pytest.mark.parametrize(
+    ("target", "mode"),
+    [("x86", "dynamic"), ("stock", "dynamic"), ("onnxruntime", "weight_only"),
+     ("openvino", "weight_only")],
+)  # fmt: skip
+def test_weights_in_groups_have_a_mode_that_takes_them(target: str, mode: str, data: bool) -> None:
+    """With data too, where linears are static otherwise; a rule about ranges is not overruled."""
+    torch.manual_seed(0)
+    model, x = script(Linears()), torch.randn(8, 64)
+    config: dict[str, Any] = {"version": 1, "global": {"weight": {"bits": 4, "group_size": 32}}}
+    given: dict[str, Any] = {"target": target, "progress": False}
+    batches = [x] if data else None
+    lowered = jit_passes.quantize_script(model, batches, config=config, strict=True, **given)
+    assert modes(lowered) == {"body:linear": mode, "head:linear": mode}
+    rows = jit_passes.coverage(lowered)
+    assert {row.bits[:5] for row in rows} == {"w4g32"}
+    assert all(("in groups" in row.why) is data for row in rows)
+    assert sqnr(model(x), lowered(x)) > 15
+    if data:
+        rule = {"module": "head", "weight": {"channelwise": True}, "output": {"range": [-2, 2]}}
+        lowered = jit_passes.quantize_script(model, [x], config=config | {"rules": [rule]}, **given)
+        assert modes(lowered) == {"body:linear": mode, "head:linear": "static"}
 
 
 def test_training_is_static() -> None:

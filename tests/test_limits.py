@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes.graph.view import GraphView
+from jit_passes.report.cost import file_size
 from jit_passes.targets import Stock
 from tests.compare import sqnr
 from tests.plans import plans_in
@@ -206,6 +207,29 @@ def test_weights_alone_are_decoded_once(bits: int, width: int) -> None:
     executed = str(torch.jit.last_executed_optimized_graph())
     assert "aten::mul(" not in executed and "aten::bitwise" not in executed
     assert ("aten::_weight_int8pack_mm" in executed) == ((bits, width) == (8, 32))
+
+
+@pytest.mark.parametrize(
+    ("mode", "weight", "in_bytes"),
+    [
+        ("dynamic", {"group_size": 128}, 0.5),
+        ("weight_only", {"group_size": 128}, 0.5),
+        ("weight_only", {}, 0.5),
+        ("dynamic", {}, 1),
+    ],
+)
+@pytest.mark.parametrize("target", TARGETS)
+def test_files_of_narrow_weights(
+    mode: str, weight: dict[str, int], in_bytes: float, target: str
+) -> None:
+    """Codes and scales are most of a file; the rest, code and reports, is below 30 kB."""
+    width = 512
+    config = {"version": 1, "global": {"mode": mode, "weight": {"bits": 4, **weight}}}
+    lowered = quantize(nn.Linear(width, width).eval(), target=target, config=config)
+    codes = width * width * (1 if target == "reference" else in_bytes)
+    scales = width * (width // weight["group_size"] if weight else 1)
+    each = 16 if target == "reference" else 4  # float64 and a zero point in 64 bits
+    assert 0 < file_size(lowered) - codes < scales * each + 4 * width + 30_000
 
 
 class Upsampled(nn.Module):

@@ -415,6 +415,20 @@ def test_mode(target: str) -> None:
     assert sqnr(model(ids), mixed(ids)) > 12
 
 
+@pytest.mark.parametrize("target", ["reference", "stock", "x86"])
+@pytest.mark.parametrize("function", [nn.ReLU(), nn.Tanh()], ids=lambda f: type(f).__name__)
+def test_groups_in_the_mode_dynamic(function: nn.Module, target: str) -> None:
+    """The report has their bits, on `stock` too, where the weights are decoded."""
+    torch.manual_seed(0)
+    model = torch.jit.script(nn.Sequential(nn.Linear(64, 32), function).eval())
+    config = {"version": 1, "global": {"mode": "dynamic", "weight": {"bits": 4, "group_size": 32}}}
+    lowered = jit_passes.quantize_script(model, target=target, config=config)
+    (row,) = jit_passes.coverage(lowered)
+    bits = bits_here("w4g32a8") if target == "stock" else "w4g32a8"
+    assert (row.dtype, row.bits, row.mode, row.reason) == ("int8", bits, "dynamic", "")
+    assert sqnr(model(inputs(5, 64)), lowered(inputs(5, 64))) > 15
+
+
 def test_mode_of_operators_that_have_it_not() -> None:
     """A convolution of PyTorch's has no such form, and stays in float."""
     model = torch.jit.script(seeded(Mixed()))

@@ -110,6 +110,17 @@ def test_weights_that_are_not_around_zero(channelwise: bool, tmp_path: Path) -> 
     torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
 
 
+def test_weights_of_16_bits(tmp_path: Path) -> None:
+    """ONNX multiplies integers of 8 bits alone: such a weight is decoded."""
+    config = {"version": 1, "global": {"weight": {"bits": 16}}}
+    x, path = draw(2, 3, 8, 8), tmp_path / "model.onnx"
+    model = quantized(Network(), [x], "reference", mode="dynamic", config=config)
+    export_onnx(model, path, x)
+    kinds, found = compute(path, x)
+    assert kinds["Conv"] + kinds["FusedConv"] == 2 and not kinds["DynamicQuantizeMatMul"]
+    torch.testing.assert_close(found, model(x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "symmetric"])
 def test_other_chosen_scales_are_refused(dtype: str, tmp_path: Path) -> None:
     options = {"dtype": "int8"} if dtype == "int8" else {"scheme": "symmetric"}

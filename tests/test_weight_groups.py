@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from typing import Any
 
 import numpy as np
@@ -159,6 +160,32 @@ def test_sizes_that_do_not_divide() -> None:
     config["rules"] = [{"module": "up", "weight": {"channelwise": True}}]
     model = reference_of(Block(), config)
     assert [node.inputs[1].shape for node in dequantizes(model)] == [(96,), (48, 3)]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "size", "target", "divisor"),
+    [(48, 32, "stock", 24), (96, 64, "x86", 32), (48, 32, "x86", None), (31, 16, "stock", None)],
+)
+def test_advice_for_sizes_that_do_not_divide(
+    inputs: int, size: int, target: str, divisor: int | None
+) -> None:
+    """A reason names a divisor that the target has, and a scale for each channel: both work."""
+    model = torch.jit.script(nn.Linear(inputs, 8).eval())
+
+    def row(**weight: Any) -> Any:
+        weight = {"bits": 4, **weight}
+        config = {"version": 1, "global": {"mode": "dynamic", "weight": weight}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", JitPassesWarning)
+            lowered = jit_passes.quantize_script(model, target=target, config=config)
+        (found,) = jit_passes.coverage(lowered)
+        return found
+
+    advice = f": give it a divisor, {divisor} say" if divisor else ""
+    reason = row(group_size=size).reason
+    assert f"which are no multiple{advice}; channelwise: true gives it one scale" in reason
+    assert row(channelwise=True).dtype == "int8"
+    assert divisor is None or row(group_size=divisor).dtype == "int8"
 
 
 def test_weights_alone_behind_integers() -> None:
@@ -327,7 +354,7 @@ def test_inputs_on_integers_beside_groups() -> None:
 def test_targets_without_groups() -> None:
     """A layer that cannot be what was asked for stays in float, with the reason."""
     model = torch.jit.script(nn.Linear(32, 8).eval())
-    config = {"version": 1, "global": {"weight": {"group_size": 8}}}
+    config = {"version": 1, "global": {"mode": "static", "weight": {"group_size": 8}}}
     with pytest.warns(jit_passes.JitPassesWarning, match="in groups of 8, and the target has one"):
         prepared = jit_passes.prepare(model, target=Stock(), config=config)
     (row,) = jit_passes.coverage(prepared)

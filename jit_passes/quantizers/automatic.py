@@ -21,6 +21,7 @@ BESIDE_ATTENTION = "of a transformer, where a few channels may be large"
 BESIDE_RECURRENT = "beside a recurrent layer, which takes and gives float32"
 BESIDE_TABLE = "beside a table, whose rows are float32"
 IN_FRONT = "in front of residual sums in float32, which would keep the error of its result"
+IN_GROUPS = "its weight is in groups, which the target does not have in the mode "
 SAY_SO = "; a rule with a mode quantizes it"
 RECURRENT = "a recurrent layer, whose states are quantized step by step"
 TABLE = "a table, of which rows are looked up"
@@ -70,7 +71,8 @@ def choose_modes(
     the model runs takes two passes over the input: so they are dynamic only where a rule says so.
 
     An operator has the first mode of its row that the target has. It is static if a rule gives its
-    input or result an option that needs a range.
+    input or result an option that needs a range. Where its weight is to be in groups, it has the
+    first mode in which the target has groups: its own, dynamic, weight_only.
 
     Args:
         graph: in canonical form.
@@ -94,16 +96,19 @@ def choose_modes(
         elif row.role is Role.RECURRENT:
             found[node.index] = Choice("dynamic", RECURRENT)
         elif row.role is Role.WEIGHTED and options.input.dtype != FLOAT:
+            grouped = options.weight.group_size is not None
             if not has_data:
-                found[node.index] = _without_data(node, can)
+                found[node.index] = _without_data(node, can, grouped)
                 continue
             beside = _reasons_for_dynamic(graph, can) if beside is None else beside
             fits = _is_linear(node) and can.has_mode(node, "dynamic")
-            why = beside.get(node.index) if fits else None
-            if why is None or asks_for_ranges:
-                found[node.index] = Choice("static", CALIBRATED)
-            else:
-                found[node.index] = Choice("dynamic", why)
+            why = beside.get(node.index) if fits and not asks_for_ranges else None
+            mode, why = ("static", CALIBRATED) if why is None else ("dynamic", why)
+            found[node.index] = Choice(mode, why)
+            if grouped and not asks_for_ranges:
+                other = _first_mode(node, can, (mode, "dynamic", "weight_only"), grouped)
+                if other is not None and other != mode:
+                    found[node.index] = Choice(other, IN_GROUPS + mode)
     return found
 
 
@@ -124,11 +129,24 @@ def _reasons_for_dynamic(graph: GraphView, can: Capability) -> dict[int, str]:
     return reasons | dict.fromkeys(find_first(graph, can), IN_FRONT)
 
 
-def _without_data(node: NodeView, can: Capability) -> Choice:
+def _without_data(node: NodeView, can: Capability, grouped: bool) -> Choice:
     weighted = node.traits.weighted
     modes = () if weighted is not None and weighted.spatial_dims else ("dynamic",)
-    mode = next((mode for mode in (*modes, "weight_only") if can.has_mode(node, mode)), None)
+    mode = _first_mode(node, can, (*modes, "weight_only"), grouped)
     return Choice(mode, NEEDS_DATA if mode is None else WITHOUT_DATA)
+
+
+def _first_mode(node: NodeView, can: Capability, modes: Sequence[str], grouped: bool) -> str | None:
+    """Return the first mode that the target has; for weights in groups, one that takes these.
+
+    Where no mode takes them, the first one: its reason for float tells of the groups.
+    """
+    had = [mode for mode in modes if can.has_mode(node, mode)]
+    for mode in had if grouped else ():
+        support = can.specs(node, node.position("weight"), mode)
+        if support is not None and support.groups:
+            return mode
+    return next(iter(had), None)
 
 
 def _is_linear(node: NodeView) -> bool:

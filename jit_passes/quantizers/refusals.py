@@ -121,7 +121,7 @@ class Refusals:
         mode = "dynamic" if dynamic else "static" if quantized else "weight_only"
         if why := can.refusal(node, 1, weight, mode):
             return refused("weight", f"its weight is to be {why}")
-        if why := no_groups_of(weight, node.operand("weight")):
+        if why := no_groups_of(weight, node.operand("weight"), can.specs(node, 1, mode)):
             return refused("weight", why)
         if why := self.sums_refusal(node, weight):
             return refused("weight", why)

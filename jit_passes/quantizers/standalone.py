@@ -18,7 +18,7 @@ from ..specification.groups import no_groups
 from ..specification.recurrent import input_of, matrices_of
 from ..specification.specification import AnySpec, QuantizationSpec
 from .policy import Policy
-from .support import Role, Spec
+from .support import Role, Spec, SpecSupport
 
 STANDALONE = {Role.LOOKUP: "weight_only", Role.RECURRENT: "dynamic"}  # the mode of each
 
@@ -31,14 +31,20 @@ def weight_spec(policy: Policy, resolved: ResolvedConfiguration, node: NodeView)
     return options.apply(policy.weight_of(node), channels, f"weight of '{node.name}'")
 
 
-def no_groups_of(spec: AnySpec | None, weight: ValueView) -> str | None:
+def no_groups_of(
+    spec: AnySpec | None, weight: ValueView, support: SpecSupport | None
+) -> str | None:
     """Say why a weight cannot be quantized in the groups that are asked for; None if it can."""
     if not isinstance(spec, QuantizationSpec) or spec.group_size is None or spec.ch_axis is None:
         return None
     if not isinstance(weight.constant, torch.Tensor):
         return None
-    why = no_groups(weight.constant.shape, spec.ch_axis, spec.group_size)
-    return why and f"its weight is to be in groups of {spec.group_size}, and {why}"
+    multiple = support.groups if support is not None else 1
+    why = no_groups(weight.constant.shape, spec.ch_axis, spec.group_size, multiple)
+    return why and (
+        f"its weight is to be in groups of {spec.group_size}, and {why}; channelwise: true gives "
+        "it one scale for each channel"
+    )
 
 
 @dataclass(frozen=True)
@@ -98,9 +104,10 @@ class Standalone:
         if role is None or self.reason(node):
             return None
         for what, value, operand, spec in self._specs(node):
-            if why := self.policy.capability.refusal(node, operand, spec, STANDALONE[role]):
+            can, mode = self.policy.capability, STANDALONE[role]
+            if why := can.refusal(node, operand, spec, mode):
                 return what, f"its {what} is to be {why}"
-            if why := no_groups_of(spec, value):
+            if why := no_groups_of(spec, value, can.specs(node, operand, mode)):
                 return what, why
         return None
 

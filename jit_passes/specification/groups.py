@@ -30,26 +30,28 @@ def scales_of(
         return (shape[ch_axis],)
     if why := no_groups(shape, ch_axis, group_size):
         raise JitPassesError(
-            f"'{name}' is to be quantized in groups of {group_size}, and {why}; or leave "
-            "group_size out, for one scale for each channel"
+            f"'{name}' is to be quantized in groups of {group_size}, and {why}; leave group_size "
+            "out for one scale for each channel"
         )
     axis = ch_axis % len(shape)
     return shape[axis], shape[1 - axis] // group_size
 
 
-def no_groups(shape: Sequence[int], ch_axis: int, group_size: int) -> str | None:
-    """Say why a tensor has no groups of this size, and which it has; None if it has them."""
+def no_groups(shape: Sequence[int], ch_axis: int, group_size: int, multiple: int = 1) -> str | None:
+    """Say why a tensor has no groups of this size, and which it has; None if it has them.
+
+    The sizes that a target has are a `multiple`. Groups of 1 are a scale for each number.
+    """
     axis = ch_axis % max(len(shape), 1)
     if len(shape) < 2 or axis > 1:
         return f"has shape {list(shape)}: groups are for weights [out, in, ...]"
     inputs = shape[1 - axis]
     if inputs % group_size == 0:
         return None
-    near = max(size for size in range(1, min(inputs, group_size) + 1) if inputs % size == 0)
-    return (
-        f"has {inputs} inputs (axis {1 - axis} of {list(shape)}), which are no multiple: "
-        f"give it a divisor, {near} say"
-    )
+    sizes = range(multiple, min(inputs, group_size) + 1, multiple)
+    near = max((size for size in sizes if inputs % size == 0), default=1)
+    advice = f": give it a divisor, {near} say" if near > 1 else ""
+    return f"has {inputs} inputs (axis {1 - axis} of {list(shape)}), which are no multiple{advice}"
 
 
 def rows_of(values: torch.Tensor, ch_axis: int, group_size: int | None = None) -> torch.Tensor:

@@ -64,47 +64,52 @@ def _linear(per_channel: bool, reduce_range: bool, relu: bool) -> Any:
     ).compile()
 
 
-def _in_groups(reduce_range: bool, isolate: bool) -> Any:
+def _in_groups(reduce_range: bool, relu: bool, isolate: bool) -> Any:
     """Round the input as it is quantized: PyTorch has no kernel for weights in groups.
 
     To isolate a NaN, numbers that are not finite count as 0, and x - x makes their rows NaN.
     """
-    weight = CODES["_per_channel"]
+    weight, activation = CODES["_per_channel"], "_relu" * relu
+    call = f"aten::linear(%x_d, {weight}, %bias)"
     x = "%finite" if isolate else "%x"
     finite = "%finite = aten::nan_to_num(%x, 0.0, 0.0, 0.0)\n"
     layer = f"aten::linear(aten::dequantize(%codes), {weight}, %bias)"
     lost = "aten::sum(aten::sub(%x, %x, 1), [-1], True, None)"
+    result = f"aten::add({layer}, {lost}, 1)" if isolate else layer
     return RewriteRule(
-        f"linear_groups_dynamic{'_7_bits' * reduce_range}",
-        f"{quantized_as_it_runs('%x')}aten::linear(%x_d, {weight}, %bias)",
+        f"linear_groups{activation}_dynamic{'_7_bits' * reduce_range}",
+        quantized_as_it_runs("%x") + (f"aten::relu({call})" if relu else call),
         # The range holds 0 in any case, and there is one of no numbers too.
         f"{finite * isolate}"
         f"%numbers = aten::constant_pad_nd(aten::flatten({x}, 0, -1), [0, 1], 0)\n"
         "%scale : float, %zero : int = "
         f"aten::_choose_qparams_per_tensor(%numbers, {reduce_range})\n"
         f"%codes = aten::quantize_per_tensor({x}, %scale, %zero, {QUINT8})\n"
-        f"{f'aten::add({layer}, {lost}, 1)' if isolate else layer}",
+        f"{f'aten::relu({result})' if relu else result}",
         _kernel_chooses(reduce_range, in_groups=True),
     ).compile()
 
 
 @cache
-def round_inputs(isolate: bool) -> RuleSet:
-    """Return the step for layers with weights in groups: inputs are rounded, products in float."""
-    return RuleSet("round_inputs", tuple(_in_groups(reduced, isolate) for reduced in (False, True)))
-
-
-@cache
-def fuse_dynamic(*, saturates: bool = False) -> tuple[RuleSet, ...]:
+def fuse_dynamic(
+    *, saturates: bool = False, groups: bool = False, isolate: bool = False
+) -> tuple[RuleSet, ...]:
     """Return the steps of a lowering, parsed once: with a relu behind, then without.
 
-    A kernel that `saturates` adds pairs of products in int16, and gets inputs of 7 bits only.
+    Args:
+        saturates: whether kernels add pairs of products in int16: these get inputs of 7 bits only.
+        groups: whether the inputs of weights in groups are rounded too, and products in float. The
+            rules are of the same steps, since a layer that one of them takes needs no remark.
+        isolate: whether a NaN makes its own row NaN alone, where weights are in groups.
     """
     ranges = (True,) if saturates else (True, False)
     return tuple(
         RuleSet(
             name,
-            tuple(_linear(a, b, relu) for a, b in product((True, False), ranges)),
+            (
+                *(_linear(a, b, relu) for a, b in product((True, False), ranges)),
+                *(_in_groups(reduced, relu, isolate) for reduced in ranges if groups),
+            ),
         )
         for name, relu in (("fuse_dynamic_relu", True), ("fuse_dynamic", False))
     )

@@ -17,7 +17,7 @@ from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ..passes.steps import PassCall, RuleSet
 from ..quantizers.capability import Capability
 from .cell_rules import expand_cells
-from .dynamic_rules import fuse_dynamic, round_inputs
+from .dynamic_rules import fuse_dynamic
 from .nan_rules import isolate_nan
 from .stock_rules import SUMS, rules
 from .stock_support import capability_of
@@ -106,8 +106,7 @@ class Stock(Target):
                 "replicate_dequantize",
                 expand_cells(),
                 PassCall("clamp_codes", contiguous=engine == "qnnpack"),
-                *fuse_dynamic(),
-                round_inputs(self.isolate_nan),
+                *fuse_dynamic(groups=True, isolate=self.isolate_nan),
                 *((isolate_nan(),) if self.isolate_nan else ()),
                 RuleSet("fuse_quantized", rules(engine)),
                 "fuse_cat",

@@ -2,7 +2,7 @@
 
 static      Gemm with beta spelled out, between two Reshape where the input has more than 2 axes:
 behind a MatMul, the bias would be added in float
-dynamic     MatMulInteger or ConvInteger, Cast, Mul, Add
+dynamic     MatMulInteger or ConvInteger, Cast, Mul, Add; in float beside a weight of 16 bits
 of groups   DequantizeLinear(axis 0, block_size), MatMul: the weight is transposed
 """
 
@@ -54,7 +54,7 @@ def product_translations(
             weight = op.DequantizeLinear(*parts, axis=0, block_size=size)
             product = op.MatMul(input, weight)
             return product if bias is None else op.Add(product, bias)
-        if decoded is not None and chosen is not None:
+        if decoded is not None and chosen is not None and in_bytes(decoded):
             codes, scale, zero_point = chosen
             of_weight, weight_scale, *zeros = decoded.inputs
             columns = op.Transpose(of_weight, perm=[1, 0])
@@ -80,7 +80,8 @@ def product_translations(
         alone, front = len(input.shape) == len(weight.shape) - 1, op.Constant(value_ints=[0])
         decoded, chosen = made_by(weight, "DequantizeLinear"), chosen_of(input)
         # ONNX Runtime takes one zero point for a weight, so those of channels have to be 0.
-        if decoded is None or chosen is None or not around_zero(operand(decoded, "x_zero_point")):
+        fits = decoded is not None and in_bytes(decoded)
+        if not fits or chosen is None or not around_zero(operand(decoded, "x_zero_point")):
             x = op.Unsqueeze(input, front) if alone else input
             found = op.Conv(x, weight, bias, **options)
         else:
@@ -92,6 +93,10 @@ def product_translations(
         return op.Squeeze(found, front) if alone else found
 
     state = state_of(program)
+
+    def in_bytes(decoded: Any) -> bool:
+        """Say whether codes have 8 bits at most, as ONNX's products of integers take them."""
+        return bool(decoded.inputs[0].dtype.bitwidth <= 8)
 
     def around_zero(zero_point: Any) -> bool:
         """Say whether a zero point, which is a cast constant, is 0, or all are."""

@@ -266,7 +266,7 @@ def test_apply_says_what_does_not_fit(
 
 
 def test_every_observer_has_a_method() -> None:
-    assert len(METHODS) == 12
+    assert len(METHODS) == 13
     for name, kind in METHODS.items():
         assert parameters_of(kind()) == (name, {}) and observer_of(name) == kind()
     assert observer_of("kl_j") == KLJ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .entropy import KLJ, Entropy
+from .functions import FunctionError
 from .histogram import Histogram, MeanSquaredError, OutputError, Percentile, ThreeSigma
 from .observer import HistogramObserver, Observer, ObserverState
 from .ranges import Fixed, MinMax, MinMaxWithin, MovingAverageMinMax, PairSums
@@ -13,6 +14,7 @@ __all__ = [
     "KLJ",
     "Entropy",
     "Fixed",
+    "FunctionError",
     "Histogram",
     "HistogramObserver",
     "MeanSquaredError",

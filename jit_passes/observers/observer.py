@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from ..errors import ArgumentError
 from ..registered import Registered
@@ -21,12 +23,17 @@ class ObserverState:
         histogram: int64 [bins], bin i counting floor(x / 2**exponent) == offset + i; or None.
         rows: of a constant, the numbers that share a scale, row by row; else None.
         importance: how much the error of each of these counts; None for all alike.
+        function: all that becomes of a value, number by number, of float64; None if other operators
+            read it.
+        rounded: the nearest numbers to which results of the function are quantized; None for all.
     """
 
     range: torch.Tensor
     histogram: torch.Tensor | None
     rows: torch.Tensor | None = None
     importance: torch.Tensor | None = None
+    function: Callable[[Tensor], Tensor] | None = None
+    rounded: Callable[[Tensor], Tensor] | None = None
 
     @property
     def reached(self) -> bool:
@@ -51,12 +58,14 @@ class Observer(Registered, noun="calibration method"):
         per_channel_op: the same for specifications with a channel axis.
         searches_rows: whether it looks at the numbers of a channel, which only constants keep.
         weighs_inputs: whether it asks how large the inputs are that a weight multiplies.
+        asks_function: whether it asks for the function that reads a value.
     """
 
     op: ClassVar[str] = "observe_min_max"
     per_channel_op: ClassVar[str] = "observe_per_channel_min_max"
     searches_rows: ClassVar[bool] = False
     weighs_inputs: ClassVar[bool] = False
+    asks_function: ClassVar[bool] = False
 
     def find_range(
         self, state: ObserverState, quant_min: int, quant_max: int, symmetric: bool

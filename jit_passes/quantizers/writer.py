@@ -8,8 +8,9 @@ import torch
 
 from ..configuration.configuration import ResolvedConfiguration
 from ..configuration.options import NOTHING, TensorOptions
+from ..graph.functions import function_behind
 from ..graph.view import NodeView, ValueView
-from ..observers import MinMax, MinMaxWithin
+from ..observers import FunctionError, Histogram, MinMax, MinMaxWithin
 from ..specification.annotation import Annotations, QuantizationAnnotation
 from ..specification.bias import bias_qparams
 from ..specification.specification import (
@@ -241,12 +242,24 @@ class AnnotationWriter:
         A wish that the backend cannot fulfil leaves the reader in float, not the value.
         """
         wanted = [self.wanted_by(reader) for reader in self.readers.get(value.id, ())]
-        if not wanted or any(options != wanted[0] for options in wanted):
+        if not any(wanted):
+            return self.wanted_by_function(value)
+        if any(options != wanted[0] for options in wanted):
             return NOTHING
         spec = self.apply(wanted[0], node, value)
         maker = value.producer or node
         refused = spec is None or self.policy.capability.refusal(maker, None, spec) is not None
         return NOTHING if refused else wanted[0]
+
+    def wanted_by_function(self, value: ValueView) -> TensorOptions:
+        """Return the search by the error of a function, where one alone reads a value.
+
+        It takes the place of the default search, and of no method that was asked for.
+        """
+        default = self.policy.activation.observer
+        if type(default) is not Histogram or function_behind(value) is None:
+            return NOTHING
+        return TensorOptions(calibration=FunctionError(**default.options))
 
     def wanted_by(self, reader: NodeView) -> TensorOptions:
         options = self.resolved.of(reader).input

@@ -27,7 +27,8 @@ class Chosen:
 
     Attributes:
         at: by the id of the place; places whose values stay float are left out.
-        remarks: by the name of an operator, the scales that its bias has raised.
+        remarks: by the name of an operator, the scales that its bias has raised, and the function
+            that its range goes by.
     """
 
     at: Mapping[int, QParams | ChosenQParams]
@@ -121,8 +122,12 @@ class _Groups:
             if free[i]:
                 spec = self._leaders[source][0].place.spec
                 self._found[source] = with_scale(before, scales[i], spec)
-        self.remarks[known.place.owner] = _remark((inputs, weight), scales)
+        self._remark(known, _raised((inputs, weight), scales))
         return any(free)
+
+    def _remark(self, known: QuantizedPlace, sentence: str) -> None:
+        owner = known.place.owner
+        self.remarks[owner] = "; ".join(filter(None, (self.remarks.get(owner, ""), sentence)))
 
     def _is_found(self, group: int) -> bool:
         """Say whether data or training have found the parameters of a group."""
@@ -160,6 +165,9 @@ class _Groups:
         if isinstance(spec, FixedQParamsQuantizationSpec):
             return fixed_qparams(spec)
         if isinstance(spec, QuantizationSpec):
+            if (function := leaders[0].function()) is not None:
+                name = function.nodes[-1].name
+                self._remark(leaders[0], f"the range of its result gives {name} the least error")
             return leaders[0].found()
         sources = [self._found[source] for source in spec.groups]
         known = [source for source in sources if source is not None]
@@ -188,7 +196,7 @@ def _check_channels(parameters: QParams, places: list[QuantizedPlace]) -> None:
             )
 
 
-def _remark(before: Sequence[QParams], scales: Sequence[float | torch.Tensor]) -> str:
+def _raised(before: Sequence[QParams], scales: Sequence[float | torch.Tensor]) -> str:
     """Say which scales of input and weight a bias has raised."""
     raised = [
         torch.as_tensor(scale > known.scale).reshape(-1)

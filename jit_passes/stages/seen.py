@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -11,8 +13,10 @@ import torch
 from .. import _C
 from ..errors import JitPassesError, shortened
 from ..fake_quantizers import trained_qparams
+from ..graph.functions import Function, function_behind
 from ..graph.traits import NOTHING as UNKNOWN
 from ..graph.traits import TRAITS
+from ..graph.view import GraphView, ValueView
 from ..observers import ObserverState
 from ..passes.pipeline import FOLD_NUMBERS, Pipeline
 from ..passes.subject import wrap
@@ -21,8 +25,12 @@ from ..specification.derivation import hold_derivations
 from ..specification.groups import rows_of
 from ..specification.parameters import QParams
 from ..specification.place import Place
-from ..specification.qparams import choose_qparams
-from ..specification.specification import GroupDerivation, QuantizationSpec
+from ..specification.qparams import choose_qparams, codes_of, dequantized, fixed_qparams
+from ..specification.specification import (
+    FixedQParamsQuantizationSpec,
+    GroupDerivation,
+    QuantizationSpec,
+)
 from ..targets import Target
 from .faults import note_origin, origin_of
 from .module import ModelStage, Report, stage_of
@@ -64,6 +72,7 @@ class QuantizedPlace:
         dims: the lowest and highest number of dimensions seen, if that was noted.
         node: index of its node in the graph that was read.
         operands: of its node, by name: constants and attributes, others None.
+        function: finds the function by whose error its range is chosen; None for no such choice.
     """
 
     place: Place
@@ -73,6 +82,7 @@ class QuantizedPlace:
     dims: tuple[int, int] | None
     node: int
     operands: Mapping[str, Any]
+    function: Callable[[], Function | None] = lambda: None
 
     @property
     def constant(self) -> bool:
@@ -113,7 +123,9 @@ def places_in(module: Any, report: Report) -> tuple[Any, list[QuantizedPlace]]:
         return module, [_trained(*row) for row in _C.places(module, report.method)]
     rows = _C.places(module, report.method)
     ran = report.calibrated or any(_was_reached(op, operands) for _, op, operands in rows)
-    places = [_observed(*row, ran) for row in rows]
+    functions = _Functions(module, report.method)
+    places = [_observed(*row, ran, functions) for row in rows]
+    functions.places = {known.node: known for known in places}
     dynamic = {user for known in places if known.place.is_dynamic for user in known.place.users}
     # A dynamic operator needs no data, so its weight is quantized whether data came by or not.
     return module, [
@@ -183,7 +195,61 @@ def _importance(squares: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return by_channel.float().expand(shape)
 
 
-def _observed(node: int, op: str, operands: dict[str, Any], ran: bool) -> QuantizedPlace:
+class _Functions:
+    """The functions behind the values of a prepared model, looked for when one is asked for.
+
+    Args:
+        module: the C++ module, which is to stay as it is as long as functions are asked for.
+        method: of which.
+
+    Attributes:
+        places: all places, by the indices of their nodes.
+    """
+
+    def __init__(self, module: Any, method: str) -> None:
+        self._module, self._method = module, method
+        self.places: Mapping[int, QuantizedPlace] = {}
+
+    @cached_property
+    def _values(self) -> dict[int, ValueView]:
+        """The observed values, by the indices of their observers."""
+        nodes = GraphView.of(self._module, self._method).nodes
+        return {node.index: node.main_operand for node in nodes if node.index in self.places}
+
+    @cached_property
+    def _observers(self) -> dict[int, int]:
+        return {value.id: index for index, value in self._values.items()}
+
+    @cached_property
+    def _members(self) -> Counter[int]:
+        """How many values decide on the parameters of each group."""
+        return Counter(known.place.group for known in self.places.values() if known.place.observed)
+
+    def behind(self, node: int) -> Function | None:
+        """Return the function that alone reads the value at an observer."""
+        if self._members[self.places[node].place.group] > 1:
+            return None
+        return function_behind(self._values[node], lambda value: value.id in self._observers)
+
+    def rounding(self, function: Function) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """Return how the result of a function is rounded; None for a float."""
+        index = self._observers.get(function.result.id)
+        known = None if index is None else self.places[index]
+        if known is None or not (known.reached and known.place.observed):
+            return None
+        spec = known.place.spec
+        if isinstance(spec, FixedQParamsQuantizationSpec):
+            qparams = fixed_qparams(spec)
+        elif isinstance(spec, QuantizationSpec) and not spec.is_dynamic and spec.ch_axis is None:
+            qparams = known.found()
+        else:
+            return None
+        return lambda numbers: dequantized(codes_of(numbers, qparams), qparams)
+
+
+def _observed(
+    node: int, op: str, operands: dict[str, Any], ran: bool, functions: _Functions
+) -> QuantizedPlace:
     place = Place.from_text(operands["spec"])
     state, blind = _state_of(operands), op == _NOTHING
     measured = "reached" in operands  # a constant, before any data
@@ -191,15 +257,23 @@ def _observed(node: int, op: str, operands: dict[str, Any], ran: bool) -> Quanti
     reached = blind or seen or (measured and not ran)
     noted = not blind and not measured and reached and state.range.dim() == 1
 
+    @cache
+    def function() -> Function | None:
+        spec = place.spec
+        asks = isinstance(spec, QuantizationSpec) and spec.observer.asks_function
+        return functions.behind(node) if asks and not measured else None
+
     def found() -> QParams:
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
         searches = measured and spec.observer.searches_rows
         known = _with_rows(state, spec, operands) if searches else state
+        if (behind := function()) is not None:
+            known = replace(state, function=behind, rounded=functions.rounding(behind))
         return choose_qparams(spec, known, place.scales or (-1,), sampled=not measured)
 
     return QuantizedPlace(
-        place, reached, seen, found, state.ranks if noted else None, node, operands
+        place, reached, seen, found, state.ranks if noted else None, node, operands, function
     )
 
 

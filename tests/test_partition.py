@@ -257,6 +257,8 @@ def test_sizes_of_what_is_written_to() -> None:
     found = jit_passes.partition(reference, "x86")
     for region in found.regions:
         assert all(value.is_tensor for value in GraphView.of(region.module).inputs)
+    why = {refusal.name: refusal.reason for refusal in found.refused}["reshape#1"]
+    assert why == "it takes a size of a value that is written in place"
     assert torch.equal(found.model(x), reference(x))
     lowered = jit_passes.lower(reference)
     assert jit_passes.coverage(lowered).int8

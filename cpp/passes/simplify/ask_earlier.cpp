@@ -133,7 +133,7 @@ void replaceList(Node* size, const std::vector<Extent>& extents) {
 
 bool askEarlier(PassContext& context) {
   const auto graph = context.graph();
-  const Shapes shapes(context, /*batched=*/false);
+  const Shapes shapes(context, Images::Unknown);
   std::vector<std::pair<Node*, Extent::Axis>>
       asked; // all before the first edit: facts hold for the unedited graph
   std::vector<std::pair<Node*, std::vector<Extent>>> listed;

@@ -252,3 +252,72 @@ def test_sizes_after_a_write() -> None:
     module = normalize(torch.jit.script(model)._c).module
     x = torch.randn(2, 3, 5, 7)
     assert torch.equal(module.forward(x), model(x))
+
+
+class Rows(nn.Module):
+    """Splits the rows that a layer gives by sizes of a convolution's result."""
+
+    def __init__(self, behind: tuple[int, ...]) -> None:
+        super().__init__()
+        self.conv, self.fc, self.behind = nn.Conv2d(2, 4, 2), nn.Linear(5, 4), behind
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        rows = self.fc(y.reshape(-1, y.size(-1)))
+        return rows.reshape([y.size(0), y.size(1), *self.behind])
+
+
+class OpenRows(nn.Module):
+    """Splits features behind a convolution, with an open size in front of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.ConvTranspose2d(2, 1, 1), nn.BatchNorm1d(4)
+        self.fc = nn.Linear(10, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return self.fc(y).reshape(y.size(0), -1, 2, 5).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        (Rows((4,)), [(2, 4, 6), (3, 2, 2, 6)]),
+        (Rows((-1, 4)), [(2, 4, 6), (3, 2, 4, 6)]),
+        (OpenRows(), [(2, 4, 10)]),
+    ],
+    ids=["rows", "rows of four sizes", "open"],
+)
+def test_convolutions_without_a_batch_axis(model: nn.Module, sizes: list[tuple[int, ...]]) -> None:
+    """A size in front is that of the channels, or that of the batch: no step takes it for one."""
+    scripted = torch.jit.script(model.eval())
+    module = normalize(scripted._c).module
+    with torch.no_grad():
+        for size in sizes:
+            x = torch.randn(size)
+            torch.testing.assert_close(module.forward(x), model(x), rtol=0, atol=1e-5)
+
+
+class Attended(nn.Module):
+    """Attention that gives its result the sizes of its operand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.out = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.fc(x).reshape(x.size(0), x.size(1), 5, 1).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, q, q).transpose(1, 2)
+        return self.out(y.reshape(x.shape))
+
+
+def test_one_run_names_all_axes() -> None:
+    """One reshape tells the rank that another one needs."""
+    model = Attended().eval()
+    found = torch.jit.script(model)
+    for step in ("freeze", "simplify", "canonicalize_reshape"):
+        found = jit_passes.run_pass(step, found)
+    assert "reshape" not in jit_passes.format_graph(found)
+    x = torch.randn(2, 6, 5)
+    assert torch.equal(found(x), model(x))

@@ -234,6 +234,37 @@ def test_never_across_a_written_value() -> None:
     assert not any({"a:conv2d", "c:conv2d"} <= set(region.operators) for region in found.regions)
 
 
+class Recounted(nn.Module):
+    """Asks for sizes of a tensor whose memory may be written to in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.ones(1))
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        if scale is not None:
+            x = x * scale
+        self.state.copy_(x.detach().mean())
+        rows = self.linear(x.reshape(-1, x.size(-1)))
+        return rows.reshape(x.size(0), x.size(1), -1)
+
+
+def test_sizes_of_what_is_written_to() -> None:
+    """A region takes tensors, so an operator that takes such a size stands outside."""
+    x = images(3, 3, 5)
+    reference = reference_of(Recounted(), x, target="x86")
+    found = jit_passes.partition(reference, "x86")
+    for region in found.regions:
+        assert all(value.is_tensor for value in GraphView.of(region.module).inputs)
+    why = {refusal.name: refusal.reason for refusal in found.refused}["reshape#1"]
+    assert why == "it takes a size of a value that is written in place"
+    assert torch.equal(found.model(x), reference(x))
+    lowered = jit_passes.lower(reference)
+    assert jit_passes.coverage(lowered).int8
+    assert (lowered(x) - reference(x)).abs().max() <= 0.1 * reference(x).abs().max()
+
+
 class Moved(nn.Module):
     """Rearrangements that the target has on integers, and others."""
 

@@ -8,12 +8,12 @@ namespace jit_passes {
 Ranks::Ranks(Graph& graph, const KnownValues& known, const Shapes& shapes)
     : known_(known), shapes_(shapes), nodes_(nodesInOrder(graph)) {}
 
-void Ranks::settle(bool batched) {
+void Ranks::settle(Images images) {
   do {
     propagate();
   } while (askSizes());
-  if (batched) { // a batch axis of results is assumed, and tells nothing of operands
-    batched_ = true;
+  if (images != Images::Unknown) { // the axes of results are assumed, and tell nothing of operands
+    assumed_ = images;
     do {
       propagate();
     } while (askSizes());
@@ -84,8 +84,9 @@ AxisRange Ranks::made(const Value* tensor) const {
     return ofBranches(tensor);
   }
   const auto row = axesOfResult(tensor, *this);
-  if (row && batched_ && row->images.least > 0) {
-    return {row->images.most, row->images.most};
+  if (row && assumed_ != Images::Unknown && row->images.least > 0) {
+    const int64_t axes = assumed_ == Images::Batched ? row->images.most : row->images.least;
+    return {axes, axes};
   }
   return row ? rangeOf(*row, *this) : AxisRange();
 }
@@ -108,7 +109,7 @@ void Ranks::read(const Node* node) {
   }
   for (const Value* output : node->outputs()) {
     const auto row = isTensor(output) ? axesOfResult(output, *this) : std::nullopt;
-    if (!row || (batched_ && row->images.least > 0)) {
+    if (!row || (assumed_ != Images::Unknown && row->images.least > 0)) {
       continue;
     }
     const AxisRange result = axes(output);

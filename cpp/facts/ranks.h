@@ -12,14 +12,17 @@ namespace jit_passes {
 
 class Shapes;
 
+// Whether images have a batch axis where the graph does not say so.
+enum class Images { Batched, Single, Unknown };
+
 // The ranges of one graph's tensors. Ranges only become narrower.
 class Ranks final : public AxisFacts {
  public:
   // `shapes` finds sizes from these ranks, and these ranks need its lists of sizes and axes of size 1.
   Ranks(Graph& graph, const KnownValues& known, const Shapes& shapes);
 
-  // Finds all ranges. With `batched`, images have a batch axis.
-  void settle(bool batched);
+  // Finds all ranges. Results for which the graph does not tell are as `images` says.
+  void settle(Images images);
 
   AxisRange axes(const Value* tensor) const override;
   std::optional<int64_t> length(const Value* list) const override;
@@ -41,7 +44,8 @@ class Ranks final : public AxisFacts {
   std::unordered_map<const Value*, AxisRange> ranges_;
   std::unordered_map<const Value*, int64_t> lengths_; // of lists whose length is not in the graph
   std::unordered_set<const Node*> squeezing_;
-  bool changed_ = false, batched_ = false;
+  bool changed_ = false;
+  Images assumed_ = Images::Unknown;
 };
 
 } // namespace jit_passes

@@ -74,7 +74,7 @@ bool isToFloat(const Node* node) {
 const Ranks& Shapes::ranks() const {
   if (!ranks_) { // set before use, since ranks and sizes ask each other
     ranks_ = std::make_unique<Ranks>(*graph_, known_, *this);
-    ranks_->settle(batched_);
+    ranks_->settle(images_);
   }
   return *ranks_;
 }

@@ -1,6 +1,7 @@
 // Shapes of tensors before a model runs: ranks, and sizes that are numbers or equal to each other.
 //
-// Operands of convolutions and pools are assumed to have a batch axis, unless a pass asks for certain facts only.
+// Operands of convolutions and pools are assumed to have a batch axis, unless a pass asks for certain facts only, or
+// for facts without that axis.
 #pragma once
 
 #include "known_values.h"
@@ -14,9 +15,9 @@ bool isToFloat(const Node* node);
 // To be made before any edit.
 class Shapes {
  public:
-  // With `batched`, operands of convolutions and pools have a batch axis even if the graph does not say so.
-  explicit Shapes(const PassContext& context, bool batched = true)
-      : graph_(context.graph()), known_(context), batched_(batched) {}
+  // `images` says whether operands of convolutions and pools have a batch axis if the graph does not say so.
+  explicit Shapes(const PassContext& context, Images images = Images::Batched)
+      : graph_(context.graph()), known_(context), images_(images) {}
 
   Shapes(const Shapes&) = delete;
   Shapes& operator=(const Shapes&) = delete;
@@ -91,7 +92,7 @@ class Shapes {
 
   std::shared_ptr<torch::jit::Graph> graph_;
   KnownValues known_;
-  bool batched_;
+  Images images_;
   // Answers so far, so each value is looked at once.
   mutable std::unique_ptr<Ranks> ranks_;
   mutable std::map<std::pair<const Value*, int64_t>, Extent> extents_;

@@ -110,7 +110,7 @@ void nameBias(Value* bias, const Value* weight) {
 }
 
 NormalizedRanks normalizedRanks(const PassContext& context) {
-  const Shapes certain(context, /*batched=*/false);
+  const Shapes certain(context, Images::Unknown);
   NormalizedRanks ranks;
   for (const Node* norm : nodesWhere(*context.graph(), isBatchNorm)) {
     ranks[norm] = certain.rank(inputOf(norm, "input"));

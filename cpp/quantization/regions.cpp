@@ -50,7 +50,7 @@ class Search {
               positionOf(*first), positionOf(*last), {unit}, {units[unit].begin(), units[unit].end()}, {}}));
       bool free = true;
       for (Node* node : units[unit]) {
-        free &= !order.isFixed(node);
+        free &= !order.isFixed(node) && !order.readsFixedSize(node);
         by_node_[node] = region.get();
         const auto sources = order.sourcesOf(node);
         region->sources.insert(region->sources.end(), sources.begin(), sources.end());
@@ -209,6 +209,27 @@ bool Order::isCopied(const Node* node) const {
   const Node* moved = movedConstant(node);
   const bool moves = moved != nullptr && !isFixed(moved);
   return (kinds.count(node->kind()) > 0 || computesNumber(node) || moves) && !isFixed(node);
+}
+
+bool Order::readsFixedSize(const Node* node) const {
+  std::vector<const Node*> pending{node};
+  std::unordered_set<const Node*> seen;
+  while (!pending.empty()) {
+    const Node* reader = pending.back();
+    pending.pop_back();
+    for (const Value* value : reader->inputs()) {
+      const Node* source = value->node();
+      if (!seen.insert(source).second) {
+        continue;
+      }
+      if (isCopied(source)) {
+        pending.push_back(source);
+      } else if (isFixed(source) && computesNumber(source)) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 std::vector<Node*> Order::sourcesOf(Node* node) const {

@@ -16,6 +16,8 @@ class Order {
   // Whether each region that reads the node gets a copy of it: constants, quantize and dequantize, lists of tensors,
   // sizes and numbers computed from sizes, repeated constants. No path leaves a region through these nodes.
   bool isCopied(const Node* node) const;
+  // Whether the node reads a size that must keep its order. A region takes tensors, so the node belongs to none.
+  bool readsFixedSize(const Node* node) const;
   // The nodes of the block that the node reads. A copied node is replaced by the nodes that it reads.
   std::vector<Node*> sourcesOf(Node* node) const;
   // Visits the nodes of a block from `first` to `last`, each with the nodes of the block that must come before it.

@@ -10,7 +10,7 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError, count_of
-from ..graph.view import CALL, GraphView, ValueView
+from ..graph.view import CALL, GraphView, NodeView, ValueView
 from ..passes.pipeline import Pipeline
 from ..passes.steps import PassCall
 from ..passes.subject import Remark, wrap
@@ -18,7 +18,7 @@ from ..specification.parameters import QParams
 from .integer_operators import UnitFinder
 from .reference_nodes import parameters_of, quantizer_of
 from .target import Target
-from .units import DEQUANTIZE, QUANTIZE
+from .units import DEQUANTIZE, QUANTIZE, takes_written_size
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def cut(
         Refusal(
             known.get(node.index, node.name),
             node.kind,
-            reader.refused.get(node.name, "it stands alone"),
+            reader.refused.get(node.name) or _alone(node),
             node.source,
         )
         for node in graph.nodes
@@ -177,6 +177,13 @@ def cut(
     earlier = {node.main_operand.name for node in graph.nodes if node.kind == CALL}
     found = _regions(module, method, operators, earlier)
     return Cut(module, tuple(sorted(found, key=lambda region: _number(region.name))), refused)
+
+
+def _alone(node: NodeView) -> str:
+    """Say why an operator that the target can compute is in no region."""
+    if takes_written_size(node):
+        return "it takes a size of a value that is written in place"
+    return "it stands alone"
 
 
 def _number(region: str) -> int:

@@ -245,6 +245,21 @@ def _makers(node: NodeView) -> set[int]:
     return found
 
 
+def takes_written_size(node: NodeView) -> bool:
+    """Say whether a node takes a size of a value that is written in place. No region holds it."""
+    pending = [value.producer for value in node.inputs if not value.is_tensor]
+    while pending:
+        maker = pending.pop()
+        if maker is None:
+            continue
+        asks = maker.traits.asks_for_shape or any(v.from_sizes for v in maker.outputs)
+        if asks or maker.kind in LISTS:
+            if any(value.is_tensor and value.written for value in maker.inputs):
+                return True
+            pending += [value.producer for value in maker.inputs if not value.is_tensor]
+    return False
+
+
 def _reached(start: Iterable[int], ends: Mapping[int, set[int]]) -> set[int]:
     found: set[int] = set()
     pending = list(start)

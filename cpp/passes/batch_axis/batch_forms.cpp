@@ -42,7 +42,7 @@ std::pair<Value*, std::vector<Node*>> movesOf(const Value* output, size_t side) 
 }
 
 BatchForms::BatchForms(const PassContext& context)
-    : graph_(context.graph()), shapes_(context, /*batched=*/false) {
+    : graph_(context.graph()), shapes_(context, Images::Unknown) {
   if (!settle()) {
     order_.clear();
   }

@@ -10,6 +10,8 @@
 // not know that both have the same batch. But the number of elements does not change, so if all sizes but one are
 // equal, that one is equal too.
 //
+// Convolutions and pools take data without a batch axis too, so this must hold with that axis and without.
+//
 // No other node may read the rows that the layer gives, and its weight must be a matrix: with a vector, the result
 // of the layer has one axis less.
 #include "facts/shapes.h"
@@ -40,32 +42,42 @@ int64_t countReaders(const Value* value) {
   });
 }
 
-// Whether the node splits the rows of a layer into the axes that were joined.
-bool readsRows(const Shapes& shapes, const Node* node) {
+// If the node splits the rows of a layer into the axes that were joined: how many of its sizes are only known to be
+// equal because all others are.
+std::optional<size_t> readsRows(const Shapes& shapes, const Node* node) {
   const Node* linear = node->kind() == aten::reshape ? inputOf(node, "self")->node() : nullptr;
   if (linear == nullptr || linear->kind() != aten::linear || countReaders(linear->output()) != 1 ||
       linear->owningBlock() != node->owningBlock() || shapes.isWritten(linear->output()) ||
       shapes.isWritten(node->output()) || shapes.weightRank(linear) != 2) {
-    return false;
+    return std::nullopt;
   }
   const Value* from = flattenedRows(shapes, linear);
   const auto sizes = from != nullptr ? shapes.sizesGiven(node->output()) : std::nullopt;
   if (!sizes || static_cast<int64_t>(sizes->size()) != shapes.rank(from)) {
-    return false;
+    return std::nullopt;
   }
   size_t others = 0; // sizes that are not known to be equal
   for (size_t axis = 0; axis + 1 < sizes->size(); ++axis) {
     others += (*sizes)[axis] != shapes.ofAxis(from, static_cast<int64_t>(axis));
   }
   const bool all = sizes->back() == shapes.ofAxis(linear->output(), -1);
-  return all ? others <= 1 : sizes->back().isOpen() && others == 0;
+  const bool same = all ? others <= 1 : sizes->back().isOpen() && others == 0;
+  return same ? std::optional(others) : std::nullopt;
+}
+
+// Whether it does so with a batch axis of convolutions and pools, and without. If all sizes are those of axes with a
+// batch axis, they tell that there is one.
+bool readsRowsInEitherCase(
+    const Shapes& batched, const Shapes& single, const Shapes& certain, const Node* node) {
+  const auto others = readsRows(batched, node);
+  return others && (*others == 0 || readsRows(certain, node) || readsRows(single, node));
 }
 
 bool keepLeadingAxes(PassContext& context) {
-  const Shapes shapes(context);
+  const Shapes batched(context), single(context, Images::Single), certain(context, Images::Unknown);
   std::vector<Node*> found; // all of them before the first edit
   forEachNode(*context.graph(), [&](Node* node) {
-    if (readsRows(shapes, node)) {
+    if (readsRowsInEitherCase(batched, single, certain, node)) {
       found.push_back(node);
     }
   });

@@ -205,7 +205,7 @@ bool liftBranches(PassContext& context) {
   }
   std::vector<Node*> lifted;
   {
-    const Shapes shapes(context, /*batched=*/false);
+    const Shapes shapes(context, Images::Unknown);
     lifted = nodesWhere(*graph, [&](const Node* node) { return isLifted(node, shapes); });
   }
   std::ranges::for_each(lifted, lift);

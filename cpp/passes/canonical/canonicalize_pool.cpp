@@ -45,7 +45,7 @@ Value* asMean(const Shapes& shapes, Node* pool) {
 }
 
 bool canonicalizePool(PassContext& context) {
-  const Shapes shapes(context, /*batched=*/false);
+  const Shapes shapes(context, Images::Unknown);
   return replaceNodes(*context.graph(), [&](Node* node) { return asMean(shapes, node); });
 }
 

@@ -7,8 +7,9 @@
 // The first and last sizes that equal the operand's are left out, so the rest of operand and result have equally
 // many elements. If one axis of the result is left, it joins the operand's axes. If one axis of the operand is left,
 // it is split. Only tensors without elements could have been given other sizes. Convolutions and pools are assumed
-// to have a batch axis, and linear layers as many axes as the leading sizes tell. With an open size after these, the
-// leading sizes need not be the layer's own, and the axes are joined first:
+// to have a batch axis, unless the sizes match other axes without it. Linear layers have as many axes as the leading
+// sizes tell. With an open size after these, the leading sizes need not be the layer's own, and the axes are joined
+// first:
 //
 //   %y = aten::linear(%x, ...)
 //   %z = aten::reshape(%y, [%n, %t, -1, 16])           ->   aten::unflatten(aten::flatten(%y, 2, -1), 2, [-1, 16])
@@ -48,12 +49,17 @@ struct Step {
   c10::Symbol kind;
   int64_t axis;
   c10::IValue argument;
+
+  bool operator==(const Step& other) const {
+    return kind == other.kind && axis == other.axis && argument == other.argument;
+  }
 };
 
 // A reshape, and the steps that replace it.
 struct NamedAxes {
   Node* node;
   std::vector<Step> steps;
+  bool matched = true; // whether sizes match axes, rather than regroup them
 };
 
 // Sizes for unflatten. A size that is no number becomes -1.
@@ -276,10 +282,10 @@ std::optional<NamedAxes> regrouped(
   }
   const auto whole = shapes.ofAxis(inputOf(node, "self"), last).number();
   if (taken.front().isNumber() || !whole || *whole <= product || *whole % product != 0) {
-    return NamedAxes{node, {{aten::flatten, first, end}, {aten::unflatten, first, parts}}};
+    return NamedAxes{node, {{aten::flatten, first, end}, {aten::unflatten, first, parts}}, false};
   }
   parts.front() = *whole / product;
-  return NamedAxes{node, {{aten::unflatten, last, parts}, {aten::flatten, first, last}}};
+  return NamedAxes{node, {{aten::unflatten, last, parts}, {aten::flatten, first, last}}, false};
 }
 
 // `certain` assumes no batch axis.
@@ -331,6 +337,33 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, 
                                   : std::nullopt;
 }
 
+// The steps that are right with a batch axis and without one. If the sizes match the axes in both cases, and tell
+// other steps, only certain ranks count.
+class Naming {
+ public:
+  explicit Naming(const PassContext& context)
+      : batched_(context), single_(context, Images::Single), certain_(context, Images::Unknown) {}
+
+  const Shapes& certain() const { return certain_; }
+
+  std::optional<NamedAxes> axesOf(Node* reshape) const {
+    auto named = namedAxes(batched_, certain_, reshape);
+    if (!named) {
+      return std::nullopt;
+    }
+    auto sure = namedAxes(certain_, certain_, reshape);
+    if (sure && sure->steps == named->steps) {
+      return named;
+    }
+    const auto single = namedAxes(single_, certain_, reshape);
+    const bool differs = single && single->matched && !(single->steps == named->steps);
+    return differs ? sure : named;
+  }
+
+ private:
+  const Shapes batched_, single_, certain_;
+};
+
 // An axis of size 1 joins its neighbour. Only certain ranks count, since squeeze, unlike a reshape, tells nothing
 // about a batch axis.
 std::optional<NamedAxes> joinedOne(const Shapes& certain, Node* node) {
@@ -355,7 +388,7 @@ bool keepRank(Value* tensor, const std::optional<int64_t>& rank) {
 
 // Does this for all tensors whose sizes a node asks for.
 bool keepRanks(const PassContext& context) {
-  const Shapes certain(context, /*batched=*/false);
+  const Shapes certain(context, Images::Unknown);
   bool changed = false;
   for (Node* size : nodesWhere(*context.graph(), [](auto* node) { return node->kind() == aten::size; })) {
     changed |= keepRank(inputOf(size, "self"), certain.rank(inputOf(size, "self")));
@@ -363,32 +396,37 @@ bool keepRanks(const PassContext& context) {
   return changed;
 }
 
-bool canonicalizeReshape(PassContext& context) {
-  const auto graph = context.graph();
-  const Shapes shapes(context), certain(context, /*batched=*/false);
+bool nameAxes(PassContext& context) {
+  const Naming naming(context);
   std::vector<NamedAxes> found; // all before the first edit: facts hold for the unedited graph
-  forEachNode(*graph, [&](Node* node) {
-    auto named = namedAxes(shapes, certain, node);
+  forEachNode(*context.graph(), [&](Node* node) {
+    auto named = naming.axesOf(node);
     if (!named) {
-      named = joinedOne(certain, node);
+      named = joinedOne(naming.certain(), node);
     }
     if (named) {
       found.push_back(std::move(*named));
-      keepRank(node->output(), certain.rank(node->output()));
+      keepRank(node->output(), naming.certain().rank(node->output()));
     }
   });
-  bool changed = keepRanks(context);
-  for (const auto& [node, steps] : found) {
+  const bool kept = keepRanks(context);
+  for (const NamedAxes& named : found) {
+    Node* node = named.node;
     Value* value = inputOf(node, "self");
-    for (const auto& [kind, axis, argument] : steps) {
+    for (const auto& [kind, axis, argument] : named.steps) {
       const std::vector<Value*> operands{value, insertConstant(node, axis), insertConstant(node, argument)};
       value = insertValue(node, kind, operands, node);
     }
     value->setType(node->output()->type());
     replaceNode(node, value);
   }
-  changed |= !found.empty();
-  while (changed && keepRanks(context)) { // named axes and kept ranks may tell more
+  return kept || !found.empty();
+}
+
+bool canonicalizeReshape(PassContext& context) {
+  bool changed = false;
+  while (nameAxes(context)) { // named axes and kept ranks may tell more
+    changed = true;
   }
   return changed;
 }

@@ -270,7 +270,7 @@ bool expandAttention(PassContext& context) {
     return false;
   }
   const KnownValues known(context);
-  const Shapes shapes(context, /*batched=*/false); // the sizes of a mask need certain ranks
+  const Shapes shapes(context, Images::Unknown); // the sizes of a mask need certain ranks
   FloatValues floats(context);
   forEachNode(*context.graph(), [&](const Node* node) { floats.add(node); });
   std::vector<Expansion> expanded; // all before the first edit

@@ -148,7 +148,7 @@ std::vector<Composite> compositesOf(const PassContext& context) {
   if (nodes.empty()) { // shapes take time
     return found;
   }
-  const Shapes shapes(context, /*batched=*/false);
+  const Shapes shapes(context, Images::Unknown);
   const auto is_written = [&](const Value* value) { return shapes.isWritten(value); };
   for (Node* node : nodes) {
     if (is_written(node->output()) || std::ranges::any_of(node->inputs(), is_written) ||

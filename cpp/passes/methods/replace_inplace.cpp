@@ -203,10 +203,8 @@ bool expandCopies(Graph& graph) {
   });
 }
 
-bool replaceInplace(PassContext& context) {
-  const auto graph = context.graph();
-  const KnownValues known(context);
-  const bool replaced = replaceWritesToFresh(*graph, known);
+// Replaces writes where PyTorch's analysis allows it.
+bool replaceWrites(const std::shared_ptr<Graph>& graph, const KnownValues& known) {
   std::unordered_set<const Value*> dropped;
   forEachNode(*graph, [&](const Node* node) {
     if (!mayGiveBack(node)) {
@@ -222,11 +220,24 @@ bool replaceInplace(PassContext& context) {
       }
     }
   });
-  const bool changed = torch::jit::RemoveTensorMutation(graph, [&](const Node* node) {
+  return torch::jit::RemoveTensorMutation(graph, [&](const Node* node) {
     return !isAnotherOperator(node) && !widens(known, node) &&
            (node->inputs().empty() || !dropped.count(sourceOf(mainOperand(node))));
   });
-  return expandCopies(*graph) || changed || replaced;
+}
+
+// A result of a write that was replaced is fresh, so writes to its parts may follow.
+bool replaceInplace(PassContext& context) {
+  const auto graph = context.graph();
+  const KnownValues known(context);
+  bool changed = false, again = true;
+  while (again) {
+    again = replaceWritesToFresh(*graph, known);
+    again |= replaceWrites(graph, known);
+    again |= expandCopies(*graph);
+    changed |= again;
+  }
+  return changed;
 }
 
 const RegisterPass replace_inplace_pass{

@@ -36,11 +36,12 @@ std::optional<Extent::Axis> elsewhere(
   if (isGiven(of->tensor, size->owningGraph()->block())) {
     return of->tensor == inputOf(size, "self") ? std::nullopt : std::optional(*of);
   }
+  const Node* asked = inputOf(size, "self")->node();
   for (Value* tensor : read) {
     for (const int64_t axis : {0, 1}) {
-      if (tensor->node()->owningBlock() == size->owningBlock() && tensor->node()->isBefore(size) &&
+      if (tensor->node()->owningBlock() == size->owningBlock() && tensor->node()->isBefore(asked) &&
           shapes.ofAxis(tensor, axis) == extent) {
-        return tensor == inputOf(size, "self") ? std::nullopt : std::optional(Extent::Axis{tensor, axis});
+        return Extent::Axis{tensor, axis};
       }
     }
   }
@@ -132,7 +133,7 @@ void replaceList(Node* size, const std::vector<Extent>& extents) {
 
 bool askEarlier(PassContext& context) {
   const auto graph = context.graph();
-  const Shapes shapes(context, /*batched=*/false);
+  const Shapes shapes(context, Images::Unknown);
   std::vector<std::pair<Node*, Extent::Axis>>
       asked; // all before the first edit: facts hold for the unedited graph
   std::vector<std::pair<Node*, std::vector<Extent>>> listed;

@@ -74,7 +74,7 @@ bool foldSizes(PassContext& context) {
   if (nodesWhere(*graph, has_sizes).empty()) {
     return false;
   }
-  const Shapes shapes(context, /*batched=*/false);
+  const Shapes shapes(context, Images::Unknown);
   std::vector<std::pair<Value*, int64_t>> numbers; // all before the first edit, which changes the facts
   std::vector<std::pair<Node*, std::vector<size_t>>> repeated;
   const auto compared = nodesWhere(*graph, [&](const Node* node) { return comparesEqual(shapes, node); });

@@ -73,7 +73,7 @@ class Raising {
  public:
   explicit Raising(const PassContext& context)
       : graph_(context.graph()),
-        shapes_(context, /*batched=*/false),
+        shapes_(context, Images::Unknown),
         floats_(context),
         early_(*graph_),
         formulas_(shapes_, [this](const Value* tensor) { return isTensor(tensor) && early_.has(tensor); }) {

@@ -16,7 +16,7 @@ namespace {
 
 class SizeLists {
  public:
-  explicit SizeLists(const PassContext& context) : known_(context), shapes_(context, /*batched=*/false) {}
+  explicit SizeLists(const PassContext& context) : known_(context), shapes_(context, Images::Unknown) {}
 
   // The list of single sizes that replaces a slice; null unless the tensor has these axes for certain.
   Value* listOf(Node* slice) const {

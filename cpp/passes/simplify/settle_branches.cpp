@@ -232,7 +232,7 @@ bool decideNested(const PassContext& context) {
 
 // Decides branches by known ranks.
 bool decideByRanks(const PassContext& context) {
-  const Shapes shapes(context, /*batched=*/false);
+  const Shapes shapes(context, Images::Unknown);
   AssumedRanks known(shapes, {});
   std::vector<std::pair<Node*, bool>> found; // all before the first edit: facts hold for the unedited graph
   for (Node* branch :

@@ -226,9 +226,10 @@ def test_spellings_of_one_function_have_one_range() -> None:
         lambda x: F.silu(x) + F.gelu(x).flip(3),
         lambda x: F.silu(F.max_pool2d(x, 2)),
         lambda x: F.softmax(x, 1),
+        lambda x: 0.5 - x * 2 / 3,
         lambda x: x,
     ],
-    ids=["another reader", "two results", "a pool", "no function", "none"],
+    ids=["another reader", "two results", "a pool", "no function", "numbers", "none"],
 )
 def test_other_readers_have_the_plain_range(behind: Callable[[Tensor], Tensor]) -> None:
     found, plain = grid_of(converted(behind)), grid_of(converted(behind, config=PLAIN))

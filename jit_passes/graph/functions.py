@@ -14,11 +14,12 @@ from .view import NodeView, ValueView, is_number
 
 _EDGE = "jit_passes::edge"  # another name of its operand
 _OBSERVES = "jit_passes::observe_"
+_AFFINE = {_EDGE, "aten::add", "aten::div", "aten::mul", "aten::neg", "aten::rsub", "aten::sub"}
 
 
 @dataclass(frozen=True)
 class Function:
-    """What becomes of a value, number by number, before anything else reads it.
+    """A function of a value, number by number: all that reads the value.
 
     Attributes:
         source: the value.
@@ -48,7 +49,8 @@ def function_behind(
 
     Operators are part of it that compute each number from one of the value, `isElementwise` in
     C++, with numbers as other operands. Questions for the shape count as no readers, nor do
-    observers.
+    observers. Products with numbers and sums alone are no function: errors of the result are
+    errors of the value.
 
     Args:
         value: of the graph of a float model, or of a prepared one.
@@ -69,8 +71,8 @@ def function_behind(
             if one is not node.output and all(u.index in taken for u in _readers(one)):
                 del open_[id_]
         if len(open_) == 1:
-            computes = any(each.kind != _EDGE for each in nodes)
-            found = Function(value, tuple(nodes), node.output) if computes else None
+            bends = any(not _is_affine(each, known) for each in nodes)
+            found = Function(value, tuple(nodes), node.output) if bends else None
         if ends(node.output):
             break
     return found
@@ -93,6 +95,13 @@ def _takes(node: NodeView, known: dict[int, ValueView]) -> bool:
     return elementwise and all(
         operand.id in known or _is_number(node, operand) for operand in node.inputs
     )
+
+
+def _is_affine(node: NodeView, known: dict[int, ValueView]) -> bool:
+    """Say whether an operator multiplies one known value by numbers, or adds numbers."""
+    once = sum(operand.id in known for operand in node.inputs) == 1
+    inverts = node.kind == "aten::div" and node.main_operand.id not in known
+    return node.kind in _AFFINE and once and not inverts
 
 
 def _is_number(node: NodeView, operand: ValueView) -> bool:

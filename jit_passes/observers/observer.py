@@ -23,8 +23,8 @@ class ObserverState:
         histogram: int64 [bins], bin i counting floor(x / 2**exponent) == offset + i; or None.
         rows: of a constant, the numbers that share a scale, row by row; else None.
         importance: how much the error of each of these counts; None for all alike.
-        function: all that becomes of a value, number by number, of float64; None if other operators
-            read it.
+        function: the function that alone reads the value, number by number in float64; None if
+            other operators read it too.
         rounded: the nearest numbers to which results of the function are quantized; None for all.
     """
 

@@ -199,8 +199,8 @@ class _Functions:
     """The functions behind the values of a prepared model, looked for when one is asked for.
 
     Args:
-        module: the C++ module, which is to stay as it is as long as functions are asked for.
-        method: of which.
+        module: the C++ module, which has to stay as it is as long as functions are asked for.
+        method: the method whose values are observed.
 
     Attributes:
         places: all places, by the indices of their nodes.
@@ -257,19 +257,21 @@ def _observed(
     reached = blind or seen or (measured and not ran)
     noted = not blind and not measured and reached and state.range.dim() == 1
 
+    spec = place.spec
+    asks = isinstance(spec, QuantizationSpec) and spec.observer.asks_function and not measured
+    asked = functions if asks else None  # which keeps the module
+
     @cache
     def function() -> Function | None:
-        spec = place.spec
-        asks = isinstance(spec, QuantizationSpec) and spec.observer.asks_function
-        return functions.behind(node) if asks and not measured else None
+        return None if asked is None else asked.behind(node)
 
     def found() -> QParams:
         spec = place.spec
         assert isinstance(spec, QuantizationSpec)
         searches = measured and spec.observer.searches_rows
         known = _with_rows(state, spec, operands) if searches else state
-        if (behind := function()) is not None:
-            known = replace(state, function=behind, rounded=functions.rounding(behind))
+        if asked is not None and (behind := function()) is not None:
+            known = replace(state, function=behind, rounded=asked.rounding(behind))
         return choose_qparams(spec, known, place.scales or (-1,), sampled=not measured)
 
     return QuantizedPlace(

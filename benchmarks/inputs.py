@@ -60,22 +60,27 @@ def chain_input(batch: int, seed: int, size: int = 4) -> Tensor:
     return torch.randn(batch, 8, size, size, generator=generator)
 
 
-def realistic(model: nn.Module, example_batches: Iterable[Tensor], seed: int = 0) -> nn.Module:
+def realistic(
+    model: nn.Module, example_batches: Iterable[Tensor], seed: int = 0, drawn: bool = True
+) -> nn.Module:
     """Give ``model`` the BatchNorm statistics of a trained network and set it to eval.
 
     A freshly built network has unit scales, zero shifts and running statistics that have
     nothing to do with its activations.  Here every BatchNorm gets random scales and shifts,
     which makes channels differ in range as they do after training, and running statistics
     averaged over ``example_batches``.  Depthwise kernels get a low-pass part, see below.
+    Without ``drawn``, scales, shifts and kernels stay as they are.
     """
     generator = torch.Generator().manual_seed(seed)
-    _smooth_depthwise_kernels(model, generator)
+    if drawn:
+        _smooth_depthwise_kernels(model, generator)
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     with torch.no_grad():
         for norm in norms:
-            norm.weight.uniform_(0.5, 1.5, generator=generator)
-            norm.bias.normal_(0.0, 0.2, generator=generator)
+            if drawn:
+                norm.weight.uniform_(0.5, 1.5, generator=generator)
+                norm.bias.normal_(0.0, 0.2, generator=generator)
             norm.reset_running_stats()
             norm.momentum = None  # a cumulative average over the batches
         model.train()

@@ -35,7 +35,7 @@ class JitPassesRuntime:
         start = perf_counter()
         module = quantize_with_jit_passes(
             workload.scripted,
-            workload.calibration if self._mode is None else None,
+            None if self._mode == "dynamic" else workload.calibration,
             self._engine,
             self._target,
             self._mode,

@@ -254,7 +254,7 @@ class AnnotationWriter:
     def wanted_by_function(self, value: ValueView) -> TensorOptions:
         """Return the search by the error of a function, where one alone reads a value.
 
-        It takes the place of the default search, and of no method that was asked for.
+        The default search gives way to it, and no method that was asked for.
         """
         default = self.policy.activation.observer
         if type(default) is not Histogram or function_behind(value) is None:

@@ -54,7 +54,7 @@ void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedR
 constexpr int64_t kFewToDecode512 = 8;
 
 // Whether a tile of decoded weights fetches the rows of the next tile into the first cache: if all rows do not stay in
-// the second cache. Such rows are often a multiple of 4 KB apart, so the processor does not fetch ahead itself.
+// the second cache. Large rows are often a multiple of 4 KB apart, so the processor does not fetch ahead itself.
 inline bool fetchesRows(const GroupedShape& shape, int64_t rows) {
   constexpr int64_t kStays = 1 << 19; // bytes
   return rows * shape.inputs * int64_t(sizeof(float)) >= kStays;

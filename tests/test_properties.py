@@ -765,6 +765,8 @@ def findings(request: pytest.FixtureRequest) -> Findings:
         for part in tqdm(found, total=len(chunks), unit=f"x{CHUNK}", disable=None):
             total.changed += part.changed
             total.failures += part.failures
+            for failure in part.failures:  # at once: `make fuzz` takes an hour
+                tqdm.write(f"{failure.check} fails, JIT_PASSES_MODULES=#{failure.index}@{seed}")
     return total
 
 

@@ -7,7 +7,8 @@
 //         ... and so on for 96 to 192, 192 to 256
 //         %y = aten::cat([%y0, %y1, %y2], 1)
 //
-// This is exact, since the groups of a convolution are independent.
+// The groups of a convolution are independent, so the accumulators stay. The two libraries add the bias and scale
+// in float, in another order: a result next to the middle of two codes may round the other way.
 #include "fbgemm.h"
 #include "graph/alias.h"
 #include "graph/graph.h"

@@ -212,6 +212,10 @@ bool isConstant(const Value* value) { return value->node()->kind() == prim::Cons
 
 bool isNone(const Value* value) { return value->mustBeNone(); }
 
+bool constantFrom(const Node* node, size_t first) {
+  return std::all_of(node->inputs().begin() + first, node->inputs().end(), isConstant);
+}
+
 std::optional<at::Tensor> constantTensor(const Value* value) {
   const auto constant = constantOf(value);
   return constant && constant->isTensor() ? std::optional(constant->toTensor()) : std::nullopt;

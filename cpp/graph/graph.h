@@ -90,6 +90,8 @@ std::optional<std::vector<int64_t>> constantInts(const Value* value);
 bool isTensor(const Value* value);
 bool isConstant(const Value* value);
 bool isNone(const Value* value);
+// Whether all operands from position `first` on are constants.
+bool constantFrom(const Node* node, size_t first);
 // For the operand of that name.
 inline auto constantOf(const Node* n, std::string_view name) { return constantOf(inputOf(n, name)); }
 inline auto constantTensor(const Node* n, std::string_view name) { return constantTensor(inputOf(n, name)); }

@@ -316,12 +316,31 @@ std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& met
 
 namespace {
 
+void restoreObject(
+    const Object& object, const c10::ivalue::Object& copy, const std::unordered_set<std::string>& kept,
+    const std::string& path) {
+  const auto type = object->type();
+  for (size_t slot = 0; slot < type->numAttributes(); ++slot) {
+    const auto value = object->getSlot(slot);
+    const auto own_path = path + type->getAttributeName(slot);
+    if (value.isModule()) {
+      restoreObject(value.toObject(), copy.getSlot(slot).toObjectRef(), kept, own_path + ".");
+    } else if (!kept.count(own_path) && !value.isObject()) {
+      object->setSlot(slot, copy.getSlot(slot));
+    }
+  }
+}
+
 // Whether only the constant's node holds its memory. `constant` is the second of the two references.
 bool isHeldOnce(const at::Tensor& constant) {
   return constant.use_count() == 2 && constant.has_storage() && constant.storage().use_count() == 1;
 }
 
 } // namespace
+
+void restoreState(const Module& module, const Module& copy, const std::unordered_set<std::string>& kept) {
+  restoreObject(module._ivalue(), *copy._ivalue(), kept, "");
+}
 
 void copyConstants(Graph& graph) {
   std::unordered_map<const at::TensorImpl*, at::Tensor> copies; // several constants may be one tensor

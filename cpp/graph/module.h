@@ -29,6 +29,9 @@ Module cloneModule(const Module& original, const std::string& method);
 // The method's graph, inlined. If the method calls nothing, it is the module's own graph rather than a copy.
 std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& method);
 
+// Sets all attributes to those of the copy, apart from the paths in `kept`.
+void restoreState(const Module& module, const Module& copy, const std::unordered_set<std::string>& kept);
+
 // Gives constants memory of their own. Freezing makes constants that share the memory of the caller's parameters, so
 // a finished model would change when the caller trains on.
 void copyConstants(Graph& graph);

@@ -24,10 +24,6 @@ bool isMatrix(const Value* value) {
   return tensor && tensor->dim() == 2 && tensor->is_floating_point();
 }
 
-bool restIsConstant(const Node* node, size_t begin) {
-  return std::all_of(node->inputs().begin() + begin, node->inputs().end(), isConstant);
-}
-
 bool hasPaddingMode(const Node* node) {
   const auto op = weightedOperator(node);
   if (!op || op->spatial_dims == 0 || op->transposed || !constantTensor(node, "weight") ||
@@ -46,7 +42,7 @@ Problem otherSpelling(const Node* node) {
   if (never.count(kind)) {
     return "a clip is no relu or clamp: " + describe(node);
   }
-  if (kind == convolution && constantTensor(node, "weight") && restIsConstant(node, 3)) {
+  if (kind == convolution && constantTensor(node, "weight") && constantFrom(node, 3)) {
     return "a convolution is as tracing records it: " + describe(node);
   }
   if ((kind == aten::matmul || kind == mm) && isMatrix(node->input(1))) {

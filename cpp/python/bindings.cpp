@@ -7,6 +7,7 @@
 #include "graph/calls.h"
 #include "graph/dialect.h"
 #include "graph/kept_modules.h"
+#include "graph/method_places.h"
 #include "graph/module.h"
 #include "graph/operators.h"
 #include "graph/places.h"
@@ -200,93 +201,6 @@ std::optional<std::string> metaTensor(const Module& module) {
   return parameter ? parameter : first(module.named_buffers());
 }
 
-// The paths of the attributes that places read, apart from their first operand, in program order.
-std::vector<std::string> statePaths(const Module& module, const std::string& method) {
-  std::vector<std::string> paths;
-  for (const Node* node : placesOf(*module.get_method(method).graph())) {
-    for (const Value* value : node->inputs().slice(1)) {
-      if (value->node()->kind() == prim::GetAttr) {
-        paths.push_back(attributePath(value));
-      }
-    }
-  }
-  return paths;
-}
-
-// For each kind of operator with places: the id of the place of each node in program order, or None. Called modules
-// are included. Files keep this order.
-py::dict placeIds(const Module& module, const std::string& method) {
-  std::map<std::string, std::vector<std::optional<int64_t>>> ids;
-  std::unordered_set<std::string> kinds;
-  const auto graph = inlinedGraph(module, method);
-  forEachNode(*graph, [&](const Node* node) {
-    const auto place = placeOf(node);
-    const std::string kind = node->kind().toQualString();
-    ids[kind].push_back(place);
-    if (place) {
-      kinds.insert(kind);
-    }
-  });
-  py::dict result;
-  for (const auto& [kind, found] : ids) {
-    if (kinds.count(kind)) {
-      result[py::str(kind)] = py::cast(found);
-    }
-  }
-  return result;
-}
-
-// Gives operators the places that a file does not keep, by the result of placeIds. Kinds whose number of nodes has
-// changed since are left alone.
-void restorePlaces(Module& module, const std::string& method, const py::dict& ids) {
-  std::map<std::string, std::vector<Node*>> nodes;
-  forEachNode(*module.get_method(method).graph(), [&](Node* node) {
-    nodes[node->kind().toQualString()].push_back(node);
-  });
-  for (const auto& [kind, of_kind] : ids) {
-    const auto places = of_kind.cast<std::vector<std::optional<int64_t>>>();
-    const auto& known = nodes[kind.cast<std::string>()];
-    for (size_t i = 0; known.size() == places.size() && i < places.size(); ++i) {
-      if (places[i]) {
-        setPlace(known[i], *places[i]);
-      }
-    }
-  }
-}
-
-// The path and the report of each called submodule that has been through a stage.
-std::vector<std::pair<std::string, std::string>> parts(const Module& module, const std::string& method) {
-  std::vector<std::pair<std::string, std::string>> found;
-  const auto graph = inlinedGraph(module, method);
-  forEachNode(*graph, [&](const Node* node) {
-    if (node->kind() != prim::CallMethod || !hasReport(objectOf(node)->type())) {
-      return;
-    }
-    const auto path = attributePath(objectOf(node));
-    const auto part = attributeAt(module, path);
-    if (part && std::ranges::none_of(found, [&](const auto& known) { return known.first == path; })) {
-      found.emplace_back(path, part->toObjectRef().getAttr("jit_passes_report").toStringRef());
-    }
-  });
-  return found;
-}
-
-// Sets all attributes to those of the copy, except for paths in `kept`.
-void restoreState(
-    const c10::intrusive_ptr<c10::ivalue::Object>& object, const c10::ivalue::Object& copy,
-    const std::unordered_set<std::string>& kept, const std::string& path) {
-  const auto type = object->type();
-  for (size_t slot = 0; slot < type->numAttributes(); ++slot) {
-    const auto value = object->getSlot(slot);
-    const auto own_path = path + type->getAttributeName(slot);
-    if (value.isModule()) {
-      restoreState(value.toObject(), copy.getSlot(slot).toObjectRef(), kept, own_path + ".");
-    } else if (!kept.count(own_path) && !value.isObject()) {
-      object->setSlot(slot, copy.getSlot(slot));
-    }
-  }
-}
-
 // The fields of OperatorTraits in their order, by the qualified name of the operator.
 py::dict operatorRows() {
   py::dict rows;
@@ -362,7 +276,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     });
     return found;
   });
-  m.def("parts", parts);
+  m.def("parts", &reportsOfParts);
   m.def("inline_forks", [](const Module& module, const std::string& method) {
     return inlineForks(*module.get_method(method).graph());
   });
@@ -381,7 +295,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("deepcopy", [](const Module& module) { return module.deepcopy(); });
   m.def("restore_state", [](const Module& module, const Module& copy, const std::string& method) {
     const auto paths = statePaths(module, method);
-    restoreState(module._ivalue(), *copy._ivalue(), {paths.begin(), paths.end()}, "");
+    restoreState(module, copy, {paths.begin(), paths.end()});
   });
   m.def(
       "fast_on_fbgemm",

@@ -15,10 +15,10 @@
 //
 // The single operator rounds at other places, so this is no part of the canonical form.
 #include "facts/float_values.h"
-#include "gather.h"
 #include "graph/alias.h"
 #include "graph/operators.h"
 #include "graph/registry.h"
+#include "norm_rules.h"
 
 namespace jit_passes {
 namespace {

@@ -12,7 +12,7 @@
 //
 // The weight is a constant with one axis, whose size is the number of channels. The single operator rounds at other
 // places, so this is no part of the canonical form.
-#include "gather.h"
+#include "norm_rules.h"
 
 namespace jit_passes {
 namespace {

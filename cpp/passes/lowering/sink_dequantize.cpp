@@ -120,10 +120,8 @@ bool raiseQuantize(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
   const bool volumes = hasVolumes(*graph);
-  const auto found = nodesWhere(*graph, [](const Node* node) {
-    return node->kind() == quantize &&
-           std::all_of(node->inputs().begin() + 1, node->inputs().end(), isConstant);
-  });
+  const auto found =
+      nodesWhere(*graph, [](const Node* node) { return node->kind() == quantize && constantFrom(node, 1); });
   bool changed = false;
   for (Node* node : found) {
     changed |= raise(node, written, volumes);

@@ -74,7 +74,7 @@ bool isAnotherOperator(const Node* node) {
 
 // Whether the result has memory of its own. Schemas do not tell, since some operators return their operand
 // undeclared.
-bool isFresh(const Node* node) {
+bool hasOwnMemory(const Node* node) {
   static const auto kinds = symbols(
       {"aten::_convolution", "aten::layer_norm", "aten::rms_norm", "aten::group_norm", "aten::cat",
        "aten::matmul", "aten::max_pool2d", "aten::avg_pool2d"});
@@ -137,7 +137,7 @@ const Value* wholeOf(const Value* value) {
 // Whether no result shares memory with an operand, whatever the schema says.
 bool onlyComputes(const Node* node) {
   static const auto kinds = symbols({"aten::sum", "aten::mean", "aten::softmax", "aten::bmm"});
-  return isFresh(node) || kinds.count(node->kind()) > 0;
+  return hasOwnMemory(node) || kinds.count(node->kind()) > 0;
 }
 
 // Whether the value is float64 or complex for certain: a constant with axes, or a cast, also behind operators.
@@ -176,7 +176,7 @@ bool replaceWritesToFresh(Graph& graph, const KnownValues& known) {
     }
     Value* value = mainOperand(node);
     const bool alone = value->node()->owningBlock() == node->owningBlock() &&
-                       isFresh(wholeOf(value)->node()) &&
+                       hasOwnMemory(wholeOf(value)->node()) &&
                        std::ranges::all_of(value->uses(), [&](const Use& use) {
                          return use.user == node || node->isBefore(use.user) || onlyComputes(use.user);
                        });

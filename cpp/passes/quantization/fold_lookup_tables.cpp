@@ -29,10 +29,6 @@ using Written = std::unordered_set<const Value*>;
 
 constexpr int64_t kMaxEntries = 1 << 16;
 
-bool restIsConstant(const Node* node) {
-  return std::all_of(node->inputs().begin() + 1, node->inputs().end(), isConstant);
-}
-
 int64_t constantInt(const Node* node, std::string_view name) { return constantOf(node, name)->toInt(); }
 
 // The operators from dequantize to the value that is quantized, in program order.
@@ -41,11 +37,11 @@ class Function {
   static std::optional<Function> into(const Node* quantize, const Written& written) {
     Function function(written);
     Value* value = inputOf(quantize, "x");
-    if (value->node()->kind() == fake_quantize && restIsConstant(value->node())) {
+    if (value->node()->kind() == fake_quantize && constantFrom(value->node(), 1)) {
       function.rounding_ = value->node();
       value = inputOf(function.rounding_, "x");
     }
-    const bool closed = restIsConstant(quantize) && !written.count(quantize->output()) &&
+    const bool closed = constantFrom(quantize, 1) && !written.count(quantize->output()) &&
                         function.collect(value) && function.codes_ != nullptr;
     // Without an operator in between it is a change of scale, which needs no table.
     const bool computes = function.nodes_.size() > 1 && function.nodes_.back()->kind() != dequantize;
@@ -90,7 +86,7 @@ class Function {
     Value* codes = inputOf(node, "q");
     const bool same = codes_ == nullptr || codes_ == codes;
     codes_ = codes;
-    return same && restIsConstant(node);
+    return same && constantFrom(node, 1);
   }
 
   bool collectOperator(Node* node) {
@@ -117,7 +113,7 @@ class Function {
 // All codes that a value can have, in order. Nothing if they are unknown or have more than 16 bits.
 std::optional<at::Tensor> codesOf(const Value* value) {
   const Node* node = value->node();
-  if (node->kind() == quantize && restIsConstant(node)) {
+  if (node->kind() == quantize && constantFrom(node, 1)) {
     const int64_t first = constantInt(node, "quant_min"), last = constantInt(node, "quant_max");
     const auto dtype = static_cast<at::ScalarType>(constantInt(node, "dtype"));
     return last - first < kMaxEntries ? std::optional(at::arange(first, last + 1, dtype)) : std::nullopt;
@@ -164,7 +160,7 @@ std::optional<at::Tensor> composed(const at::Tensor& first, const at::Tensor& se
 
 bool composeTables(Node* node, const Written& written) {
   Node* inner = inputOf(node, "codes")->node();
-  if (inner->kind() != lookup_table || !restIsConstant(inner) || !restIsConstant(node) ||
+  if (inner->kind() != lookup_table || !constantFrom(inner, 1) || !constantFrom(node, 1) ||
       inner->output()->uses().size() != 1 || written.count(inner->output()) ||
       written.count(inputOf(inner, "codes"))) {
     return false;

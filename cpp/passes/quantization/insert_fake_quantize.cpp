@@ -20,7 +20,7 @@
 namespace jit_passes {
 namespace {
 
-bool isFresh(const Value* value) {
+bool isNewTensor(const Value* value) {
   const auto* schema = value->node()->maybeSchema();
   return schema != nullptr && schema->returns().size() > value->offset() &&
          schema->returns()[value->offset()].alias_info() == nullptr;
@@ -66,7 +66,7 @@ class Inserter {
   void quantizeAllUses(const Insertion& insertion) {
     Value* value = insertion.annotated.value;
     TORCH_CHECK(
-        !known_.isWritten(value) || isFresh(value), "the value '", insertion.name,
+        !known_.isWritten(value) || isNewTensor(value), "the value '", insertion.name,
         "' is written to by an in-place operator: annotate its uses");
     const auto earlier = quantized_.find(value);
     Value* latest = earlier == quantized_.end() ? value : earlier->second;

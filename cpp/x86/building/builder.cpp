@@ -401,7 +401,7 @@ Program build(const torch::jit::Module& region) {
   const Options no_options;
   PassContext context(cloneModule(region, "forward"), "forward", no_options);
   NodeNames names = nodeNames(*context.graph()); // names in the model's graph
-  quantizeMoved(*context.graph());
+  requantizeMoved(*context.graph());
   findPass("fold_lookup_tables")->run(context);
   const auto graph = context.graph();
   for (const Value* input : graph->inputs().slice(1)) {

@@ -20,7 +20,7 @@ Node* movedFrom(const Value* value) {
 
 } // namespace
 
-void quantizeMoved(Graph& graph) {
+void requantizeMoved(Graph& graph) {
   std::unordered_map<const Value*, Value*> quantized;
   for (Node* reader : nodesWhere(graph, isElementwise)) {
     for (size_t i = 0; i < reader->inputs().size(); ++i) {

@@ -195,18 +195,11 @@ JIT_PASSES_AVX2_INLINE void decodeStep(const uint8_t* step, float* weights) {
 
 constexpr int64_t kStepsTogether = 4; // steps whose weights are decoded at a time
 
-// Decoded steps of a group: their place and number, and whether they include the first and the last step.
-struct Decoded256 {
-  const float* weights; // [steps][32 inputs][16 outputs]
-  int64_t steps;
-  bool first, last;
-};
-
 // Adds the products of the octets `first` and first + 1 to one part each, for both halves of the outputs. Fetches
 // the rows that follow `x`, if asked to.
 template <int kRows, bool kFetches>
 JIT_PASSES_AVX2_INLINE void addOctets256(
-    const Decoded256& decoded, const float* const* x, int first, __m256 (&sums)[kRows][2][2]) {
+    const DecodedSteps& decoded, const float* const* x, int first, __m256 (&sums)[kRows][2][2]) {
   const float* row[kRows];
   for (int r = 0; r < kRows; ++r) {
     row[r] = x[r] + 8 * first;
@@ -244,7 +237,7 @@ JIT_PASSES_AVX2_INLINE void addOctets256(
 // then added, scaled, and added to `a`. With two octets at a time, products of three rows need 12 registers.
 template <int kRows, bool kFetches = false>
 JIT_PASSES_AVX2 void addDecoded(
-    const Decoded256& decoded, const float* const* x, const float* scales, float* parts, float* a) {
+    const DecodedSteps& decoded, const float* const* x, const float* scales, float* parts, float* a) {
   for (int first = 0; first < 4; first += 2) {
     __m256 sums[kRows][2][2] = {};
     if (!decoded.first) {
@@ -295,7 +288,7 @@ JIT_PASSES_AVX2 void decodedTile256(
         decodeStep<kBits>(step, weights + 512 * i);
       }
       x.at(rows, first + own, shape.group - own);
-      const Decoded256 decoded{weights, steps, own == 0, own + 32 * steps >= shape.group};
+      const DecodedSteps decoded{weights, steps, own == 0, own + 32 * steps >= shape.group};
       int64_t r = 0;
       for (; fetches && r + 6 <= rows.count; r += 3) {
         addDecoded<3, true>(decoded, x.row + r, scales, parts + 64 * r, a + 16 * r);

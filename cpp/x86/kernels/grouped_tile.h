@@ -27,6 +27,14 @@ struct GroupedRows {
   }
 };
 
+// Steps of a group whose weights are decoded to float32: their place and number, and whether they include the first
+// and the last step. Places are [steps][32 inputs][16 outputs], of one block after the other.
+struct DecodedSteps {
+  const float* weights;
+  int64_t steps;
+  bool first, last;
+};
+
 // Writes the sums `a` of each row, [rows][16], or of two blocks, one after the other.
 template <typename T>
 using GroupedTile =

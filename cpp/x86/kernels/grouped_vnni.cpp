@@ -151,18 +151,11 @@ JIT_PASSES_VNNI_INLINE void decodeStep512(const uint8_t* step, float* weights) {
   }
 }
 
-// Decoded steps of a group: their place and number, and whether they include the first and the last step.
-struct Decoded512 {
-  const float* weights; // [blocks][kStepsAhead][32 inputs][16 outputs]
-  int64_t steps;
-  bool first, last;
-};
-
 // Adds the products of the octets `first` and first + 1 to one part each. Fetches the rows that follow `x`,
 // if asked to.
 template <int kRows, int kBlocks, bool kFetches>
 JIT_PASSES_VNNI_INLINE void addOctets512(
-    const Decoded512& decoded, const float* const* x, int first, __m512 (&sums)[kRows][kBlocks][2]) {
+    const DecodedSteps& decoded, const float* const* x, int first, __m512 (&sums)[kRows][kBlocks][2]) {
   const float* row[kRows];
   for (int r = 0; r < kRows; ++r) {
     row[r] = x[r] + 8 * first;
@@ -205,9 +198,9 @@ JIT_PASSES_VNNI_INLINE void addOctets512(
 // are then added, scaled, and added to `a`, [blocks][all rows][16 outputs]. With two octets at a time, products of
 // four rows and two blocks need 16 registers, and half as many loads as products.
 template <int kRows, int kBlocks, bool kFetches = false>
-JIT_PASSES_VNNI void addDecoded512(
-    const Decoded512& decoded, const float* const* x, const float* const* scales, int64_t rows, float* parts,
-    float* a) {
+JIT_PASSES_VNNI void addDecoded(
+    const DecodedSteps& decoded, const float* const* x, const float* const* scales, int64_t rows,
+    float* parts, float* a) {
   __m512 halves[kRows][kBlocks] = {};
 #pragma GCC unroll 2
   for (int first = 0; first < 4; first += 2) {
@@ -249,8 +242,9 @@ JIT_PASSES_VNNI void decodedTile512(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
   constexpr int64_t kOctets = 64; // floats in the parts of one row
   constexpr int kMost = 8 / kBlocks;
-  using Add = void (*)(const Decoded512&, const float* const*, const float* const*, int64_t, float*, float*);
-  constexpr Add kRest[] = {addDecoded512<1, kBlocks>, addDecoded512<2, kBlocks>, addDecoded512<3, kBlocks>};
+  using Add =
+      void (*)(const DecodedSteps&, const float* const*, const float* const*, int64_t, float*, float*);
+  constexpr Add kRest[] = {addDecoded<1, kBlocks>, addDecoded<2, kBlocks>, addDecoded<3, kBlocks>};
   alignas(64) float weights[kBlocks * kStepsAhead * 512], parts[kGroupedRows<float> * kBlocks * kOctets];
   StepOfFloats<kGroupedRows<float>> x;
   const bool fetches = fetchesRows(shape, rows.count);
@@ -270,19 +264,19 @@ JIT_PASSES_VNNI void decodedTile512(
         }
       }
       x.at(rows, first + own, shape.group - own);
-      const Decoded512 decoded{weights, steps, own == 0, own + 32 * steps >= shape.group};
+      const DecodedSteps decoded{weights, steps, own == 0, own + 32 * steps >= shape.group};
       const auto add = [&](Add some, int64_t r) JIT_PASSES_VNNI {
         some(decoded, x.row + r, scales, rows.count, parts + r * kBlocks * kOctets, a + 16 * r);
       };
       int64_t r = 0;
       for (; fetches && r + 2 * kMost <= rows.count; r += kMost) {
-        add(addDecoded512<kMost, kBlocks, true>, r);
+        add(addDecoded<kMost, kBlocks, true>, r);
       }
       for (; r + kMost <= rows.count; r += kMost) {
-        add(addDecoded512<kMost, kBlocks>, r);
+        add(addDecoded<kMost, kBlocks>, r);
       }
       for (; r + 4 <= rows.count; r += 4) {
-        add(addDecoded512<4, kBlocks>, r);
+        add(addDecoded<4, kBlocks>, r);
       }
       if (r < rows.count) {
         add(kRest[rows.count - r - 1], r);

@@ -117,7 +117,6 @@ Planned channelShuffle(const RegionReader& reader, Node* node) {
 }
 
 Planned slice(const RegionReader& reader, Node* node) {
-  constexpr int64_t kFar = int64_t{1} << 40; // larger than any end
   Planned planned{{Kind::Slice, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
   for (const auto& [name, otherwise] : {std::pair("start", int64_t{0}), std::pair("end", kFar)}) {
     Numbers end = reader.has(node, name) ? reader.numbers(node, name) : Numbers{{otherwise}, {}};

@@ -1,5 +1,5 @@
-#include "averages.h"
 #include "sizes.h"
+#include "windows.h"
 #include "x86/building/from_graph.h"
 #include "x86/lowering/general.h"
 #include "x86/program/checks.h"

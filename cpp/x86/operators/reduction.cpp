@@ -1,6 +1,6 @@
 // Reductions over axes.
-#include "averages.h"
 #include "graph/places.h"
+#include "windows.h"
 #include "x86/building/from_graph.h"
 #include "x86/lowering/lowering.h"
 #include "x86/program/checks.h"

@@ -1,6 +1,6 @@
 // Images resized by interpolation or adaptive pools.
-#include "averages.h"
 #include "sizes.h"
+#include "windows.h"
 #include "x86/building/from_graph.h"
 #include "x86/lowering/general.h"
 #include "x86/program/checks.h"

@@ -6,8 +6,6 @@
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kFar = int64_t{1} << 40; // larger than any end
-
 class Resolved {
  public:
   Resolved(const Program& program, const std::vector<Sizes>& inputs)

@@ -8,6 +8,9 @@ namespace jit_passes::x86 {
 // Limits for the number of numbers, and for the depth of their dependencies.
 constexpr int64_t kMostNumbers = int64_t{1} << 20, kMostDepth = 256;
 
+// Larger than any end of a slice. Ends beyond it are clamped to it, so that arithmetic on ends cannot overflow.
+constexpr int64_t kFar = int64_t{1} << 40;
+
 // Throws if a number depends on itself, on a later number, or on a value that does not exist.
 void checkNumbersOf(const Program& program);
 

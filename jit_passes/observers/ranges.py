@@ -81,7 +81,7 @@ class PairSums(Observer):
 
 @dataclass(frozen=True)
 class Fixed(HistogramObserver):
-    """Quantize [low, high], whatever the values are.
+    """Quantize [low, high], independent of the values.
 
     Values are counted nevertheless: so a value that is never computed is reported, and another
     method can take over without a second look at the data.

@@ -1,6 +1,7 @@
 // Slices and parts of an axis, and the interleaving of parts.
 #include "graph/places.h"
 #include "x86/building/from_graph.h"
+#include "x86/program/numbers.h"
 #include "x86/program/parts.h"
 
 #include "x86/lowering/lowering.h"

@@ -79,27 +79,29 @@ class Page(HTMLParser):
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
         if tag in ("script", "img", "link"):
-            self.sources.append(values.get("src") or values.get("href") or "")
+            self.sources += [values[name] for name in ("src", "href") if name in values]
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; see `make site`")
 def test_the_site_is_built(tmp_path: Path) -> None:
-    """Without a warning; every link leads somewhere; no page names a file of another site."""
+    """Without a warning; every link, picture and script is there, and none is of another site."""
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     pages = {path: Page(path) for path in tmp_path.rglob("*.html") if path.name != "404.html"}
     assert len(pages) > 50
     for path, page in pages.items():
-        for link in page.links:
+        for link in page.links + page.sources:
             parts = urlsplit(link)
             if parts.scheme:
+                assert link in page.links or parts.scheme == "data", f"{path}: {link}"
                 continue
             to = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             assert to.exists(), f"{path}: {link}"
             if parts.fragment and to in pages and parts.fragment != "__tabbed":
                 assert unquote(parts.fragment) in pages[to].anchors, f"{path}: {link}"
-        assert not any(urlsplit(source).scheme in ("http", "https") for source in page.sources)
+    pictures = {path.name for path in tmp_path.rglob("docs/pictures/*")}
+    assert pictures == {path.name for path in (ROOT / "docs" / "pictures").iterdir()}
     api = "".join(path.read_text("utf-8") for path in (tmp_path / "api").glob("*.html"))
     for names in site_pages.public_names().values():
         for path in names.values():

@@ -23,7 +23,7 @@ PACKAGE = "jit_passes"
 PAGES = (
     "*.md", "docs/**/*.md", "benchmarks/README.md", "tutorials/**/README.md", "LICENSE",
 )  # fmt: skip
-PICTURES = "docs/pictures/*.png"
+PICTURES = ("docs/pictures/*.png", "docs/pictures/*.svg")
 TUTORIALS = "tutorials/[0-9][0-9]_*.py"
 CELL = re.compile(r"^# %%(?: (\[markdown\]))?[^\n]*\n", re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
@@ -37,8 +37,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     theme = [file for file in files if file.src_dir != config.docs_dir]
     folders = (str(ROOT), config.site_dir, config.use_directory_urls)
-    pictures = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(PICTURES))
-    pages = [File(path, *folders) for path in (*documents(), *pictures)]
+    pages = [File(path, *folders) for path in (*documents(), *matching(PICTURES))]
     pages += [
         File.generated(config, path, content=text) for path, text in generated_pages().items()
     ]
@@ -66,8 +65,13 @@ def page_of(path: str) -> str:
 
 def documents() -> list[str]:
     """Return the Markdown files that are pages as they are."""
-    found = {path for pattern in PAGES for path in ROOT.glob(pattern) if path.suffix == ".md"}
-    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+    return [path for path in matching(PAGES) if path.endswith(".md")]
+
+
+def matching(patterns: tuple[str, ...]) -> list[str]:
+    """Return the files of the repository that match one of the patterns."""
+    paths = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths)
 
 
 def generated_pages() -> dict[str, str]:

@@ -18,6 +18,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,6 +34,9 @@ LONG = re.compile(r"\d+\.\d{6,}(e-?\d+)?")
 # Their last digit depends on the processor, or on the length of this checkout's path.
 MEASURED = re.compile(r"((?<![\d.])\d+\.\d+(?![\d.])|\d+(?=%| KiB))")
 WIDTH = 110
+# In a graph, the submodule of a region; in a plan, an operator's kind and name.
+REGION = re.compile(r"prim::CallMethod\((\w+)")
+OPERATOR = re.compile(r"^%\d+ = (\w+)\(.*?\) # (.*?),", re.MULTILINE)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -142,12 +146,13 @@ def stages() -> dict[str, torch.jit.ScriptModule]:
     scripted = torch.jit.script(Net().eval())
     target = jit_passes.targets.Stock("x86", reduce_range=False)
     prepared = jit_passes.prepare(scripted, target=target)
-    calibrated = jit_passes.calibrate(prepared, [torch.randn(4, 3, 8, 8)])
+    calibrated = jit_passes.calibrate(prepared, [DATA])
     reference = jit_passes.convert(prepared if calibrated is None else calibrated)
     return {
         "prepared": prepared,
         "reference": reference,
         "lowered": jit_passes.lower(reference),
+        "planned": jit_passes.quantize_script(scripted, [DATA], target="x86", mode="static"),
         "training": jit_passes.prepare_qat(scripted, target=target),
     }
 
@@ -161,6 +166,42 @@ def training_life() -> str:
     lines = jit_passes.format_graph(STAGES["training"]).split("\n")
     names = ("fold_", "deferred_", "train_", "aten::conv2d", "aten::relu")
     return block("\n".join(line for line in lines if any(name in line for name in names)))
+
+
+def plan_of(name: str) -> Any:
+    """Return the compiled plan of a region of the planned net."""
+    return getattr(STAGES["planned"], name).compiled
+
+
+def plan_life() -> str:
+    """The graph that calls a plan, and the plan's operators."""
+    graph = jit_passes.format_graph(STAGES["planned"])
+    plans = [f"{name}.compiled:\n{plan_of(name)}" for name in REGION.findall(graph)]
+    return block("\n\n".join([graph.strip("\n"), *plans]))
+
+
+def step_life() -> str:
+    """The steps of a plan for inputs of one size: operators, kernels, and their sources."""
+    rows = []
+    for name in REGION.findall(jit_passes.format_graph(STAGES["planned"])):
+        plan = plan_of(name)
+        kinds = {made: kind for kind, made in OPERATOR.findall(str(plan))}
+        for step, kernel, sizes, products, _ in plan.profile([DATA]):
+            kind = kinds.get(step, kernel)
+            declared = defined("operators", '.name = "{}"', kind)
+            computed = defined("kernels", "{}::run(", kind.title())
+            number = f"{products:,}" if products else ""
+            rows.append((step or "result", kernel, declared, computed, str(sizes), number))
+    head = ("step", "kernel", "declared as", "computed by", "result", "multiply-adds")
+    return table(head, rows)
+
+
+def defined(room: str, pattern: str, name: str) -> str:
+    """Return the first source of a room of cpp/x86/ with a name in this pattern."""
+    text = pattern.format(name)
+    paths = sorted((ROOT / "cpp" / "x86" / room).glob("*.cpp"))
+    found = next(path for path in paths if text in path.read_text("utf-8"))
+    return f"`{text.rstrip('(')}` in `{found.relative_to(ROOT).as_posix()}`"
 
 
 def shown(value: jit_passes.ValueView) -> str:
@@ -183,6 +224,7 @@ def session(name: str) -> str:
 
 
 STAGES: dict[str, torch.jit.ScriptModule] = {}
+DATA = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 MAKERS: dict[str, Callable[[], str]] = {
     "passes": passes,
     "invariants": invariants,
@@ -197,6 +239,8 @@ MAKERS: dict[str, Callable[[], str]] = {
     "life_prepared": life("prepared"),
     "life_reference": life("reference"),
     "life_lowered": life("lowered"),
+    "life_plan": plan_life,
+    "life_steps": step_life,
     "life_training": training_life,
 }
 

@@ -304,7 +304,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
          int64_t groups) { return fastOnFbgemm(weight, stride, padding, dilation, groups); });
   m.def("operator_table", &operatorRows);
   m.def("operator_arguments", &operatorArguments);
-  m.def("meta_tensor", &metaTensor);
+  m.def("meta_tensor", &metaTensor, py::arg("module"));
   m.def("places", &places);
   m.def("place_ids", &placeIds);
   m.def("restore_places", &restorePlaces);

@@ -240,12 +240,13 @@ void bindPasses(py::module_& m) {
 
   m.def("float_operators", &floatOperators, py::arg("module"), py::arg("method"));
   m.def("operand_ranks", &operandRanks, py::arg("module"), py::arg("method"));
-  m.def("find_regions", &regionsOf);
+  m.def("find_regions", &regionsOf, py::arg("module"), py::arg("method"), py::arg("units"), py::arg("links"));
   m.def(
       "replace_region",
       [](Module module, const std::string& method, const std::string& name, const torch::jit::Object& made) {
         replaceRegion(module, *module.get_method(method).graph(), name, made._ivalue());
-      });
+      },
+      py::arg("module"), py::arg("method"), py::arg("name"), py::arg("made"));
 
   m.def("hook_after_autograd", [](const py::function& f) { hookExecutor(Moment::AfterAutograd, f); });
   m.def("hook_after_fusion", [](const py::function& f) { hookExecutor(Moment::AfterFusion, f); });

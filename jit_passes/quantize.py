@@ -53,7 +53,7 @@ def quantize_script(
     call them yourself to look or step in between.
 
     Args:
-        model: in eval mode. It is not touched, unless `inplace`.
+        model: in eval mode. It does not change, unless `inplace`.
         calibration_data: batches of typical inputs, a hundred or so samples: an iterable of
             tensors, tuples of positional arguments or dicts of keyword arguments. None with a
             profile, or if nothing needs data: weights do not, nor does the mode "dynamic". Without
@@ -68,8 +68,8 @@ def quantize_script(
             `import jit_passes` before `torch.jit.load`, or in C++ the library `runtime_path()`;
             one for "stock" loads with torch alone, anywhere.
         config: other options, layer by layer: the path of a YAML file, a dict, or a
-            `Configuration`. It may hold a recipe, the next four options under `stages`; an argument
-            that is not the default wins.
+            `Configuration`. A configuration may hold a recipe, the next four options under
+            `stages`; an argument that is not the default wins.
         mode: of all operators with weights that no rule of `config` gives another one.
             "static": inputs have parameters from the data.
             "dynamic": inputs have parameters from the input itself each time the model runs, which
@@ -101,18 +101,18 @@ def quantize_script(
         time: with `improve`, seconds after which no step begins; None for no limit.
         strict: raise an error for operators with weights and matrix products, the rows of
             `coverage`, that would stay in float and were not asked to, and for rules of the
-            configuration that change nothing. Others, a softmax or a norm, may stay in float.
+            configuration that change nothing. A softmax or a norm may stay in float.
         inplace: make `model` itself the int8 model, to free the float weights once all has gone
-            well. Until then memory is about 1.7 times that of the model, or 2.2 times where batch
-            norms are folded, whose weights are copies.
+            well. Until then memory is about 1.7 times the model's, or 2.2 times where folded batch
+            norms make copies of weights.
         progress: progress bars, of calibration and of the slow steps behind it; None for
             some on terminals only.
         method: the method to quantize. The result has this one only.
         methods: several methods to quantize, in place of `method`. The result has all methods of
             the model; the others compute in float as before, by weights of their own. Each
-            quantized method is a module, `quantized_<method>`. State that methods have in common,
-            such as that of a stream and a method that resets it, is one, `common_state`. A rule of
-            `config` that is for some of the methods needs `allow_unmatched`.
+            quantized method is a module, `quantized_<method>`. State that methods share, such as a
+            stream's state and its reset, is in one module, `common_state`. A rule of `config` that
+            is for some of the methods needs `allow_unmatched`.
         input_fn: makes a batch of inputs out of an item of `calibration_data`.
 
     Returns:

@@ -123,7 +123,7 @@ METHOD = click.option("--method", default="forward", show_default=True, help="Me
 CONFIG = click.option("--config", type=FILE, help="YAML with options layer by layer.")
 MODE = click.option(
     "--mode", type=click.Choice(MODES),
-    help="Of layers that --config gives no other; dynamic and weight_only need no data. By "
+    help="For layers without a mode in --config; dynamic and weight_only need no data. By "
     "default auto: by the graph.",
 )  # fmt: skip
 METRIC = click.option(
@@ -371,7 +371,7 @@ def data_to_compare(
 ) -> tuple[Data, str]:
     """Return batches for a model and a quantized one, and the method that both run.
 
-    That is the method that the report of the quantized model names, else the given one.
+    The method comes from the report of the quantized model, or else from the caller.
     """
     made = provenance(quantized, method)
     method = made["method"] if made is not None else method

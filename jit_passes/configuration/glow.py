@@ -59,7 +59,7 @@ def from_glow_node_precision(
     """Read the file of Glow's `-node-precision-info`: the operators that are not quantized.
 
     `FP16NodeInstanceNames: [109, "layer1.0:add"]` names operators by their first result, here by
-    its stable name or that of an input of the graph. They stay in float32.
+    its stable name, or an input of the graph. These operators stay in float32.
 
     Args:
         source: the path of the YAML file, or a dict of the same structure.

@@ -100,7 +100,7 @@ class LSQ(FakeQuantizer):
         )
 
     def _rule_at(self, place: TrainingPlace) -> str:
-        """Return the rule by which the scale of a place begins."""
+        """Return the rule for the first scale of a place."""
         rule, spec = self.weights if place.is_parameter else self.activations, place.spec
         assert isinstance(spec, QuantizationSpec)
         if rule != "auto":

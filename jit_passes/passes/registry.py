@@ -107,8 +107,8 @@ def register_pass(
     """Register a Python function as a pass, equal in rank to the passes in C++.
 
     The function gets a `GraphEditor`. Its further parameters are the pass's options, with types and
-    defaults as annotated. It returns whether it changed something; None stands for what the editor
-    knows. `graph.remark(node, reason)` tells the user why a node was left alone.
+    defaults as annotated. The function returns whether it changed something; None stands for what
+    the editor knows. `graph.remark(node, reason)` tells the user why a node was left alone.
 
         @register_pass("relu_to_gelu", summary="Turn relu into gelu.")
         def relu_to_gelu(graph: GraphEditor, approximate: str = "none") -> None:

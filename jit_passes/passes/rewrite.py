@@ -141,8 +141,9 @@ def rewrite(
     make the result differ. The result of a rewrite can be matched again.
 
     Args:
-        module: scripted, traced or loaded, in training or eval mode. It is not touched unless
-            `inplace`. Its calls are inlined, and branches on constants resolved, before rules look.
+        module: scripted, traced or loaded, in training or eval mode. The model does not change
+            unless `inplace`. Its calls are inlined, and branches on constants resolved, before
+            rules look.
         rules: see `RewriteRule`.
         method: the method whose graph is rewritten.
         dry_run: return the module that went in, with the matches and the difference.

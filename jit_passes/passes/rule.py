@@ -108,8 +108,8 @@ class RewriteRule:
 
     Text may also be IR, `graph(%x): ... return (%y)`, which can hold branches and loops.
 
-    Inputs match any value of their type; in text, one without a type matches everything. The
-    same input twice must be the same value, or equal constants. Numbers, strings, None and lists of
+    Inputs match any value of their type; in text, one without a type matches everything. An input
+    that stands twice must be one value, or equal constants. Numbers, strings, None and lists of
     these match by value. An attribute that may be None, such as a bias, matches as its value.
     All matched operators stand in one block, which may be a branch's or a loop's; values between
     them that the pattern does not return have no other use. A pattern may return several values.

@@ -37,11 +37,11 @@ class Stage(Enum):
         with the module that it belongs to, or of a function. Calls that a function forks are not in
         it. Autograd differentiates the changed graph.
     AFTER_AUTOGRAD: when the executor prepares a graph, after differentiation and before the fusers.
-        A graph that needs no gradient comes whole. Of one that does come the parts that PyTorch
-        differentiates ahead of time (the subgraphs of prim::DifferentiableGraph) and the backward
-        graphs of these parts, each by itself. Operators between the parts are not seen, and
-        neither is a part of a single operator, which PyTorch leaves to plain autograd. A change of
-        a forward part does not reach its backward graph.
+        A graph that needs no gradient comes whole. A graph that needs one comes in parts, each by
+        itself: the parts that PyTorch differentiates ahead of time (the subgraphs of
+        prim::DifferentiableGraph), and the backward graphs of these parts. Operators between the
+        parts are not seen, and neither is a part of a single operator, which PyTorch leaves to
+        plain autograd. A change of a forward part does not reach its backward graph.
     AFTER_FUSION: the same graphs, after the fusers. Fused operators are inside of a fusion
         group, where passes do not look.
     """
@@ -184,8 +184,8 @@ def schedule(
     compiled functions and returns them again: they stay as they are, and the result is a new
     function with the same name, arguments and defaults. A module that no pass changes comes
     back just as PyTorch made it. So does, with a warning, one that cannot be one graph: with hooks
-    of its own or with interfaces. Modules that were compiled already, and those that
-    `torch.jit.load` reads, are left alone.
+    of its own or with interfaces. Modules that were compiled already, or that `torch.jit.load`
+    reads, are left alone.
 
     After autograd and after fusion, it runs when PyTorch's executor prepares a graph: by default
     at the second call, since the first one profiles, and one call later still for parts that are

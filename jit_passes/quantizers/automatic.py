@@ -70,9 +70,9 @@ def choose_modes(
     vision transformers begin with one. Other convolutions give codes to each other, and a range as
     the model runs takes two passes over the input: so they are dynamic only where a rule says so.
 
-    An operator has the first mode of its row that the target has. It is static if a rule gives its
-    input or result an option that needs a range. Where its weight is to be in groups, it has the
-    first mode in which the target has groups: its own, dynamic, weight_only.
+    An operator has the first mode of its row that the target has. The operator is static if a rule
+    gives its input or result an option that needs a range. Where its weight is to be in groups, it
+    has the first mode in which the target has groups: its own, dynamic, weight_only.
 
     Args:
         graph: in canonical form.

@@ -37,7 +37,8 @@ def annotate_between(
 ) -> None:
     """Annotate all that the target can compute between layers whose slots are annotated.
 
-    A result that the input of one layer alone reads is quantized there. Others have places of their
+    A result that the input of one layer alone reads is quantized there. Other results have places
+    of their
     own: a residual sum, which the next layer and the next sum read. Layers that are not split,
     since a form of the target spells them out, are quantized as `prepare_qat` does.
 
@@ -140,8 +141,8 @@ def _annotate(writer: AnnotationWriter, at_readers: set[int]) -> None:
 def _separate(writer: AnnotationWriter, node: NodeView) -> None:
     """Give a result parameters of its own where its operand is quantized twice, at two places.
 
-    So it is behind a correlation without bias: the first place, which others could share, is that
-    of the correlation, and a relu is to have the few bits of the sum.
+    A correlation without bias is a case: its first place, which others could share, is the
+    correlation's, but a relu should have the few bits of the sum.
     """
     if writer.selection.selected[node.index].role is not Role.SHARED:
         return

@@ -77,11 +77,11 @@ class Capability:
         forms: passes that give operators the forms that it has, after all targets' passes.
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
             operators that have this mode; None where there are none.
-        dynamic_regions: whether regions take dynamic operators, operators of which the weight alone
-            is quantized, and float operators between them.
-        sums: a function that says why the sums of products of an operator with weights overflow,
-            given the specifications of its weight and its input; of a product of matrices, of its
-            second operand and its first; None where they never do.
+        dynamic_regions: whether regions take dynamic operators, operators whose weight alone is
+            quantized, and float operators between them.
+        sums: a function that says why the sums of products of an operator overflow, given the
+            specifications of its weight and its input, or of the second and the first operand of a
+            product of matrices; None where they never do.
         integers_only: whether every operator that it can compute is to be quantized. Other backends
             leave an operator in float where integers save no conversion.
         correlations: whether it rounds between the products of a convolution and its bias, where

@@ -5,9 +5,9 @@
     y = log(mel + 1e-6)                # makes much of small differences between small numbers
     ...                                # layers that have learned
 
-One grid of 8 bits has two decades, so codes of the product are 0 in quiet bands, whatever its range
-is. Layers that have learned are different: their numbers are of one size, and later layers have
-learned with that.
+A grid of 8 bits has two decades, so codes of the product are 0 in quiet bands, for any range.
+Layers that have learned are different: their numbers are of one size, and later layers have learned
+with that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NEURAL = frozenset(f"aten::{name}" for name in _NAMES.split())
 def find_front_end(graph: GraphView) -> dict[int, str]:
     """Return why operators are better left in float, by index.
 
-    These are, of operators that compute before anything that has learned:
+    Candidates are operators that compute before anything that has learned:
 
     - all that a logarithm, power, root or quotient of computed values depends on;
     - convolutions and linears by a buffer.

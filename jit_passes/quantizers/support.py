@@ -163,7 +163,7 @@ ClipCheck = Callable[[NodeView, Spec | None], str | None]
 
 @dataclass(frozen=True)
 class OperatorSupport:
-    """One row of a support table.
+    """A row of a support table.
 
     Attributes:
         kind: qualified operator name.
@@ -190,10 +190,10 @@ class OperatorSupport:
             else in float.
         sums: the weighted operators whose results it takes before they are rounded: of an addition
             one of its two operands, of a function its only one. Its own result alone is quantized
-            then, where nothing else reads that of the weighted operator.
+            then, where nothing else reads the weighted operator's.
         gives_float: whether its result may stay in float while its operands are quantized.
-        float_in_regions: of an operator with weights, whether regions have a form of it that reads
-            integers and gives float, to which a sum in float is added in one step.
+        float_in_regions: for an operator with weights, whether regions have a form of it that reads
+            integers, gives float, and adds a sum in float in one step.
         returns_float: whether that form takes its place where nothing but the method's caller reads
             the result.
         constants: whether it takes constant tensors among its operands, on grids of their own.

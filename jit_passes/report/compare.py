@@ -38,7 +38,7 @@ HEAD = ("value", "kind", "SQNR dB", "own dB", "cosine", "steps", "clipped", "")
 
 @dataclass(frozen=True)
 class ValueComparison:
-    """How a value of the quantized model differs from that of the float model.
+    """The difference between a value of the quantized model and of the float model.
 
     With x of the float model and y of the quantized one, sums over all elements of all batches:
 
@@ -191,12 +191,12 @@ def compare(
     value's own error; the rest is inherited. Sums are kept, values are forgotten after each batch.
 
     Compared are all values that `convert` has quantized, results of operators that stay in float,
-    and the outputs. Of a region that a target compiles as a whole only the results can be seen: to
-    look inside, quantize for the target "reference".
+    and the outputs. A region that a target compiles as a whole shows its results alone: to look
+    inside, quantize for the target "reference".
 
     Args:
-        float_model: of which the other was made, in eval mode; for one that has trained,
-            `strip(qat)[0]`, which has its weights. It is not touched.
+        float_model: the model that the other was made from, in eval mode; for one that has trained,
+            `strip(qat)[0]`, which has its weights. It does not change.
         quantized: a reference model or a lowered one, also from a file; it is not touched.
         data: batches, as for `calibrate`.
         input_fn: makes a batch of inputs out of an item of `data`.
@@ -279,7 +279,7 @@ class _Comparison:
         module = Pipeline("name_inputs", (name_inputs,)).run(module, report.method).module
         nodes = _nodes_by_value(GraphView.of(module, report.method))
         rows: dict[Pair, _Row] = {}
-        # These have other numbers in the float model.
+        # Smoothed values have other numbers in the float model.
         changed = {*report.made.get("smoothed", ()), *report.made.get("scaled", ())}
         for name, site in _sites(quantized, report):
             node = nodes.get(name)

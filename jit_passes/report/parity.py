@@ -31,7 +31,7 @@ _NOTHING = torch.zeros(())
 
 @dataclass(frozen=True)
 class ValueParity:
-    """How a value of the converted model differs from that of the model that trained.
+    """The difference between a value of the converted model and of the model that trained.
 
     Attributes:
         name: of the value where it trained: `bn1:batch_norm`; of a weight, also who reads it.
@@ -164,10 +164,10 @@ def parity(
 ) -> Parity:
     """Compare a converted model with the model that trained, value by value.
 
-    Both run on each batch: the model that trained in eval mode with fake quantization on, whatever
-    its switches say. The converted model runs a second time, in which each quantized value, as soon
-    as it is computed and compared, is replaced by the value of the model that trained. A difference
-    in that run is a value's own, and the rest is inherited.
+    Both models run on each batch. The model that trained runs in eval mode with fake quantization
+    on, independent of its switches. The converted model runs a second time, in which each quantized
+    value, as soon as it is computed and compared, is replaced by the value of the model that
+    trained. A difference in that run is a value's own, and the rest is inherited.
 
     A reference model is equal: in eval mode, parameters that train are folded and rounded as in
     conversion. Two kinds of values can differ by one step at a tie. Values with LSQ+ are rounded as

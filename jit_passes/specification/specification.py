@@ -46,13 +46,13 @@ class QuantizationSpec:
             `[out, in]` with ch_axis 0 has scales `[out, in / group_size]`.
         observer: watches the value during calibration; a histogram, or per channel the smallest and
             the largest number, unless given.
-        rounding: half_even; half_away (from zero); half_up; floor; ceil; toward_zero. Others than
-            half_even are for targets that round so; most kernels round halves to even.
+        rounding: half_even; half_away (from zero); half_up; floor; ceil; toward_zero. Most kernels
+            round halves to even; all other roundings are for targets that have them.
         range_form: whose formulas take a range to scale and zero point: pytorch (see
-            `affine_qparams`) or glow (see `glow_qparams`). They differ in how symmetric and
+            `affine_qparams`) or glow (see `glow_qparams`). Both forms differ in how symmetric and
             power_of_two treat the one code more below 0 than above, and in the scale of zeros.
-            With is_dynamic: pytorch, or fbgemm (affine only). The latter gives, to the bit, the
-            parameters of PyTorch's dynamic kernels, whose scale is 6.1e-5 at least.
+            With is_dynamic: pytorch, or fbgemm (affine only). The form fbgemm gives, to the bit,
+                the parameters of PyTorch's dynamic kernels, whose scale is 6.1e-5 at least.
         is_dynamic: whether parameters come from the value itself, each time the model runs, as
             `jit_passes::choose_qparams` finds them. No data is needed then, and no observer.
         observer_or_fake_quant_ctr: the name of `observer` in PyTorch's specification; an observer
@@ -187,7 +187,7 @@ class QuantizationSpec:
     def without_sign(self) -> QuantizationSpec:
         """Return the specification with as many codes from 0 on, for values that are never below.
 
-        Of others than signed ones, the specification itself.
+        If it is not signed, return the specification itself.
         """
         if self.quant_min >= 0:
             return self

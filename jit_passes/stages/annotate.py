@@ -109,7 +109,7 @@ def entered(module: Any) -> Mode:
     """Return the mode of a model whose canonical form is known already.
 
     Args:
-        module: `FROZEN.enter` of that model. It is copied.
+        module: `FROZEN.enter` of that model. The model is copied.
     """
     return Mode(check_module, lambda _, method: _C.clone(module, method))
 

@@ -21,8 +21,8 @@ def progress_bar(
 ) -> Callable[..., Any]:
     """Return a walk through batches that shows progress and the time left, on stderr.
 
-    It takes the steps, and a function that returns their number, or None: the function is called
-    only where the bar is drawn, since it may have to look into many files.
+    Arguments are the steps, and a function that returns their number, or None. The function is
+    called only where the bar is drawn, since it may have to look into many files.
 
     Args:
         name: of the work.

@@ -4,7 +4,7 @@
     canonical form takes it, the form of the target does not    an error that other targets avoid
     that form takes it, the model with observers does not       an error of an observer or quantizer
 
-All of this is looked at once a batch has failed: a batch that runs costs nothing.
+These causes are looked at once a batch has failed: a batch that runs costs nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How PyTorch's dynamic operators replace choose_qparams, quantize, dequantize, linear.
 
-`quantized::linear_dynamic` takes and gives floats. It chooses scale and zero point of its input as
-`jit_passes::choose_qparams` does in the range form fbgemm, for 8 bits, or 7 with its argument
-`reduce_range`, and adds the bias in float. Weights in groups of inputs stay codes, and are decoded
+`quantized::linear_dynamic` takes and gives floats. This kernel chooses scale and zero point of its
+input like `jit_passes::choose_qparams` in the range form fbgemm, for 8 bits, or 7 with its argument
+`reduce_range`. The bias is added in float. Weights in groups of inputs stay codes, and are decoded
 for each product.
 """
 

@@ -301,7 +301,7 @@ class UnitFinder:
         self._link({n.index: k for k, unit in enumerate(self.found.units) for n in unit})
 
     def _link(self, number: dict[int, int]) -> None:
-        """Link the units; first the pairs of which one hands integers to the other."""
+        """Link the units; first the pairs where one hands integers to the other."""
         shared: list[tuple[int, int]] = []
         readers: dict[int, int] = {}  # the first unit that reads a quantized value
         choosers: dict[int, int] = {}  # the first that reads one quantized as the model runs

@@ -49,11 +49,10 @@ class PowerOfTwoQuantizer(BackendQuantizer):
 
     Activations, weights and biases are signed, but for `unsigned`, with zero point 0 and one scale
     for each tensor; a bias has the scale of the accumulator, input scale times weight scale.
-    Operands that are added, joined or compared have one scale, so that integers can be: the
-    operands of add, sub, cat, maximum and minimum share, and the result of the last three has it
-    too. Graffitist (Jain et al., arXiv:1903.08066, section 5.1) shares scales so; its own 16-bit
-    accumulators are in
-    `quantize_slots(recipe="graffitist")`.
+    Operands that are added, joined or compared have one scale, so that kernels can add, join and
+    compare integers. Operands of add, sub, cat, maximum and minimum share it, and so does the
+    result of the last three. Graffitist (Jain et al., arXiv:1903.08066, section 5.1) shares scales
+    so; its own 16-bit accumulators are in `quantize_slots(recipe="graffitist")`.
 
     Args:
         bits: of activations.

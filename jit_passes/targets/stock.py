@@ -32,9 +32,9 @@ class Stock(Target):
     """PyTorch's quantized operators on one of its engines.
 
     Args:
-        engine: x86, onednn, fbgemm or qnnpack; None for the best that this build has. It decides
-            how weights are packed in this process. A saved file holds them unpacked, and is packed
-            anew for `torch.backends.quantized.engine` of the process that loads it.
+        engine: x86, onednn, fbgemm or qnnpack; None for the best that this build has. The engine
+            decides how weights are packed in this process. A saved file holds them unpacked, and is
+            packed anew for `torch.backends.quantized.engine` of the process that loads it.
         reduce_range: quantize activations to 7 bits, which processors without VNNI need, where
             the int8 kernels add pairs of products in int16; None to ask this machine's processor.
             The kernels saturate at 8 bits, so codes are clamped to 7 behind each, at the price of a
@@ -53,9 +53,9 @@ class Stock(Target):
             so that memory and time are as in float.
         isolate_nan: in the mode dynamic, look for NaN and infinity in the input of each linear,
             LSTM and GRU, so that a row that holds one becomes NaN and the others stay as they are.
-            It takes 3 µs for each linear: of 768 features, a seventh of the time for one row, 5 %
-            for 32 rows, 2 % for 128. PyTorch's kernels by themselves give numbers for all rows, and
-            wrong ones.
+            The check takes 3 µs for each linear. With 768 features this is a seventh of the time
+            for one row, 5 % for 32 rows, 2 % for 128. PyTorch's kernels by themselves give numbers
+            for all rows, and wrong ones.
 
     Raises:
         JitPassesError: the engine is unknown, or this build of PyTorch does not have it.

@@ -3,7 +3,7 @@
 Each function adds a statement, or raises `DoesNotFit`.
 """
 
-# ruff: noqa: D103 - the docstring above is that of all
+# ruff: noqa: D103 - one docstring above for all
 from __future__ import annotations
 
 from .random_writer import Writer

@@ -72,8 +72,8 @@ class ThresholdFreezer:
     runs from the first step on, and begins with the threshold's value at construction.
 
     A threshold with several channels counts as one: sorted by the mean of its channels' |mean
-    gradient|, frozen when all of them are where they mostly were. One that had no gradient since
-    the last decision is not frozen, as its mean says nothing.
+    gradient|, frozen when all of them are where they mostly were. A threshold without a gradient
+    since the last decision is not frozen, as its mean says nothing.
 
     Call `step` after the optimizer's, while gradients are still there:
 

@@ -25,7 +25,7 @@ class StandingNorm:
     """A batch norm of a graph that has running statistics.
 
     Attributes:
-        spatial_dims: axes behind that of the channels.
+        spatial_dims: number of axes behind the channels.
         channels: how many it has.
     """
 

@@ -40,11 +40,11 @@ def start_from(model: torch.jit.ScriptModule, rounded: torch.jit.ScriptModule) -
     Args:
         model: from `prepare_qat`, with LSQ or LSQ+. Its weights and their scales change.
         rounded: from `calibrate` or `round_weights`, of the same float model with equal numbers of
-            bits. It is not touched.
+            bits. It does not change.
 
     Raises:
-        JitPassesError: the models are at other stages; a weight of the one is not in the other, or
-            has other codes there; its scale does not train; or two places that read one parameter
+        JitPassesError: the models are at other stages; a weight is in one model alone, or has other
+            codes in the second one; its scale does not train; or two places that read one parameter
             have codes of their own. Nothing has changed then.
     """
     report = stage_of(model, ModelStage.QAT, INSTEAD, "the first model")
@@ -108,7 +108,7 @@ def _scale_of(model: torch.jit.ScriptModule, weight: TrainedWeight) -> Tensor:
 
 
 def _codes_of(source: QuantizedPlace, found: QParams) -> Tensor:
-    """Return the codes that the calibrated model will be converted to, counted from that of 0."""
+    """Return the codes that the calibrated model will be converted to, with 0 for the number 0."""
     codes = source.operands.get("codes")
     numbers = source.operands["x"].detach()
     scale, zero = _along(found.scale, found, numbers), _along(found.zero_point, found, numbers)

@@ -26,7 +26,7 @@ class Metric:
     Attributes:
         name: for tables.
         measure: gives it for a model.
-        of_float: that of the float model.
+        of_float: the metric of the float model.
         unit: `dB` or "".
         power: of the float model's outputs, where the metric compares outputs.
     """

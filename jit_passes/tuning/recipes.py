@@ -37,7 +37,7 @@ class NotPossible(JitPassesError):
 class Recipes:
     """Quantizes a model by one recipe after another, and measures the results.
 
-    A result is exactly that of `quantize_script` with the recipe and the calibrating batches.
+    A result is exactly what `quantize_script` makes with the recipe and the calibrating batches.
 
     Attributes:
         base: the configuration that the caller asked for.

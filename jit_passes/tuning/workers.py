@@ -47,7 +47,7 @@ class Measuring:
 
     A task names a folder with the model, the profile and the data, and has the choices of one
     variant. The scores are handed out as they are asked for, so a search takes them in one order,
-    whatever the order in which tasks end.
+    independent of the order in which tasks end.
     """
 
     def __init__(self, tasks: Tasks) -> None:

@@ -138,7 +138,7 @@ def _candidates(calls: Sequence[Call]) -> Iterator[Repeat]:
 
 
 def _fixed(call: Call) -> Hashable:
-    """Return what a call has in common with that of another round."""
+    """Return the parts that a call shares with the call of another round."""
     own = [_part(name, argument) for name, argument in call.arguments.items()]
     return (call.kernel, *call.types.items(), *own)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...graph.view import GraphView, NodeView
 
-# Of a node, what its view does not show.
+# Facts of a node that its view does not show.
 _DETAILS: dict[str, Callable[[Any], Any]] = {
     "prim::GetAttr": lambda node: node.s("name"),
     "prim::SetAttr": lambda node: node.s("name"),

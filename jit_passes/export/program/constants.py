@@ -35,8 +35,8 @@ def hold(root: nn.Module, path: str, tensor: Tensor) -> str:
 def constant_of(value: ValueView) -> Tensor:
     """Return a constant tensor as a program has it.
 
-    It shares its memory with the model, unless the model writes to it: a program has a state of its
-    own. Scales of channels are float32, which is what operators compute with.
+    The constant shares its memory with the model, unless the model writes to it: a program has a
+    state of its own. Scales of channels are float32, which is what operators compute with.
     """
     tensor: Tensor = value.constant.detach()
     scales = value.uses and all(node.kind in _CHANNELS and at == 1 for node, at in value.uses)

@@ -1,4 +1,4 @@
-"""Forms: functions that compute the nodes of a graph. Most are PyTorch's operators themselves.
+"""Forms: functions that compute the nodes of a graph; most are PyTorch's operators.
 
 Operators that PyTorch's dispatcher has are called by their schema. TorchScript has more of them,
 for numbers, lists and dicts: the tables say their Python. Branches, loops and attributes are in
@@ -32,7 +32,7 @@ _SCALARS = ("bool", "int", "float", "Scalar", "SymInt", "number")
 def form_of(node: NodeView, known: Mapping[int, Limits]) -> Form | None:
     """Return the function of a node's operands that gives its result, a tuple of several; or None.
 
-    It has none if PyTorch's dispatcher does not know the operator, and no table does.
+    The result is None if neither PyTorch's dispatcher nor a table knows the operator.
 
     Args:
         node: which.
@@ -213,7 +213,7 @@ def _taken(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
 
 
 def _converted(x: torch.Tensor, *operands: Any) -> torch.Tensor:
-    """Return `x.to(device, dtype, non_blocking, copy)`, of which a graph may leave some out."""
+    """Return `x.to(device, dtype, non_blocking, copy)`; a graph may leave some out."""
     device = next((item for item in operands if isinstance(item, torch.device)), x.device)
     dtype = next((DTYPES[item] for item in operands if type(item) is int), x.dtype)
     return x.to(device=device, dtype=dtype)
@@ -278,7 +278,7 @@ _FIRST: dict[str, Form] = {
     "prim::abs": abs,
 }
 
-# Of TorchScript alone: numbers, lists, dicts and text.
+# Operators of TorchScript alone: numbers, lists, dicts and text.
 _PYTHON: dict[str, Form] = {
     "aten::_unwrap_optional": _same,
     "aten::detach": _same,

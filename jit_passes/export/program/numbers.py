@@ -6,8 +6,8 @@
     %h : Tensor = aten::ceil(%q)
     %i : int = aten::Int(%h)
 
-`torch.export` knows no values of tensors, so %i would be a number that the data decide. It is
-computed here, on real tensors, as padding to equal sizes wants it.
+`torch.export` knows no values of tensors, so %i would be a number that the data decide. The number
+is computed here, on real tensors, as padding to equal sizes needs it.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class State:
 
 
 def share(value: Any, tensor: Tensor) -> bool:
-    """Say whether a value is a tensor in the memory of another one, or holds such a tensor."""
+    """Say whether a value is, or holds, a tensor in the memory of another tensor."""
     is_alias: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  its type is not declared
     return any(isinstance(leaf, Tensor) and is_alias(leaf, tensor) for leaf in tree_leaves(value))
 

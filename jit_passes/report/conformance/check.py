@@ -126,8 +126,9 @@ def check_onnx(
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
         method: of a model with several quantized methods, which.
-        engine: "onnxruntime" or "openvino"; None for that of the model's target. Other targets are
-            for engines that are not run here: ONNX Runtime computes the file as it is written.
+        engine: "onnxruntime" or "openvino"; None for the engine of the model's target. Other
+            targets are for engines that are not run here: ONNX Runtime computes the file as it is
+            written.
 
     Raises:
         ArgumentError: the engine is unknown.

@@ -136,7 +136,7 @@ class Subject:
 
 
 def _rounding_of(record: Mapping[str, Any]) -> str:
-    """Return how a configuration asks for a target's rounding; "" for that of halves to even."""
+    """Return how a configuration asks for a target's rounding; "" for halves to even."""
     made_for_integers = record["name"] == FixedPoint.name
     word = rounding_of_codes(record["options"]["rounding"]) if made_for_integers else "half_even"
     if word == "half_even":

@@ -97,7 +97,7 @@ def global_average_reason(node: NodeView) -> str | None:
 
 
 def image_mean_reason(node: NodeView) -> str | None:
-    """Say why a mean is not that of images over their places."""
+    """Say why a mean does not go over the pixels of images."""
     axes = node.operand("dim") if node.overload == "dim" else None
     found = axes.constant if axes is not None and axes.is_constant else None
     if not isinstance(found, list) or {*found} not in ({2, 3}, {-1, -2}):

@@ -51,7 +51,7 @@ def _steps(x: str) -> str:
     return f"aten::nan_to_num(aten::mul({x}, %inverse), %code_0, None, None)"
 
 
-# Of a number of float32 in double precision, where a half is added exactly.
+# A number of float32 in double precision, where a half is added exactly.
 _ROUNDED = {
     "half_up": "aten::floor(aten::add(%v, 0.5, 1))",
     "half_away": "aten::trunc(aten::add(%v, aten::sign(%v), 0.5))",
@@ -107,8 +107,8 @@ def lower_to_codes() -> RuleSet:
 def lower_to_floats(graph: GraphEditor) -> None:
     """Write dequantize as operators of ATen.
 
-    This is no rule: the result of a rule stands for the value that it replaces, and reports would
-    see the value twice, as codes and as floats.
+    A rule would not do: the result of a rule stands for the value that it replaces, and reports
+    would see the value twice, as codes and as floats.
     """
     for node in graph.nodes:
         if node.kind != DEQUANTIZE or not are_constant(node.other_operands):

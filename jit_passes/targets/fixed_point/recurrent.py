@@ -84,7 +84,7 @@ def _names(node: NodeView) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class _Run:
-    """One layer in one direction.
+    """A layer in one direction.
 
     Attributes:
         of_input: weight of the input, `[gates * hidden, input]`.

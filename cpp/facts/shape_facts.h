@@ -45,7 +45,7 @@ bool isSizes(const Value* value);
 // axes.
 bool computesNumber(const Node* node);
 
-// Whether the node repeats or cuts a constant. Regions copy such nodes.
+// Whether the node repeats or cuts a constant. Regions copy these nodes.
 bool repeatsOrCuts(const Node* node);
 
 // The constant that the node repeats or cuts according to sizes: a class token for each image of a batch, or

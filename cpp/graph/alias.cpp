@@ -15,7 +15,8 @@ bool writesToOperand(const c10::FunctionSchema& schema) {
   });
 }
 
-// Destroys unused nodes that ask for PyTorch's state. They have no effect, though their schemas do not say so.
+// Destroys unused nodes that ask for PyTorch's state. These nodes have no effect, though their schemas do not say
+// so.
 bool removeDeadQuestions(Graph& graph) {
   static const auto kinds =
       symbols({"aten::is_grad_enabled", "aten::is_autocast_enabled", "aten::is_autocast_cpu_enabled"});
@@ -25,7 +26,7 @@ bool removeDeadQuestions(Graph& graph) {
   return !dead.empty();
 }
 
-// Compiled regions and plans never write to their operands. Of opaque modules the graph tells.
+// Compiled regions and plans never write to their operands. For opaque modules the graph tells.
 bool callMayWrite(const Node* call) {
   const auto type = objectOf(call)->type()->cast<c10::ClassType>();
   if (!type || isCompiledRegion(type) ||

@@ -271,7 +271,7 @@ std::vector<std::pair<std::string, std::string>> parts(const Module& module, con
   return found;
 }
 
-// Sets all attributes to those of the copy, except for paths in `kept`.
+// Sets all attributes to the copy's, except for paths in `kept`.
 void restoreState(
     const c10::intrusive_ptr<c10::ivalue::Object>& object, const c10::ivalue::Object& copy,
     const std::unordered_set<std::string>& kept, const std::string& path) {
@@ -303,7 +303,7 @@ py::dict operatorRows() {
   return rows;
 }
 
-// The names of the arguments of an operator's overload; None if there is no such operator.
+// The names of the arguments of an operator's overload; None if no operator has this name.
 std::optional<std::vector<std::string>> operatorArguments(
     const std::string& kind, const std::string& overload) {
   for (const auto& op : torch::jit::getAllOperatorsFor(symbol(kind))) {

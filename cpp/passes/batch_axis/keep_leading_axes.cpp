@@ -65,7 +65,7 @@ std::optional<size_t> readsRows(const Shapes& shapes, const Node* node) {
   return same ? std::optional(others) : std::nullopt;
 }
 
-// Whether it does so with a batch axis of convolutions and pools, and without. If all sizes are those of axes with a
+// Whether it does so with a batch axis of convolutions and pools, and without. If all sizes are sizes of axes with a
 // batch axis, they tell that there is one.
 bool readsRowsInEitherCase(
     const Shapes& batched, const Shapes& single, const Shapes& certain, const Node* node) {

@@ -266,7 +266,7 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
   return fits ? std::optional(NamedAxes{node, {{aten::unflatten, -1, asParts(*given)}}}) : std::nullopt;
 }
 
-// Several axes that become several others, one of which is open. If the product of the others divides the last axis,
+// Several axes that become several others; one of these is open. If the product of the others divides the last axis,
 // that axis is split, and its first part joined with the axes in front. `end` names the last axis in steps.
 std::optional<NamedAxes> regrouped(
     const Shapes& shapes, Node* node, const std::vector<Extent>& sizes, int64_t first, int64_t last,
@@ -322,7 +322,7 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, 
     return NamedAxes{node, {{aten::flatten, front, end}}};
   }
   const auto parts = asParts(std::span(*sizes).subspan(front, left));
-  // One part may be open: it follows from the others.
+  // A part may be open: it follows from the others.
   if (left > 1 && axes == front + behind + 1 && std::count(parts.begin(), parts.end(), -1) <= 1 &&
       std::count(parts.begin(), parts.end(), 0) == 0) {
     return NamedAxes{node, {{aten::unflatten, front, parts}}};

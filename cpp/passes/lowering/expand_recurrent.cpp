@@ -24,7 +24,7 @@ namespace {
 
 const auto tanh_layer = symbol("aten::rnn_tanh"), relu_layer = symbol("aten::rnn_relu");
 
-// One direction of one layer, time first.
+// A direction of a layer, time first.
 const std::string scan = R"IR(
 graph(%steps, %start, %weight, %bias, %low : int, %high : int, %scheme : str, %form : str, %dtype : int):
   %zero : int = prim::Constant[value=0]()
@@ -55,7 +55,7 @@ std::shared_ptr<Graph> scanWith(const std::string& function) {
   return graph;
 }
 
-// The options by which the input is quantized, which the state shares.
+// The options of the input's quantization, which the state shares.
 struct DynamicGrid {
   Value *low, *high, *scheme, *form, *dtype;
 };

@@ -40,7 +40,7 @@ std::optional<MethodState> stateOf(const Module& module, const std::string& meth
 // uses, and attributes that share memory with these.
 struct CommonState {
   std::map<Attribute, std::string> attributes; // each with a path
-  // A method whose effect is not known, since it picks modules at run time, or uses such an attribute in a forked
+  // A method whose effect is not known, since it picks modules at run time, or uses this attribute in a forked
   // branch. "" if there is none.
   std::string opaque;
 };

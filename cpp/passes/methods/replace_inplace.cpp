@@ -134,7 +134,7 @@ const Value* wholeOf(const Value* value) {
   return value;
 }
 
-// Whether no result shares memory with an operand, whatever the schema says.
+// Whether no result shares memory with an operand, even if the schema says so.
 bool onlyComputes(const Node* node) {
   static const auto kinds = symbols({"aten::sum", "aten::mean", "aten::softmax", "aten::bmm"});
   return isFresh(node) || kinds.count(node->kind()) > 0;

@@ -11,7 +11,7 @@
 //
 // Known ranks decide questions about the number of axes. A question that is asked twice has one answer. A result has
 // the device of its operands, and is nested only if they are. Inside a branch its condition is known, and after a
-// check that raises an error the check has not failed. If such a condition compares a number with a constant, the
+// check that raises an error the check has not failed. If a known condition compares a number with a constant, the
 // number is known too, such as the rank that `interpolate` checks. A branch's result with one value on both sides is
 // that value, and a result that is true on one side and false on the other is the condition. The propagation of
 // constants handles branches on constants.

@@ -24,8 +24,8 @@ namespace jit_passes::x86 {
 
 // clang-format off
 
-// Multiplies pixel `p`, if there are so many, by step number `\u` of weights, which is four bytes of the pixel. The
-// other arguments are numbers of registers.
+// Multiplies pixel `p`, if there are so many, by step number `\u` of weights, which is four bytes of the pixel. All
+// further arguments are numbers of registers.
 #define JIT_PASSES_SIX_PIXEL(p, a0, a1)                           \
   ".if %c[pixels] > " #p "\n"                                     \
   "vpbroadcastd 4*\\u(%[pixel" #p "],%[at]), %%ymm14\n"           \

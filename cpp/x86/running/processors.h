@@ -46,8 +46,8 @@ class Processors {
   // The thread waits for others.
   void leave(int thread) { at(thread).state.store(State::Away, std::memory_order_release); }
 
-  // The thread's part of the call is over. It gets its former set of processors back, and is not moved again. A
-  // thread of the pool is absent until the next call.
+  // The thread's part of the call is over. The thread gets its former set of processors back, and is not moved
+  // again. A thread of the pool is absent until the next call.
   void finish(int thread) {
 #if defined(__linux__)
     Place& own = at(thread);

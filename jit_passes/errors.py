@@ -62,7 +62,7 @@ class PassError(JitPassesError):
 
 
 class JitPassesWarning(UserWarning):
-    """The result is right, but probably not the one that the caller hoped for.
+    """The result is right, but probably not as the caller wanted.
 
     Attributes:
         command: see `JitPassesError`.

@@ -63,10 +63,10 @@ def quantize_script(
             `methods`, a dict of these by method.
         quantizer: decides what is quantized and how; None for the target's own.
         target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`. "auto"
-            is the one that the quantizer is made for, or the best for this machine: "x86" on a
-            processor with AVX-512 VNNI or AVX-VNNI, else "stock". A file for "x86" needs
-            `import jit_passes` before `torch.jit.load`, or in C++ the library `runtime_path()`;
-            one for "stock" loads with torch alone, anywhere.
+            is the quantizer's own target, or the best for this machine: "x86" on a processor with
+            AVX-512 VNNI or AVX-VNNI, else "stock". A file for "x86" needs `import jit_passes`
+            before `torch.jit.load`, or in C++ the library `runtime_path()`; one for "stock" loads
+            with torch alone, anywhere.
         config: other options, layer by layer: the path of a YAML file, a dict, or a
             `Configuration`. A configuration may hold a recipe, the next four options under
             `stages`; an argument that is not the default wins.
@@ -81,8 +81,8 @@ def quantize_script(
             Signal processing in front of learned layers, a mel filterbank say, stays in float.
             None for "auto", or with a `quantizer` for its own.
         smooth: "auto" to smooth layer norms in front of linears where the largest channel is more
-            than four times the median one, in the data, or without by gain and shift; a number, the
-            strength, for all that are in front of linears; None for none. See
+            than four times the median one, by the data, or without data by gain and shift; a
+            number, the strength, for all layer norms in front of linears; None for none. See
             `jit_passes.smooth`. Where linears are static, large channels of their results for
             residual sums are divided ahead of rounding too, and multiplied in float behind it. Not
             with a profile, nor in the mode "weight_only".

@@ -49,8 +49,8 @@ bool anyOverload(
   });
 }
 
-// An operator without a schema belongs to the language, and some of these call code that is not visible here; or it
-// stands in a pattern, where the types of operands are not known.
+// An operator without a schema belongs to the language, and some of these call code that is not visible here. Or the
+// operator stands in a pattern, where the types of operands are not known.
 bool mayWrite(const Node* node, c10::Symbol kind) {
   if (isNormalization(kind) && node->inputs().size() > kTraining) {
     const bool has_statistics = !isNone(node->input(kRunningMean)) || !isNone(node->input(kRunningVar));

@@ -61,8 +61,8 @@ bool isDropout(const Node* node);
 // Whether the node's result depends on the memory layout of its first operand.
 bool tellsLayout(const Node* node);
 
-// Whether the node draws random numbers. PyTorch says so of every operator with dropout, such as recurrent layers,
-// which draw none in eval mode.
+// Whether the node draws random numbers. PyTorch marks every operator with dropout as random, such as recurrent
+// layers, which draw no numbers in eval mode.
 bool isRandom(const Node* node);
 
 // Whether every element of the node's result is an element of its first operand, or zero. The operator then commutes

@@ -15,7 +15,7 @@
 // 6.1e-5. See chooseFbgemm.
 //
 // A tensor without elements has the range of a single 0. The range is the range of the finite numbers. NaN and
-// infinity give NaN in the result, as in products of floats: the scale of their token is NaN, or the scale of a
+// infinity give NaN in the result, as in products of floats. The scale of their token is NaN, or the scale of a
 // tensor gets the shape of x, with NaN at their places. There are no errors.
 //
 // The codes equal the codes of jit_passes::quantize.

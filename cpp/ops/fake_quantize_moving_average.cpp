@@ -13,7 +13,7 @@
 // ranks of a process group agree on the range of each batch.
 //
 // With a fold, one number for each channel along fold_axis, x * fold is observed and quantized, and the result is
-// divided by fold: this is the weight of a convolution after the batch norm behind it is folded into it. The product
+// divided by fold. So x * fold is the weight of a convolution with the batch norm behind it folded in. The product
 // is never computed. The range is the range of each channel of x, times fold. fq(x * fold) / fold is x
 // fake-quantized with scale / fold, where a negative number mirrors the grid. The zero point must be symmetric for
 // that, so there is no affine scheme. The fold's gradient comes with the gradient of scale / fold.

@@ -326,8 +326,7 @@ void setStringAttribute(Module module, const std::string& name, const std::strin
   }
 }
 
-// Raises an error of the caller, which PyTorch has passed on from a running model, as the Python class that it
-// names.
+// PyTorch passes errors on from a running model. Raises an error of the caller as the Python class that it names.
 void translateCallersErrors() {
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {

@@ -171,7 +171,7 @@ def _engine_of(name: str) -> Target:
     """Return the target of an engine that reads files.
 
     Raises:
-        UsageError: the target of that name computes in this package, or in PyTorch.
+        UsageError: the named target computes in this package, or in PyTorch.
     """
     known = [name for name, kind in Target.named().items() if kind.is_reference]
     target = options.target_of(name, "--engine", known)

@@ -286,7 +286,7 @@ def target_of(text: str, option: str = "--target", offered: Iterable[str] | None
     Args:
         text: its name, with options.
         option: that the text was given to; "" for an argument.
-        offered: the names that are offered where there is none of that name; None for all.
+        offered: the names that the message offers for an unknown name; None for all.
 
     Raises:
         click.UsageError: there is none, or it does not take these options.

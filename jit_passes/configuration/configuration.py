@@ -155,7 +155,7 @@ class ResolvedConfiguration:
         return options.alone if weighs and self.mode(node) == "weight_only" else options
 
     def mode(self, node: NodeView) -> str:
-        """Return the mode of an operator: that which rules give it, or the one chosen for it.
+        """Return the mode of an operator: from a rule, or chosen for it.
 
         Rules are for operators with weights and matrix products; operators between them follow.
         """

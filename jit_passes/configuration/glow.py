@@ -14,7 +14,7 @@ from .located import Located, from_file, from_python
 from .options import LayerOptions
 from .selector import Selector
 
-# Kinds of Glow's nodes, as its command line names them, that are called as the operator is.
+# Kinds of Glow's nodes, as its command line names them, with the operator's name.
 _SAME = (
     *("Abs", "Add", "Div", "Embedding", "Exp", "Gelu", "HardSwish", "Log", "Mul", "Neg"),
     *("PRelu", "Pow", "Relu", "Sigmoid", "SoftMax", "SoftPlus", "Sqrt", "Sub", "Tanh"),

@@ -55,9 +55,9 @@ def export_aoti(
         method: the method to compile.
 
     Raises:
-        JitPassesError: the model is for another engine, or changes its buffers, or
-            `to_exported_program` refuses it; there is no C++ compiler; or Inductor does not
-            compile the program, or compiles it wrongly.
+        JitPassesError: the model is for another engine or changes its buffers;
+            `to_exported_program` refuses it; there is no C++ compiler; or Inductor does not compile
+            the program, or compiles it wrongly.
         JitPassesError: the file cannot be written; this is an OSError too.
 
     Warns:
@@ -170,8 +170,8 @@ def _compile(
 def _check_layouts(program: torch.export.ExportedProgram, package: Path) -> None:
     """Run a package on the example inputs, with its own checks of sizes and strides.
 
-    Inductor of torch 2.13 reads results of quantized convolutions with one input channel in the
-    wrong layout where a size is open, which a package tells in no other way.
+    With an open size, Inductor of torch 2.13 reads results of quantized convolutions with one input
+    channel in the wrong layout. Only a run of the package shows it.
 
     Raises:
         JitPassesError: a kernel gives another layout than the package reads.

@@ -35,8 +35,8 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
     A model from a file, or lowered for the target "reference", has equal names.
 
     Args:
-        model: a calibrated model, one that has trained, a reference model, or what lowers for the
-            target "reference"; it is not touched.
+        model: a calibrated, trained or reference model, or one lowered for the target "reference";
+            it does not change.
 
     Raises:
         JitPassesError: the model says nothing of scales and zero points: a backend's kernels do. Or

@@ -15,8 +15,8 @@ from .bins import filled_bins
 from .histogram import Histogram
 from .observer import ObserverState
 
-# The first grid has the ends _FACTOR^i times those seen, i < _COARSE. Each further one has _FINE
-# steps in a step of the one in front: in the end one of 0.4 %.
+# The first grid has the ends _FACTOR^i times those seen, i < _COARSE. Each further grid has _FINE
+# steps in a step of the previous one; the last step is 0.4 %.
 _FACTOR, _COARSE, _FINE, _ROUNDS = 0.5**0.5, 12, 3, 4
 
 Pair = tuple[float, float]

@@ -78,7 +78,7 @@ class Observer(Registered, noun="calibration method"):
     ) -> torch.Tensor:
         """Return minima and maxima to quantize, shape [2, channels], from a per-channel observer.
 
-        Channels have no histograms: unless a class says otherwise, these are the ones seen.
+        Channels have no histograms: by default, these are the extremes seen.
         """
         return state.range
 

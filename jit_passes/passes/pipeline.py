@@ -256,7 +256,7 @@ class PipelineResult:
         module: a ScriptModule if one went in, else a C++ module.
         records: one for each run of a step.
         before: the graph that went in, and
-        after: the one that came out, as text; "" for C++ modules.
+        after: the resulting graph, as text; "" for C++ modules.
     """
 
     module: Any

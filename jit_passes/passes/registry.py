@@ -59,7 +59,7 @@ class _Registry(Mapping[str, Entry]):
         """Take one out of the registry.
 
         Raises:
-            JitPassesError: there is none of that name; this is a KeyError too.
+            JitPassesError: no pass has this name; this is a KeyError too.
         """
         if not self._remove(name):
             raise UnknownNameError(f"nothing of the name {name!r} is registered")
@@ -68,7 +68,7 @@ class _Registry(Mapping[str, Entry]):
 class PassRegistry(_Registry[PassInfo]):
     """All registered passes by name; printing it gives a table, printing one its options.
 
-    A pass of another package appears as soon as that package has been imported.
+    A pass of another package appears as soon as its package has been imported.
     """
 
     def __getitem__(self, name: str) -> PassInfo:

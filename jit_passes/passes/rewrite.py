@@ -44,10 +44,10 @@ class RewriteResult:
     """The result of applying rules.
 
     Attributes:
-        module: the new module; the one that went in, in a dry run.
+        module: the new module; in a dry run, the given one.
         matches: all matches, rewritten ones first.
         before: the graph that went in, and
-        after: the one that came out, or would, as text.
+        after: the resulting graph, as text, in a dry run too.
     """
 
     module: torch.jit.ScriptModule
@@ -110,7 +110,7 @@ class Explanation:
     Attributes:
         rule: its name.
         kind: the operator that the pattern ends in.
-        places: the operators of that kind, the nearest to a match first.
+        places: the operators of this kind, the nearest to a match first.
     """
 
     rule: str

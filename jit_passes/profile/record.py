@@ -75,14 +75,14 @@ class Profile:
         """Return the profile of all data, from profiles of its parts.
 
         The result is exactly the profile of one run over all data, for any parts in any order.
-        A profile of all shards names none, so merged with one of them it counts that one twice.
+        A profile of all shards names no shard, so merging it with a shard counts this shard twice.
 
             a.merge(b, c)
             Profile.merge(a, b, c)
             Profile.merge(shards)
 
         Args:
-            given: profiles, and lists of them. Called on a profile, that one is the first.
+            given: profiles, and lists of them. Called on a profile, this profile is the first.
 
         Raises:
             JitPassesError: there is none; they are of several graphs, numbers of bins, weights or
@@ -165,9 +165,10 @@ class Profile:
     def to_glow(self, path: str | os.PathLike[str], bins: int = glow.BINS) -> None:
         """Write it in the form of Glow's profiles: three YAML documents.
 
-        Lost are: ranks; the bins' borders, since Glow's are as many equal parts of [min, max], over
-        which ours are spread evenly and rounded, keeping the total; values that were never reached
-        or were infinite; weights. Names get ":0" appended, their own ":" is written as "%3A".
+        Three things are lost: ranks; values that were never reached or were infinite, and weights;
+        and the bins' borders. Glow's bins are as many equal parts of [min, max]: our counts are
+        spread evenly over these and rounded, keeping the total. Names get ":0" appended, their own
+        ":" is written as "%3A".
 
         Args:
             path: the file.
@@ -188,8 +189,8 @@ class Profile:
         """Read a profile in Glow's form, with its lower-case keys too.
 
         Ranges are exact. The counts of Glow's bins, equal parts of [min, max], are spread evenly
-        over ours and rounded, keeping the total: where many values are one number, as zeros after
-        a relu, they are not any more. Ranks are not known, and count as the target's ranks.
+        over ours and rounded, keeping the total. So many equal values, as zeros after a relu, are
+        spread too. Ranks are not known, and count as the target's ranks.
 
         Args:
             path: the file.

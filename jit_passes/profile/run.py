@@ -42,9 +42,9 @@ def profile(
 ) -> Profile:
     """Run batches through a float model and return the ranges and histograms of all its values.
 
-    Quantizing with the profile gives the same model as calibrating with the data, for any observers
-    that need no more bins, and any target that computes the operators as they are. "x86" writes
-    fused attention as products and a softmax, with other values: name the target then.
+    Quantizing with the profile gives the model that calibrating with the data gives. Observers must
+    need no more bins, and the target must compute the operators in this form. "x86" writes fused
+    attention as products and a softmax, with other values: name the target then.
 
     The values are in the canonical form that `prepare` makes. Each value is recorded where it is
     computed. A value that may be written in place is also recorded at each operator that reads it.
@@ -119,8 +119,8 @@ def profile_of(
 
     There may be no batch where `allow_none` says so.
 
-    For a batch that it does not run, the message goes by the float model, `origin`, from which it
-    was made, and the target, `backend`, in whose forms it is.
+    If a batch fails, the message depends on the float model, `origin`, and the target, `backend`,
+    whose forms the module has.
     """
     sites = Sites.of(module, method)
     graph, of_weights = sites.hash, sites.weights  # before observers are in the graph

@@ -67,8 +67,8 @@ def choose_modes(
     | convolution | static | weight_only |
 
     A convolution of patches, windows of several pixels that lie side by side, counts as a linear:
-    vision transformers begin with one. Other convolutions give codes to each other, and a range as
-    the model runs takes two passes over the input: so they are dynamic only where a rule says so.
+    vision transformers begin with one. Other convolutions give codes to each other, and a dynamic
+    range takes two passes over the input. So they are dynamic only by a rule.
 
     An operator has the first mode of its row that the target has. The operator is static if a rule
     gives its input or result an option that needs a range. Where its weight is to be in groups, it
@@ -137,7 +137,7 @@ def _without_data(node: NodeView, can: Capability, grouped: bool) -> Choice:
 
 
 def _first_mode(node: NodeView, can: Capability, modes: Sequence[str], grouped: bool) -> str | None:
-    """Return the first mode that the target has; for weights in groups, one that takes these.
+    """Return the first mode that the target has; for weights in groups, the first with groups.
 
     Where no mode takes them, the first one: its reason for float tells of the groups.
     """

@@ -46,7 +46,7 @@ def annotate_between(
         graph: the graph, in which layers are split.
         annotations: of the slots; others are added.
         policy: the capability of the target, and how activations and weights are quantized.
-        refused: why nodes stay in float, by index; nobody is told of these.
+        refused: why nodes stay in float, by index; no message reports these.
 
     Operators that read integers and stay in float are told: `Annotations.refused` has them.
     """
@@ -153,7 +153,7 @@ def _separate(writer: AnnotationWriter, node: NodeView) -> None:
 
 
 def _share_inputs(writer: AnnotationWriter, node: NodeView) -> None:
-    """Let an operand that a layer's input slot quantizes have the parameters of that slot.
+    """Give an operand that a layer's input slot quantizes the parameters of this slot.
 
     An input of the model, which a layer and a residual sum read, then has one format.
     """

@@ -98,8 +98,7 @@ class Selection:
         wanted: indices of products of matrices that are to be on integers, with any neighbours.
         dynamic: indices of operators that quantize their inputs as the model runs: they read and
             give floats.
-        inner: operators that a table computes on the way to another one's result: that one, by
-            index.
+        inner: for an operator inside a table, the operator of the table's result, by index.
         selected: rows of the table of the operators that are selected, by index.
         by_output: the selected operators whose results are quantized, by id of the result.
         summed: the weighted operator that an addition is computed within, by index of the addition.

@@ -89,9 +89,8 @@ class Comparison:
 
     Attributes:
         rows: the values that both have, in program order of the float model, then the outputs.
-        unmatched: names of quantized values, and of results of operators that quantize their inputs
-            as they run or have quantized weights alone, that could not be compared, or were never
-            computed.
+        unmatched: names of values that could not be compared, or were never computed: quantized
+            values, and results of operators with dynamic inputs or with quantized weights alone.
         jump: by how many dB the own error of an operator must stand out to be `first`.
     """
 
@@ -186,8 +185,8 @@ def compare(
 ) -> Comparison:
     """Compare a quantized model with the float model, value by value, in one pass over the data.
 
-    The quantized model runs twice: as it is, and with each compared value replaced, as soon as it
-    is computed, by the value of the float model on its grid. A difference in the second run is a
+    The quantized model runs twice. In the second run the value of the float model, on the grid,
+    replaces each compared value as soon as it is computed. A difference in the second run is a
     value's own error; the rest is inherited. Sums are kept, values are forgotten after each batch.
 
     Compared are all values that `convert` has quantized, results of operators that stay in float,
@@ -331,7 +330,7 @@ class _Comparison:
 
 
 def name_inputs(graph: GraphEditor) -> None:
-    """Give each tensor that the model takes a node, so that it is known by one like all others."""
+    """Give each tensor argument of the model a node, so that it is identified like all values."""
     first = next(iter(graph.nodes), None)
     for value in graph.inputs:
         if value.is_tensor and first is not None:
@@ -352,7 +351,7 @@ def _nodes_by_value(graph: GraphView) -> dict[str, NodeView]:
 def _sites(quantized: torch.jit.ScriptModule, report: Report) -> list[tuple[str, Site]]:
     """Return the values that can be seen in the quantized model, by their names in the float one.
 
-    Quantized values are seen as codes; an operator of the report that stayed as it is gives floats.
+    Quantized values are seen as codes; an operator of the report that was not lowered gives floats.
     """
     module = copy_of(quantized, report.method)
     sites = sites_of(module, report)

@@ -53,8 +53,8 @@ NOTHING = Seen([], [], [])
 class Lockstep:
     """Compares values while batches go through; it holds the values of one batch.
 
-    Three models run: the first, the second, and the second once more, in which each compared value,
-    as soon as it is computed, is replaced by the first model's value. A difference in that run is a
+    Three models run: the first, the second, and a copy of the second. In the copy the first model's
+    value replaces each compared value as soon as it is computed. A difference in that run is a
     value's own, and a difference in the plain run only is inherited.
 
     Args:

@@ -206,7 +206,7 @@ def _are_within(values: torch.Tensor, low: float, high: float) -> bool:
 
 
 def spread_qparams(qparams: QParams, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and zero point in float64, in shapes that go with a tensor of that shape."""
+    """Return scale and zero point in float64, in shapes that fit a tensor of this shape."""
     scale = torch.as_tensor(qparams.scale, dtype=torch.float64)
     zero_point = torch.as_tensor(qparams.zero_point, dtype=torch.float64)
     if qparams.axis is None:

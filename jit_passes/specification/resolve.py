@@ -1,8 +1,8 @@
 """From annotations to groups of values with the same parameters.
 
-Annotations say what each operator wants. This module decides which places share parameters, as
-PyTorch's PT2 export quantization does (torchao/quantization/pt2e/prepare.py), and what is quantized
-where: the result does not depend on the order in which annotations were made.
+Annotations say what each operator wants. This module decides which places share parameters, and
+where values are quantized, as in PyTorch's PT2 export quantization
+(torchao/quantization/pt2e/prepare.py). The result does not depend on the order of the annotations.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _Writer:
         if (again := annotation.output_qspec_again) is not None:
             rest |= {"observed": True}
             value = value_of(node)
-            own = self.first + len(self.groups)  # shared with nobody
+            own = self.first + len(self.groups)  # not shared
             self.groups[Member(value, node, (), again)] = own
             self.add(value, (), node, again=True, spec=again, group=own, **rest)
 

@@ -35,11 +35,10 @@ class QuantizationSpec:
         quant_min: smallest q; None for the dtype's.
         quant_max: largest q; None for the dtype's.
         qscheme: per_tensor_ (one scale) or per_channel_ (one for each index along ch_axis), then
-            affine; symmetric (zero_point in the middle of the range); symmetric_with_uint8
-            (affine where nothing is below 0, so that all codes are used, otherwise symmetric); or
-            power_of_two (zero_point 0, the smallest power of two as scale with which nothing is
-            clipped). With is_dynamic: per_tensor_ or per_token_ (one scale for all but the last
-            axis), then affine or symmetric.
+            affine; symmetric (zero_point in the middle of the range); symmetric_with_uint8 (affine
+            where nothing is below 0, otherwise symmetric); or power_of_two (zero_point 0, the
+            smallest power of two as scale without clipping). With is_dynamic: per_tensor_ or
+            per_token_ (one scale for all but the last axis), then affine or symmetric.
         ch_axis: the channel axis, for per-channel schemes only; from the end if below 0.
         group_size: of a weight, how many neighbours along its input axis share a scale within a
             channel; None for all of them. The input axis is the other of the first two: a weight
@@ -80,7 +79,7 @@ class QuantizationSpec:
     def of_bits(
         cls, bits: int, signed: bool = True, qscheme: str = "per_tensor_affine", **options: Any
     ) -> QuantizationSpec:
-        """Return a specification whose codes are all that so many bits hold, in the least dtype.
+        """Return a specification with all codes of so many bits, in the smallest dtype.
 
         [quant_min, quant_max] = [-2**(bits - 1), 2**(bits - 1) - 1], or [0, 2**bits - 1] unsigned.
 
@@ -109,7 +108,7 @@ class QuantizationSpec:
         if constructor is not None:
             object.__setattr__(self, "observer", constructor)
         if self.ch_axis is not None and self.observer is DEFAULT_OBSERVER:
-            object.__setattr__(self, "observer", MinMax())  # no search that nobody asked for
+            object.__setattr__(self, "observer", MinMax())  # no search by default
         if not isinstance(self.observer, Observer):
             raise ArgumentError(
                 f"observer is one of jit_passes.observers, not a {type(self.observer).__name__}"
@@ -208,7 +207,7 @@ class SharedQuantizationSpec:
     """The parameters of another value.
 
     Attributes:
-        edge_or_node: whose: a value (or the node that makes it) that is quantized for all its
+        edge_or_node: the place: a value (or the node that makes it) that is quantized for all its
             users, or the pair of a value and one of its users.
         observed: whether the numbers of this value count too when parameters are chosen. False
             for results that lie within the shared range, as results of pools do.

@@ -49,7 +49,7 @@ class Mode:
     Attributes:
         check: raises a JitPassesError for models that are not fit.
         normalize: makes a C++ module in canonical form.
-        parameters: whether that still has its parameters, which then count as constants.
+        parameters: whether the graph still has its parameters, which then count as constants.
         again: a kind of operator; a model that trains and has one may be quantized further. "" for
             no model.
     """

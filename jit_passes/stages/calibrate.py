@@ -49,10 +49,10 @@ def calibrate(
         The prepared model.
 
     Raises:
-        JitPassesError: there is no batch; the model does not take a batch, or the float model does
-            and jit_passes has made an error; a value is NaN or infinite, which the message
-            names. On several ranks: the work failed on one, a rank has ended or is late, the ranks
-            have other models; the observers are as they were then.
+        JitPassesError: there is no batch; the model does not take a batch; the float model takes
+            it, so jit_passes is at fault; a value, which the message names, is NaN or infinite. On
+            several ranks: the work failed on one, a rank has ended or is late, the ranks have other
+            models; the observers are as they were then.
 
     Warns:
         JitPassesWarning: a number is so far off all others that these have few codes or none.

@@ -172,9 +172,9 @@ def round_weights(
         damping: part of the mean of X X^T's diagonal that is added to it, in (0, 1]; more where
             data are few. None for the best of 0.01, 0.1 and 1 for each layer, or 0.1 where no batch
             is held back.
-        memory: bytes for the matrices X X^T; a larger one is held alone. The sequential ones hold
-            six of each layer, and besides, of either model, values of this size between layers, for
-            all batches, twice while a pass goes on.
+        memory: bytes for the matrices X X^T; a larger one is held alone. The sequential methods
+            hold six matrices of each layer. In addition, each of the two models may hold values of
+            this size between layers, for all batches, and twice as much during a pass.
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
 

@@ -3,8 +3,8 @@
     y = f(W x + b), z = V y   ->   y' = f((W / s) x + b / s), z = (s V) y'       f(x / s) = f(x) / s
 
 A walk over the graph finds the channels that need one factor. A sum joins the channels of its
-operands, a concatenation has the channels of its parts one after another, and the operands of an
-operator that is not known keep factors of 1. A product can take factors back instead:
+operands. A concatenation has the channels of its parts one after another. Operands of unknown
+operators keep factors of 1. A product can take factors back instead:
 
     y = W x + b, z = y + r   ->   y' = (W / s) x + b / s, z = s y' + r
 
@@ -215,7 +215,7 @@ class Scaling:
         self._fixed.update(ids.tolist())
 
     def roots(self) -> tuple[Tensor, Tensor]:
-        """Return for each id the one that stands for its class, and whether it may change."""
+        """Return for each id the representative of its class, and whether it may change."""
         roots = torch.tensor([self._root(i) for i in range(len(self._parent))], dtype=torch.int64)
         free = torch.ones(len(roots), dtype=torch.bool)
         if self._fixed:

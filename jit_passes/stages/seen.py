@@ -199,7 +199,7 @@ class _Functions:
     """The functions behind the values of a prepared model, looked for when one is asked for.
 
     Args:
-        module: the C++ module, which has to stay as it is as long as functions are asked for.
+        module: the C++ module, which must not change as long as functions are asked for.
         method: the method whose values are observed.
 
     Attributes:
@@ -334,7 +334,7 @@ def without_batch(places: list[QuantizedPlace], report: Report) -> dict[int, str
         kind = kinds.get(place.owner, "")
         weighted = TRAITS.get(kind, UNKNOWN).weighted
         if weighted and known.dims is not None and known.dims[0] == weighted.spatial_dims + 1:
-            # The module may be in a package of somebody else's, which most models do not need here.
+            # The module may be in another package, which most models do not need here.
             if support is None:
                 support = Target.from_record(report.target).capability.operators
             row = support.get(kind)

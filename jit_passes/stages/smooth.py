@@ -46,9 +46,9 @@ def smooth(
         s_j = max|X_j|^a / max|W_j|^(1 - a),    Y = (X / s) (s W)^T
 
     with a the `strength`. The results of the model stay, and both factors are quantized well. X / s
-    is the layer norm with gain and shift divided by s. An operator that is no linear and reads X
-    too, such as a residual sum, gets a layer norm of its own, as it was. Source: SmoothQuant (Xiao
-    et al., 2023, https://arxiv.org/abs/2211.10438, equation 4).
+    is the layer norm with gain and shift divided by s. If an operator other than a linear reads X
+    too, such as a residual sum, it gets an unchanged layer norm of its own. Source: SmoothQuant
+    (Xiao et al., 2023, https://arxiv.org/abs/2211.10438, equation 4).
 
     `quantize_script` smooths by itself where channels are outlying. Ahead of `prepare`, or for all
     layer norms, it is a call of its own, with the data of the calibration:

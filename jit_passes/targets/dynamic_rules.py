@@ -99,7 +99,7 @@ def fuse_dynamic(
     Args:
         saturates: whether kernels add pairs of products in int16: these get inputs of 7 bits only.
         groups: whether the inputs of weights in groups are rounded too, and products in float. The
-            rules are of the same steps, since a layer that one of them takes needs no remark.
+            rules stand in one step, since a layer that one of them takes needs no remark.
         isolate: whether a NaN makes its own row NaN alone, where weights are in groups.
     """
     ranges = (True,) if saturates else (True, False)

@@ -58,8 +58,8 @@ class PowerOfTwoQuantizer(BackendQuantizer):
         bits: of activations.
         weight_bits: of weights.
         lookup_tables: see `Reference`.
-        unsigned: whether activations that cannot be below 0 have codes from 0 on, and so a bit
-            more, as Graffitist has behind a relu.
+        unsigned: whether activations that cannot be below 0 have codes from 0 on, and so one more
+            bit, as Graffitist has behind a relu.
 
     Raises:
         JitPassesError: bits outside of 2 to 16.
@@ -88,7 +88,7 @@ class PowerOfTwoQuantizer(BackendQuantizer):
 
 
 def _with_shared(table: Mapping[str, OperatorSupport]) -> Mapping[str, OperatorSupport]:
-    """Return a table in which results share, and so absorb no clip, where integers are joined."""
+    """Return a table where results of joined integers share, and so absorb no clip."""
     rows = {**table, **{k: replace(table[k], role=Role.SHARED) for k in SHARED_RESULTS}}
     return {
         kind: replace(row, clips=()) if row.role is Role.SHARED else row

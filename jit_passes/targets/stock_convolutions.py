@@ -137,8 +137,8 @@ def _wrong_on_fbgemm(shape: ConvolutionShape) -> str | None:
 def _misses_input(window: int, stride: int, padding: int, dilation: int) -> bool:
     """Say whether windows along an axis may read padding alone, for some length of the input.
 
-    A padding beyond the window does so to the first one. Dilated windows may step over an input
-    that is shorter than the dilation: then the answer is whether all of them do.
+    A padding beyond the window has this effect on the first one. Dilated windows may step over an
+    input that is shorter than the dilation: then the answer is whether all of them do.
     """
     reach = dilation * (window - 1)
     if padding > reach:

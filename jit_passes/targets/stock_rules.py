@@ -1,7 +1,7 @@
 """How each quantized operator of PyTorch replaces dequantize, operator, quantize.
 
-%a and %b are activations: integers, which are dequantized before the float operator and go as they
-are into the quantized one. %scale and %zero_point belong to the result.
+%a and %b are activations: integers, which are dequantized before the float operator, and which the
+quantized operator reads directly. %scale and %zero_point belong to the result.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ class X86(Target):
         integer_layer_norm: compute layer norm, and the sums that it reads, on integers. A
             transformer takes a few per cent less time. But rows share one scale. Rows that are much
             smaller than others, as a class token may be, lose their digits right before the norm
-            makes them large; and so do all rows where a few channels are large.
+            makes them large. If a few channels are large, all rows lose digits.
     """
 
     name: ClassVar[str] = "x86"

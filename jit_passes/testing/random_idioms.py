@@ -137,7 +137,7 @@ def written_bias(w: Writer) -> None:
 
 
 def resize_as(w: Writer) -> None:
-    """A pool of an image, made as large as the image again, as pyramids of features have it."""
+    """A pool of an image, resized to the image's size, as in feature pyramids."""
     x, y, conv, z = w.pick((4,)), w.new(), w.new("conv"), w.new()
     channels = w.shape(x)[1]
     smooth = w.rng.choice(("", ", mode='bilinear', align_corners=False"))

@@ -186,7 +186,7 @@ def loop(w: Writer) -> None:
 
 
 def state(w: Writer) -> None:
-    """A buffer that calls change, or an attribute that nobody reads."""
+    """A buffer that calls change, or an attribute without readers."""
     name, y, x = w.new("state"), w.new(), w.pick()
     members = [f"self.register_buffer({name!r}, torch.ones(1))"]
     line = w.rng.choice(

@@ -57,10 +57,10 @@ def prepare_qat(
     added, named `<module>.<slot>_scale`, ..., see `fake_quantizers`. Build the optimizer
     afterwards, so that it knows them: see `quantization_parameters`.
 
-    Batch norms behind convolutions and linears stay where they are and train as ever; weights are
-    quantized as they will be once these are folded into them. `train()` and `eval()` keep their
-    meaning; ranges follow and scales begin in training mode only. `disable_observers`,
-    `disable_fake_quantize` and `freeze_statistics` are for schedules.
+    Batch norms behind convolutions and linears stay there and train as usual. Weights are quantized
+    in their folded form. `train()` and `eval()` keep their meaning; ranges follow and scales begin
+    in training mode only. `disable_observers`, `disable_fake_quantize` and `freeze_statistics` are
+    for schedules.
 
     Under DistributedDataParallel, call this after `init_process_group`, and wrap the result without
     further arguments. First values and ranges then come from all ranks' batches together, and

@@ -24,8 +24,8 @@ def start_from(model: torch.jit.ScriptModule, rounded: torch.jit.ScriptModule) -
 
     s and c are the scale and the code that the weight has in the calibrated model, f is the factor
     of the batch norm behind, or 1. A weight starts in the middle of its code, and the scale that
-    trains at s. So training goes on where `round_weights` and ranges of weights by error have
-    come to, where LSQ alone starts at the nearest codes of a scale by a rule:
+    trains at s. So training continues from the codes of `round_weights` and from ranges of weights
+    by error. LSQ alone starts at the nearest codes of a scale by a rule:
 
         prepared = jit_passes.calibrate(jit_passes.prepare(model, config=config), batches)
         rounded = jit_passes.round_weights(prepared, batches, how="gptq_sequential")

@@ -106,8 +106,8 @@ def estimate_statistics(
     of the batches. torch.optim.swa_utils.update_bn does this for models in float. In that mode a
     batch norm normalizes by the batch, so batch norms behind others have inputs as in training.
 
-    Codes of weights stay: where a weight has a scale for each channel, the scale changes as the
-    factor gamma / sqrt(running_var + eps) does that will be folded into it. With one scale for the
+    Codes of weights stay: where a weight has a scale for each channel, the scale changes with the
+    factor gamma / sqrt(running_var + eps), which will be folded into it. With one scale for the
     weight, codes are found anew.
 
     Call it after the last step, ahead of `convert`. Statistics that were frozen in training are
@@ -116,7 +116,7 @@ def estimate_statistics(
 
     Args:
         model: from `prepare_qat`, trained; statistics and scales change, its mode does not.
-        data: batches as in training, as many as give calm means, 20 of 64 say; each counts alike.
+        data: batches as in training, enough for stable means, 20 of 64 say; each counts alike.
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
 

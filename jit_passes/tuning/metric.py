@@ -129,7 +129,7 @@ def own_metric(function: MetricFn, model: torch.jit.ScriptModule) -> Metric:
 
 @dataclass(frozen=True)
 class _Own:
-    """The measure of `own_metric`, which can be sent to workers as far as the function can."""
+    """The measure of `own_metric`; it can be sent to workers if the function can."""
 
     function: MetricFn
     name: str

@@ -109,7 +109,7 @@ class Recipes:
                 raise NotPossible(str(error), command=error.command) from error
 
     def score(self, recipe: Configuration) -> tuple[float, torch.jit.ScriptModule | None]:
-        """Return the metric of a recipe, and the model where this process made it for that.
+        """Return the metric of a recipe, and the model if this process made it.
 
         Raises:
             NotPossible: as `model_of`.

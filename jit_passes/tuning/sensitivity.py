@@ -168,9 +168,9 @@ def sensitivity(
         resume: a file for the scores, written as they are measured; a run that was interrupted goes
             on from it.
         progress: a progress bar; None for one on terminals only.
-        executor: of `concurrent.futures`, whose workers measure; the result and the file of
-            `resume` are equal to a run in one process, as far as arithmetic does not depend on the
-            number of threads. Workers need to import the metric. None for this process.
+        executor: of `concurrent.futures`, whose workers measure. The result and the file of
+            `resume` equal a run in one process, unless arithmetic depends on the number of threads.
+            Workers need to import the metric. None for this process.
 
     Raises:
         JitPassesError: the model or the data do not allow it, nothing would be quantized, `layers`

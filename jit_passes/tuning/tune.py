@@ -187,12 +187,12 @@ def tune(
        allows it. So each layer that stays in F is needed there, if more float is never worse.
     4. Each layer of F gets the first alternative that keeps to the budget, in place of float.
 
-    With the objective "size" or "latency", each layer's cost is measured: by how many bytes the
-    file grows, or by how much longer calls on the first batch take (medians), where that layer
-    alone is in float. Steps 2 and 3 are done three times: in that order, in the order of noise over
-    cost, and in the order of cost alone; step 3 begins with the costly layers. The result whose
-    model is cheapest, as measured, counts. Step 4 then takes the cheapest of float and all
-    alternatives that keep to the budget.
+    With the objective "size" or "latency", each layer's cost is measured, with this layer alone in
+    float: the additional bytes of the file, or the additional time of calls on the first batch
+    (medians). Steps 2 and 3 are done three times: in that order, in the order of noise over cost,
+    and in the order of cost alone; step 3 begins with the costly layers. The result whose model is
+    cheapest, as measured, counts. Step 4 then takes the cheapest of float and all alternatives that
+    keep to the budget.
 
     So about 2 log2 |F| + |F| (1 + alternatives) quantized models are measured, where trying each
     set of layers L takes 2^|L|. Equal variants are measured once, and variants that the target

@@ -25,8 +25,8 @@
 //   %y = aten::reshape(%x, [%n, %h // 4, 4, %w // 4, 4, %c])
 //     ->   aten::unflatten(aten::unflatten(%x, 2, [-1, 4]), 1, [-1, 4])
 //
-// Several axes become several others if all sizes but one are numbers. If the numbers divide the last axis, that one
-// is split, and its first part joins the axes in front. PyTorch's attention joins heads and batch so:
+// Several axes become several others if all sizes but one are numbers. If the numbers divide the last axis, the last
+// axis is split, and its first part joins the axes in front. PyTorch's attention joins heads and batch so:
 //
 //   %y = aten::reshape(%x, [%n, %t * 8, 16]), of [%n, %t, 128]
 //     ->   aten::flatten(aten::unflatten(%x, 2, [8, 16]), 1, 2)

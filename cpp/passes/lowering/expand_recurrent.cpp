@@ -11,8 +11,8 @@
 //         %y = the states, %h = the last one
 //
 // The state is quantized in each step, and the input of later layers as a whole, with the options of the first
-// input. PyTorch's quantized LSTM does so too; it has no kernel for these layers. The reference model leaves both in
-// float.
+// input. PyTorch's quantized LSTM does this too, but has no kernel for these layers. The reference model leaves both
+// in float.
 #include <torch/csrc/jit/ir/irparser.h>
 
 #include "graph/dialect.h"

@@ -9,9 +9,9 @@
 //
 // A region takes and gives floats: it quantizes its inputs, and dequantizes its results. The codes do not change,
 // since quantize returns the codes that dequantize with equal parameters has read. For a quantized value, the region
-// takes the float value in front of quantize. If the codes are rearranged, it takes the dequantized result of that.
-// If the float value may be written in place later, it takes the value dequantized from the codes. Constants move
-// in, and attributes that do not change and need no gradient.
+// takes the float value in front of quantize. If the codes are rearranged, it takes the dequantized result of the
+// last move. If the float value may be written in place later, it takes the value dequantized from the codes.
+// Constants move in, and attributes that do not change and need no gradient.
 //
 // With the option `shapes`, if others only ask for the shape of a value, a region gives a tensor of that shape
 // without memory:

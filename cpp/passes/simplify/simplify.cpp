@@ -1,6 +1,6 @@
-// Compute all that is known before a graph runs: constants, checks for None, ranks, sizes, dtypes, the content of
-// containers, and the branches and loops that they decide. Without the option `tensors`, functions of constant
-// tensors stay: a reference model computes with the integers of its weights.
+// Compute everything that is known before a graph runs: constants, checks for None, ranks, sizes, dtypes, the
+// content of containers, and the branches and loops that these decide. Without the option `tensors`, functions of
+// constant tensors stay: a reference model computes with the integers of its weights.
 //
 // Each answer leads to the next: constants decide branches, branches tell ranks, ranks tell sizes, and sizes are
 // constants. So the steps take turns until none of them changes anything. Each file of this folder has one step, and

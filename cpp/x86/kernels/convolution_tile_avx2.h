@@ -2,8 +2,8 @@
 //
 // 12 of the 16 registers hold sums, two weights, one input. The pixels are any six of the output, with one pointer
 // each; one number, added to all pointers, moves them on together. With AVX-VNNI, four neighbouring bytes of a pixel
-// are broadcast and multiplied by the weights of these four for 8 channels each (vpdpbusd): per four bytes that is 12
-// multiplications, 6 broadcasts, which are loads, and 2 loads.
+// are broadcast and multiplied by the weights of these four for 8 channels each (vpdpbusd): per four bytes this
+// takes 12 multiplications, 6 broadcasts, which are loads, and 2 loads.
 //
 // AVX2 alone multiplies pairs of int16 (vpmaddwd), which is exact, and adds them in a separate instruction.
 // vpmaddubsw multiplies bytes, but its sum of two products saturates. Codes are widened ahead, once for all

@@ -9,8 +9,8 @@
 
 namespace jit_passes::x86 {
 
-// The program without concatenated operands of shape [0], such as a cache before the first call, for inputs of these
-// sizes. Nothing if there are none. A list of these operands alone stays.
+// The program for inputs of these sizes, without concatenated operands of shape [0], such as a cache before the
+// first call. Nothing if there are none. A list of these operands alone stays.
 std::optional<Program> withoutEmptyParts(const Program& program, const std::vector<Sizes>& inputs);
 
 class Joins {

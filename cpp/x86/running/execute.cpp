@@ -51,7 +51,7 @@ Call ofThread(Call call, int64_t thread) {
 constexpr int64_t kMostUnits = 1 << 12;
 
 // Whether ranges are claimed in chunks. So many multiply-adds take a thread at least 10 us, and starting a kernel
-// once more takes a few per cent of that.
+// once more takes a few per cent of this time.
 bool isCut(const Phase& phase, int64_t threads) {
   constexpr int64_t kShort = 1 << 22;
   return phase.products > kShort * threads &&

@@ -1,6 +1,6 @@
 // The processors on which the threads of a call run. An idle virtual processor is halted, and Linux treats it as
-// absent: it wakes a thread on the processor of the thread that wakes it, and both take turns for milliseconds. So a
-// thread that works moves another one that should work, but does not, to another processor.
+// absent. Linux wakes a thread on the processor of its waker, and both take turns for milliseconds. So a working
+// thread moves a thread that should work, but does not, to another processor.
 #pragma once
 
 #include <array>

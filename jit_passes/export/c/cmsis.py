@@ -1,8 +1,8 @@
 """Calls of CMSIS-NN in place of own loops, where its arithmetic is the model's.
 
 CMSIS-NN has images with channels last, `[batch, places, channels]`. A convolution gives its result
-so, and what follows stays so as long as it is computed number by number, or is a pool or another
-convolution of CMSIS-NN. Copies stand where the order changes.
+in this order. Later operators keep the order as long as they compute number by number, or are pools
+or convolutions of CMSIS-NN. Copies stand where the order changes.
 """
 
 from __future__ import annotations

@@ -92,9 +92,9 @@ class Chains:
 def find_repeats(calls: Sequence[Call]) -> tuple[list[Repeat], Chains]:
     """Return repetitions that do not overlap, in order, and the chains of their buffers.
 
-    The one that makes the program shortest is taken first; of equal ones the one with the shortest
-    round, and then the first. A loop begins as late as its rounds allow, and so ends where the last
-    step does.
+    The loop that makes the program shortest is taken first; among equal ones, the loop with the
+    shortest round, and then the first one. A loop begins as late as its rounds allow, and so ends
+    where the last step does.
     """
     found: list[Repeat] = []
     chains = Chains()

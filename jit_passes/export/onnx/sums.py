@@ -24,8 +24,8 @@ either. With fixed sizes one kernel computes the functions, and OpenVINO then ro
 another one.
 
 The grid changes no code of the sum. The second operand has values from a to b, and the sum's codes
-stand for values from low to high. Where the convolution gives less than low - b, the sum saturates
-below, and does so too if it gives low - b. Above high - a it is alike. The grid reaches both ends.
+stand for values from low to high. Where the convolution gives low - b or less, the sum saturates
+below. Above high - a the sum saturates likewise. The grid reaches both ends.
 """
 
 from __future__ import annotations

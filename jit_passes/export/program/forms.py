@@ -77,8 +77,8 @@ def _operator(node: NodeView) -> Form:
 def _clamp(node: NodeView) -> Form:
     """Return a clamp, as `hardtanh` between two numbers.
 
-    Engines look for `hardtanh` behind a convolution: XNNPACK leaves one that a clamp follows in
-    float, and ExecuTorch 1.5.1 computes it wrongly then.
+    Engines look for `hardtanh` behind a convolution: If a clamp follows, XNNPACK leaves the
+    operator in float, and ExecuTorch 1.5.1 computes it wrongly.
     """
     clamp = _operator(node)
 

@@ -1,4 +1,4 @@
-"""Numbers that a trace has as tensors: they are known where sizes that are known tell them.
+"""Numbers that a trace has as tensors: known where they follow from known sizes.
 
     %n : int = aten::size(%x, 2)
     %t : Tensor = prim::NumToTensor(%n)

@@ -115,8 +115,8 @@ class State:
             written: says of a path whether operators write to the attribute's memory.
 
         Raises:
-            NodeError: an attribute that is no tensor is another one; a tensor has another shape or
-                dtype; or two attributes are one tensor from then on, and are written to.
+            NodeError: an attribute that is no tensor has changed; a tensor has another shape or
+                dtype; or two attributes have become one tensor, and are written to.
         """
         tensors = {path: self.read(path) for path in self._first}
         for path in self._assigned:

@@ -128,7 +128,7 @@ class Subject:
         return dict(zip(names, args, strict=False)) | dict(kwargs)
 
     def watched(self, model: torch.jit.ScriptModule | None = None) -> Watched:
-        """Return the model, or one lowered from it, as one that gives the codes of values."""
+        """Return a module that gives the codes of values, of the model or of a lowered one."""
         other = self.model if model is None else model
         report = Report.read(other)
         assert report is not None

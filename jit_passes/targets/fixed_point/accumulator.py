@@ -80,8 +80,8 @@ def overflow_before_data(node: NodeView, weight: Spec, inputs: Spec, bits: int) 
     """Say that the sums of an operator surely overflow, for any data.
 
     Codes of a weight follow from its numbers, if nothing is clipped. The zero point of an affine
-    input is not known yet: the one is taken with which the sums need the fewest bits. The bias is
-    left out, since its codes follow from the scale of the input.
+    input is not known yet: the zero point with the smallest sums is taken. The bias is left out,
+    since its codes follow from the scale of the input.
 
     Args:
         node: a convolution, a linear or a product of matrices.

@@ -6,9 +6,9 @@
 
 The first gives the codes of the dialect in this torch, ties included: see `cpp/ops/rounding.h`.
 Torch 2.13 rounds x * (1 / scale) + zero_point, which is one operation in float32. In double
-precision the product is exact, so the sum has the same bits once it is float32. Other
-roundings, for which fake_quantize stands in front of quantize, are computed so in any torch, but
-halves away from zero: of x / scale, in front of the zero point.
+precision the product is exact, so the sum has the same bits once it is float32. Other roundings,
+with a fake_quantize in front of quantize, have this formula in any torch. Halves away from zero are
+the exception: x / scale is rounded, ahead of the zero point.
 NaN becomes code 0.
 """
 

@@ -39,7 +39,7 @@ def unroll_layers(graph: GraphEditor, steps: int | None) -> None:
 
     Args:
         graph: whose layers.
-        steps: of each sequence; None where nobody has said how many.
+        steps: of each sequence; None if the number is not given.
     """
     for node in graph.nodes:
         if node.kind not in (*GATED, *PLAIN):

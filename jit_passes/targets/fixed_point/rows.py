@@ -24,9 +24,10 @@ Layer norm, with the steps x_i = q_i - z_x of a row of N numbers, weight g and b
     G_i = round(g_i * 2^(k + 16 - a) / s_y),   B_i = round(b_i * 2^16 / s_y)
 
 N^2 times the variance is a whole number of steps, so nothing is lost ahead of the root. G and B
-have 32 bits; a is the smallest for that, and k the largest with which all products have 63. Ahead
-of rounding y is within 2^-17 + sqrt(N) / 2^(k + 17 - a) + |y - b / s_y| * (1 / R + 1 / U) of the
-real number. A root-mean-square norm has D_i = N * x_i, no square of the sum in U, and no bias.
+have 32 bits, with the smallest a that allows it. k is the largest number for which all products
+have 63 bits. Ahead of rounding y is within 2^-17 + sqrt(N) / 2^(k + 17 - a) + |y - b / s_y| * (1 /
+R + 1 / U) of the real number. A root-mean-square norm has D_i = N * x_i, no square of the sum in U,
+and no bias.
 """
 
 from __future__ import annotations

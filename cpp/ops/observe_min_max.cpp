@@ -129,7 +129,7 @@ const RegisterOp observe_per_channel_min_max_op{
     onAnyDevice(observePerChannelMinMax<Measured::ByOperators>)};
 const RegisterOp observe_pair_sums_op{
     "observe_pair_sums(Tensor x, Tensor(a!) range, int axis, str name, str spec) -> ()",
-    "Keep the range of each channel, and of sums of neighbouring values.",
+    "Keep each channel's range, and that of sums of neighbouring values.",
     onCpu(observePairSums<Measured::InMemory>), onAnyDevice(observePairSums<Measured::ByOperators>)};
 const RegisterOp observe_reach_op{
     "observe_reach(Tensor x, Tensor(a!) range, str name, str spec) -> ()",

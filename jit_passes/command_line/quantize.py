@@ -59,7 +59,7 @@ the first axis counts samples.
 @click.option(
     "--equalize",
     type=click.Choice(["auto", "activations", "weights"]),
-    help="Scale the channels between layers to like size first, by ranges of activations, which "
+    help="Scale the channels between layers to similar sizes, by ranges of activations, which "
     "needs data, or of weights; auto is the first with data, the second without.",
 )
 @click.option(

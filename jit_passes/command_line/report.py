@@ -32,7 +32,7 @@ The second way shows all values: of a model for x86, only results of compiled re
 @click.option(
     "--latency",
     is_flag=True,
-    help="Time calls of both models on the first batch; the page is another each time then.",
+    help="Time calls of both models on the first batch; each page is different then.",
 )
 @click.option("-o", "--output", type=options.FILE, required=True, help="The page, .html.")
 @options.JSON

@@ -17,14 +17,14 @@ from .support import Role
 NEEDS_DATA = "its input needs a range from data: give batches or a profile, or say mode: dynamic"
 WITHOUT_DATA = "no data"
 CALIBRATED = "ranges from the data"
-BESIDE_ATTENTION = "of a transformer, where a few channels may be large"
+BESIDE_ATTENTION = "of a transformer, where a few channels are often very large"
 BESIDE_RECURRENT = "beside a recurrent layer, which takes and gives float32"
-BESIDE_TABLE = "beside a table, whose rows are float32"
+BESIDE_TABLE = "beside an embedding, whose rows are float32"
 IN_FRONT = "in front of residual sums in float32, which would keep the error of its result"
 IN_GROUPS = "its weight is in groups, which the target does not have in the mode "
 SAY_SO = "; a rule with a mode quantizes it"
 RECURRENT = "a recurrent layer, whose states are quantized step by step"
-TABLE = "a table, of which rows are looked up"
+TABLE = "an embedding only looks up rows"
 
 _SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 _FUSED = "attention"  # in the names of all fused forms

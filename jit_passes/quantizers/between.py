@@ -24,8 +24,8 @@ _SPLIT = {
 # Reasons of operators that have a way to integers.
 _WAYS = {
     "aten::batch_norm": (
-        "it is no layer, nor part of one: that takes running statistics, and a known number of "
-        "axes, 3 or 4, or a linear that reads a matrix directly in front"
+        "it is neither a layer nor part of one: a layer needs running statistics, and 3 or 4 axes "
+        "for certain, or a linear that reads a matrix directly in front"
     ),
     "prim::If": "values leave branches as floats: trace the model",
     "prim::Loop": "values leave loops as floats: trace the model",

@@ -6,7 +6,7 @@ from ..graph.view import GraphView, NodeView, ValueView
 from .capability import Capability
 from .selection import origin_of, readers_of
 
-STREAM = "a residual sum that the next one reads: rounded each time, it would lose more each time"
+STREAM = "a residual sum that the next one reads: each rounding would add to the error"
 _LINEAR, _SUM, _PRODUCT, _NORM = "aten::linear", "aten::add", "aten::mul", "aten::layer_norm"
 _NORMS = (_NORM, "aten::rms_norm")
 

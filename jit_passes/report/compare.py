@@ -1,4 +1,4 @@
-"""A quantized model beside the float model that it was made of, value by value."""
+"""A quantized model beside the float model that it was made from, value by value."""
 
 from __future__ import annotations
 
@@ -294,11 +294,11 @@ class _Comparison:
         wanted = grids | {row.name: row.name for row in report.operators if row.mode in modes}
         if wanted and not any(name in nodes for name in wanted.values()):
             why = (
-                "no value of the quantized model is one of the float model: was it made of this "
-                "one?"
+                "the two models have no value in common: was the quantized model made from this "
+                "float model?"
             )
             raise JitPassesError(
-                f"{why} Of one that has trained, the float model is jit_passes.strip(qat)[0]",
+                f"{why} For a model that has trained, the float model is jit_passes.strip(qat)[0]",
                 command=why,
             )
         self.models = Lockstep(

@@ -88,7 +88,7 @@ class Inspection(tuple[OperatorInspection, ...]):
         """How much is on integers, in a line."""
         int8 = sum(row.dtype == "int8" for row in self)
         weights = sum(row.dtype == "float" and bool(row.bits) for row in self)
-        alone = f"; of {weights} more the weight alone is quantized" if weights else ""
+        alone = f"; {weights} more with a quantized weight alone" if weights else ""
         return (
             f"{int8} of {count_of(len(self), 'operator')} on integers, in "
             f"{count_of(len(self.regions), 'region')}; {count_of(self.quantizes, 'value')} "

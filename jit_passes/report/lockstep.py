@@ -177,5 +177,5 @@ def check_shapes(ours: torch.Tensor, theirs: torch.Tensor, name: str) -> None:
     if ours.shape != theirs.shape:
         raise JitPassesError(
             f"'{name}' has shape {list(ours.shape)} in one model and {list(theirs.shape)} in the "
-            "other: was the converted model made of this one?"
+            "other: was the converted model made from this one?"
         )

@@ -285,8 +285,8 @@ class _Comparison:
         _, known = read_places(qat, report)
         if digest_of(known) != other.plan:
             raise JitPassesError(
-                "no value of the converted model is one of the model that trained: was it made of "
-                "this one?"
+                "the two models have no value in common: was the converted model made from this "
+                "trained model?"
             )
         labels = {value.place: value.label for value in other.values}
         places = trained_places(qat, report, known, labels)

@@ -124,7 +124,7 @@ class _Site:
         nearest, *chosen = self.errors.tolist()
         by = self.by[max(self.best, 1) - 1]
         if not nearest:
-            return f"its weight is rounded by {by}, which no batch that was held back has checked"
+            return f"its weight is rounded by {by}, without a check on held-back batches"
         gain = 10 * log10(nearest / min(chosen)) if min(chosen) else inf
         if not self.best:
             by = " and ".join(dict.fromkeys(self.by))

@@ -141,7 +141,7 @@ class Smoother:
         """Remarks on the linears whose results were scaled."""
         return {
             name: f"large channels of its result were divided by up to {factor:.3g}, so that they "
-            "have one grid with the others; a product in float takes that back in front of the sum"
+            "have one grid with the others; a product in float in front of the sum undoes this"
             for name, factor in self.scaled.items()
         }
 

@@ -272,7 +272,7 @@ class UnitFinder:
                 return f"its result has other parameters than scale {fixed[0]:g}, zero {fixed[1]}"
         source = quantizer_of(node.main_operand)
         if row.role is Role.SHARED and source is not None and parameters_of(source) != own:
-            return None if self.capability.mixed else "its result has not its operand's parameters"
+            return None if self.capability.mixed else "its parameters differ from its operand's"
         return None
 
     def _make_units(self) -> None:

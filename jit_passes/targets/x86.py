@@ -116,9 +116,7 @@ def _tensors_or_constants(node: NodeView) -> str | None:
         if isinstance(constant, torch.Tensor) and not constant.isfinite().all():
             return "its constant is not finite"
         if isinstance(constant, torch.Tensor) and _hides(node, constant):
-            return (
-                "its constant hides scores from softmax, and one grid with it would lose the others"
-            )
+            return "its constant hides scores from softmax, and a grid for both would lose scores"
     return _in_plan(node)
 
 

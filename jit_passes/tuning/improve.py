@@ -35,7 +35,7 @@ from .variants import Variants
 from .workers import measuring, measuring_recipes
 
 WORTH = 0.1  # dB; a smaller gain on few batches is chance
-LAYERS = "layers otherwise"
+LAYERS = "layers changed"
 
 
 @dataclass(frozen=True)

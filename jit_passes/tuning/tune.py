@@ -113,7 +113,7 @@ class Tuned:
         lines = (
             f"{self.metric}: {shown(self.score)}, at least {shown(self.least)} asked for; "
             f"{shown(self.quantized)} with all layers quantized, {shown(self.of_float)} in float\n"
-            f"{len(self.layers)} of {count_of(self.of, 'layer')} otherwise, found by measuring "
+            f"{len(self.layers)} of {count_of(self.of, 'layer')} changed, found by measuring "
             f"{count_of(self.evaluations, 'model')}"
         )
         if self.costs is None:

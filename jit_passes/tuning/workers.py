@@ -195,4 +195,4 @@ def _told(choices: Choices) -> str:
     if not choices:
         return "the model with all layers quantized"
     first = ", ".join(sorted(choices)[:3])
-    return f"a variant with {len(choices)} layers otherwise ({first}{', ...' * (len(choices) > 3)})"
+    return f"a variant with {len(choices)} layers changed ({first}{', ...' * (len(choices) > 3)})"

@@ -1,4 +1,4 @@
-"""`check_onnx`: a file of ONNX beside the reference model that it was made of."""
+"""`check_onnx`: a file of ONNX beside the reference model that it was made from."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def check_onnx(
     method: str = "forward",
     engine: str | None = None,
 ) -> FileCheck:
-    """Compare a file of ONNX, in an engine, with the reference model that it was made of.
+    """Compare a file of ONNX, in an engine, with the reference model that it was made from.
 
     In ONNX Runtime, codes are compared as by `conformance`, by the names that `export_onnx` gives
     values. In OpenVINO, results are compared as floats: a result on a grid may be a step apart,

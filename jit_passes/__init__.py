@@ -207,8 +207,8 @@ def include_paths() -> list[str]:
 def runtime_path() -> str:
     """Return the library that C++ programs load before a file with operators of this package.
 
-    It has the operators and plans, not the bindings, so no Python. A program links with it, or
-    calls `dlopen`. A process that imports this package must not load it too.
+    The library has the operators and plans, not the bindings, so no Python. A program links with
+    it, or calls `dlopen`. A process that imports this package must not load it too.
     """
     return str(Path(_extension.PATH).parent / "lib" / "libjit_passes.so")
 

@@ -1,6 +1,6 @@
 """An interruption while the command starts: importing torch takes a second.
 
-It is imported ahead of everything else, and does nothing but in the process of the command.
+This module is imported ahead of everything else, and has an effect only in the command's process.
 """
 
 from __future__ import annotations

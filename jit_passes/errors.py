@@ -36,7 +36,7 @@ class ArgumentError(JitPassesError, ValueError):
 class UnknownNameError(JitPassesError, KeyError):
     """There is no entry of a name that is looked up with []."""
 
-    __str__ = Exception.__str__  # that of KeyError quotes the message
+    __str__ = Exception.__str__  # KeyError's quotes the message
 
 
 class InputError(JitPassesError, OSError):
@@ -62,7 +62,7 @@ class PassError(JitPassesError):
 
 
 class JitPassesWarning(UserWarning):
-    """The result is right, but probably not the one that the caller hoped for.
+    """The result is right, but probably not as the caller wanted.
 
     Attributes:
         command: see `JitPassesError`.

@@ -53,7 +53,7 @@ def quantize_script(
     call them yourself to look or step in between.
 
     Args:
-        model: in eval mode. It is not touched, unless `inplace`.
+        model: in eval mode. It does not change, unless `inplace`.
         calibration_data: batches of typical inputs, a hundred or so samples: an iterable of
             tensors, tuples of positional arguments or dicts of keyword arguments. None with a
             profile, or if nothing needs data: weights do not, nor does the mode "dynamic". Without
@@ -63,13 +63,13 @@ def quantize_script(
             `methods`, a dict of these by method.
         quantizer: decides what is quantized and how; None for the target's own.
         target: the backend: "auto", a name, or a `Target` such as `Stock(engine="onednn")`. "auto"
-            is the one that the quantizer is made for, or the best for this machine: "x86" on a
-            processor with AVX-512 VNNI or AVX-VNNI, else "stock". A file for "x86" needs
-            `import jit_passes` before `torch.jit.load`, or in C++ the library `runtime_path()`;
-            one for "stock" loads with torch alone, anywhere.
+            is the quantizer's own target, or the best for this machine: "x86" on a processor with
+            AVX-512 VNNI or AVX-VNNI, else "stock". A file for "x86" needs `import jit_passes`
+            before `torch.jit.load`, or in C++ the library `runtime_path()`; one for "stock" loads
+            with torch alone, anywhere.
         config: other options, layer by layer: the path of a YAML file, a dict, or a
-            `Configuration`. It may hold a recipe, the next four options under `stages`; an argument
-            that is not the default wins.
+            `Configuration`. A configuration may hold a recipe, the next four options under
+            `stages`; an argument that is not the default wins.
         mode: of all operators with weights that no rule of `config` gives another one.
             "static": inputs have parameters from the data.
             "dynamic": inputs have parameters from the input itself each time the model runs, which
@@ -81,8 +81,8 @@ def quantize_script(
             Signal processing in front of learned layers, a mel filterbank say, stays in float.
             None for "auto", or with a `quantizer` for its own.
         smooth: "auto" to smooth layer norms in front of linears where the largest channel is more
-            than four times the median one, in the data, or without by gain and shift; a number, the
-            strength, for all that are in front of linears; None for none. See
+            than four times the median one, by the data, or without data by gain and shift; a
+            number, the strength, for all layer norms in front of linears; None for none. See
             `jit_passes.smooth`. Where linears are static, large channels of their results for
             residual sums are divided ahead of rounding too, and multiplied in float behind it. Not
             with a profile, nor in the mode "weight_only".
@@ -101,18 +101,18 @@ def quantize_script(
         time: with `improve`, seconds after which no step begins; None for no limit.
         strict: raise an error for operators with weights and matrix products, the rows of
             `coverage`, that would stay in float and were not asked to, and for rules of the
-            configuration that change nothing. Others, a softmax or a norm, may stay in float.
+            configuration that change nothing. A softmax or a norm may stay in float.
         inplace: make `model` itself the int8 model, to free the float weights once all has gone
-            well. Until then memory is about 1.7 times that of the model, or 2.2 times where batch
-            norms are folded, whose weights are copies.
+            well. Until then memory is about 1.7 times the model's, or 2.2 times where folded batch
+            norms make copies of weights.
         progress: progress bars, of calibration and of the slow steps behind it; None for
             some on terminals only.
         method: the method to quantize. The result has this one only.
         methods: several methods to quantize, in place of `method`. The result has all methods of
             the model; the others compute in float as before, by weights of their own. Each
-            quantized method is a module, `quantized_<method>`. State that methods have in common,
-            such as that of a stream and a method that resets it, is one, `common_state`. A rule of
-            `config` that is for some of the methods needs `allow_unmatched`.
+            quantized method is a module, `quantized_<method>`. State that methods share, such as a
+            stream's state and its reset, is in one module, `common_state`. A rule of `config` that
+            is for some of the methods needs `allow_unmatched`.
         input_fn: makes a batch of inputs out of an item of `calibration_data`.
 
     Returns:

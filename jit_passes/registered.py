@@ -27,8 +27,8 @@ class Registered:
     """Base of `Target`, `Observer` and `FakeQuantizer`.
 
     A subclass of these is a frozen dataclass. Its fields are its options, and defining it registers
-    it, so an import is all that a package of somebody else's needs. *Why not a decorator:* one that
-    was forgotten shows when a model is loaded again, when the calibration is over.
+    it, so another package needs nothing but an import. *Why not a decorator:* a forgotten decorator
+    would show only when a model is loaded again, after the calibration.
 
     Attributes:
         name: how users, configurations and saved models call it. A class that gives none in its
@@ -47,7 +47,7 @@ class Registered:
         cls, noun: str | None = None, abstract: bool = False, **options: Any
     ) -> None:
         super().__init_subclass__(**options)
-        if abstract:  # the base of others, which nobody asks for by name
+        if abstract:  # a base of other classes, never asked for by name
             return
         if noun is not None:
             cls.registered, cls.noun = {}, noun

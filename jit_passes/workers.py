@@ -1,7 +1,7 @@
 """Work of other processes or machines, by the interface of `concurrent.futures`.
 
-A task is the name of a folder, with the parts that all tasks share, and an argument. It never holds
-a live module.
+A task is the name of a folder, with the parts that all tasks share, and an argument. A task never
+holds a live module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SETUP = "setup.pickle"
 
 
 class WorkerError(JitPassesError):
-    """A task could not be done, whatever its argument is."""
+    """A task could not be done with any argument."""
 
 
 class Workers(Executor):

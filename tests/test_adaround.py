@@ -112,7 +112,7 @@ def test_without_batches_to_check() -> None:
     prepared = prepared_net(scripted())
     rounded = jit_passes.round_weights(prepared, smooth_images(0, 1), how="adaround")
     remarks = [row.remark for row in jit_passes.coverage(jit_passes.convert(rounded))]
-    said = "its weight is rounded by adaround, which no batch that was held back has checked"
+    said = "its weight is rounded by adaround, without a check on held-back batches"
     assert sum(remark == said for remark in remarks) == 4
 
 

@@ -448,7 +448,7 @@ def test_a_recommender() -> None:
     """Tables by weight, the rest dynamic, with data and without; a file keeps the reasons."""
     model = script(seeded(Recommender))
     batch = (torch.randint(50, (8,)), torch.randint(40, (8, 5)))
-    for data, why in (([batch], "beside a table, whose rows are float32"), (None, "no data")):
+    for data, why in (([batch], "beside an embedding, whose rows are float32"), (None, "no data")):
         with warnings.catch_warnings():
             warnings.simplefilter("error", JitPassesWarning)
             lowered = jit_passes.quantize_script(model, data, target="stock", progress=False)
@@ -462,7 +462,7 @@ def test_a_recommender() -> None:
             "linear": "dynamic",
         }
         assert rows["linear"].why == why
-        assert rows["embedding"].why == "a table, of which rows are looked up"
+        assert rows["embedding"].why == "an embedding only looks up rows"
         assert "a table, of which" in str(jit_passes.coverage(lowered))
         with torch.no_grad():
             noise = (lowered(*batch) - model(*batch)).square().sum()

@@ -136,7 +136,7 @@ def test_messages_name_options(run: Run, model: Path, data: Path, tmp_path: Path
         ("export", model, "--format", "aimet", "-o", out): "--target reference",
         ("compare", model, model, "--data", data): "`jit-passes quantize`",
         ("report", model, model, "--data", data, "-o", out): "`jit-passes quantize`",
-        ("compare", other, int8, "--data", data): "was it made of this one?",
+        ("compare", other, int8, "--data", data): "made from this float model?",
         ("compare", int8, model, "--data", data): "the float model first",
         ("quantize", other, "--profile", ranges, "-o", out): "`jit-passes profile --target`",
         ("quantize", model, "--data", batches, "-o", out): "'images' is a list",

@@ -379,7 +379,7 @@ def test_errors() -> None:
     ):
         jit_passes.compare(script, quantized, [torch.zeros(2, 5, 9, 9)])
     other = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(8 * 81, 2)).eval())
-    with pytest.raises(JitPassesError, match="made of this one"):
+    with pytest.raises(JitPassesError, match="made from this float model"):
         jit_passes.compare(other, quantized, data())
     narrow, wide = (
         torch.jit.script(nn.Sequential(nn.Conv2d(3, n, 3), nn.Conv2d(n, 4, 3)).eval())
@@ -387,7 +387,7 @@ def test_errors() -> None:
     )
     images = [torch.ones(1, 3, 8, 8)]
     quantized = jit_passes.quantize_script(narrow, images, target="reference")
-    with pytest.raises(JitPassesError, match=r"'0:conv2d' has shape .*made of this one"):
+    with pytest.raises(JitPassesError, match=r"'0:conv2d' has shape .*made from this one"):
         jit_passes.compare(wide, quantized, images)
 
 
@@ -418,7 +418,7 @@ def test_operators_that_quantize_as_they_run(target: str) -> None:
         assert set(found.unmatched) == names - seen and "fc:linear" in found.unmatched
         assert "in a form of its own, or no data reach them: " in str(found)
     other = torch.jit.script(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2)).eval())
-    with pytest.raises(JitPassesError, match="was it made of this one"):
+    with pytest.raises(JitPassesError, match="made from this float model"):
         jit_passes.compare(other, quantized, ids)
 
 

@@ -694,7 +694,7 @@ def test_scales_that_are_chosen_as_the_model_runs() -> None:
     model = jit_passes.quantize_script(
         torch.jit.script(net), data, target="reference", mode="static", config=config
     )
-    match = r"as the model runs: the engine has those of 1 operator \('2:linear'\) in float"
+    match = r"as the model runs: the engine has 1 operator \('2:linear'\) in float"
     with pytest.warns(JitPassesWarning, match=match):
         jit_passes.export_calibration(model, format="aimet")
 

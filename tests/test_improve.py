@@ -106,7 +106,7 @@ def test_budget(everything: jit_passes.Improved) -> None:
     assert len(some.steps) < len(everything.steps)
     more = jit_passes.improve(model, data, budget=everything.score + 8, **HOW)
     assert more.score >= more.least > everything.score
-    assert more.steps[-1].name.startswith("layers otherwise: ") and more.steps[-1].kept
+    assert more.steps[-1].name.startswith("layers changed: ") and more.steps[-1].kept
     assert more.configuration.rules
     calibrating = [x for number, x in enumerate(data) if number not in (3, 7)]
     replayed = jit_passes.quantize_script(model, calibrating, config=str(more), **HOW)

@@ -164,4 +164,4 @@ def test_without_data(target: str) -> None:
     assert foretold != jit_passes.inspect(model, target=target)
     assert rows["linear:linear"].mode == "dynamic" and rows["table:embedding"].bits == "w8 only"
     alone = [row for row in foretold if row.dtype == "float" and row.bits]
-    assert f"; of {len(alone)} more the weight alone is quantized" in foretold.summary
+    assert f"; {len(alone)} more with a quantized weight alone" in foretold.summary

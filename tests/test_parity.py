@@ -407,7 +407,7 @@ def test_errors() -> None:
         jit_passes.parity(qat, converted, [])
     with pytest.raises(JitPassesError, match=r"pass \[tensor\]"):
         jit_passes.parity(qat, converted, data()[0])
-    with pytest.raises(JitPassesError, match="made of this one"):
+    with pytest.raises(JitPassesError, match="made from this trained model"):
         jit_passes.parity(qat, jit_passes.convert(trained(Depthwise)), data())
     with pytest.raises(JitPassesError, match="a qat module is needed"):
         jit_passes.strip(converted)

@@ -407,7 +407,7 @@ def test_a_model_that_was_prepared_otherwise() -> None:
     first, second = (jit_passes.prepare_qat(torch.jit.script(Names()), bits=b) for b in (8, 4))
     for qat in (first, second):
         qat(X)
-    with pytest.raises(JitPassesError, match="was it made of this one"):
+    with pytest.raises(JitPassesError, match="made from this trained model"):
         jit_passes.parity(first, jit_passes.convert(second), [X])
 
 

@@ -563,7 +563,7 @@ def test_all_that_stays_in_float_is_told() -> None:
         quantize_slots(torch.jit.script(Floating()), recipe="graffitist", target=SHIFT)
     (text,) = [str(w.message) for w in caught if w.category is JitPassesWarning]
     _, *rows, end = text.splitlines()
-    reason = "it is no layer, nor part of one: that takes running statistics, and a known"
+    reason = "it is neither a layer nor part of one: a layer needs running statistics, and 3"
     for number in range(6):
         assert any(row.startswith(f"  norms.{number}:batch_norm: {reason}") for row in rows)
     assert "  Loop: values leave loops as floats: trace the model" in rows

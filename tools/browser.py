@@ -16,7 +16,7 @@ VARIABLE = "JIT_PASSES_BROWSER"
 def find() -> str:
     """Return the browser of the environment variable, or one that is installed; "" for none.
 
-    One that does not start counts as none.
+    A browser that does not start counts as none.
     """
     for name in (os.environ.get(VARIABLE, ""), *NAMES):
         path = shutil.which(name) if name else None

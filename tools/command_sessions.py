@@ -19,7 +19,7 @@ from torch import nn
 
 from jit_passes.command_line import main
 
-# The same text on every processor: without VNNI activations have 7 bits by default.
+# Equal text on every processor: without VNNI activations have 7 bits by default.
 TARGET = "x86"
 # In this order, in one folder, as a person would type them.
 SESSIONS = {

@@ -1,6 +1,6 @@
 """The pictures of docs/gallery.md, made anew: `make gallery`, with a Chromium.
 
-The page is that of ResNet-18 with one large channel, as in docs/first_hour.md, in int8 for `stock`.
+The page is about ResNet-18 with one large channel, as in docs/first_hour.md, in int8 for `stock`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Files of the repository become pages under the paths that they have in it, so that links between
 them are right on the site as they are in the repository. Tutorials, which are Python files, become
-pages of their text and code. The pages under `api/` list the public names of each room: those of
-its `__all__`, and those of the package's `__all__` that are defined in the room.
+pages of their text and code. The pages under `api/` list the public names of each room: names in
+its `__all__`, and names in the package's `__all__` that are defined in the room.
 
 Nothing is imported from the package, so the site needs no compiled extension.
 """

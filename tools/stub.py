@@ -1,8 +1,8 @@
 """Keep jit_passes/_C.pyi true to the extension: `make stub` corrects it, `make lint` checks it.
 
 pybind11 writes a signature into each docstring. The stub has one function for each, with as many
-parameters, of types that are equal or more exact: where pybind11 knows only `object`, `tuple` or a
-class of torch, the stub may say more, and what it says is kept.
+parameters, of equal or more exact types. Where pybind11 knows only `object`, `tuple` or a class of
+torch, the stub may say more, and its types are kept.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 # # Quantizing a TorchScript module, step by step
 #
 # A float32 network stores every weight in four bytes and multiplies floats. An int8 network stores
-# one byte, and multiplies 8-bit integers, of which a CPU does several times as many per second.
-# This text quantizes a small residual network: first one stage at a time, with a look at the graph
-# in between, then in a single call.
+# one byte, and multiplies 8-bit integers. A CPU multiplies several times as many of these per
+# second. This text quantizes a small residual network: first one stage at a time, with a look at
+# the graph in between, then in a single call.
 #
 # Run this file whole (`python tutorials/01_quantize_script.py`, about half a minute), or cell by
 # cell in an editor that supports `# %%`. Assertions check each step.
@@ -38,7 +38,7 @@ def operators(module: torch.jit.ScriptModule) -> Counter[str]:
 # ## 1. A network worth quantizing
 #
 # `digits.py` has the data (1797 scanned digits from scikit-learn) and the network: six residual
-# blocks of convolution, batch normalization, in-place ReLU. It trains in seconds.
+# blocks of convolution, batch normalization, in-place ReLU. The network trains in seconds.
 
 # %%
 data = load_digits_tensors()
@@ -52,8 +52,8 @@ assert float_top1 > 97.5
 # ## 2. TorchScript
 #
 # `torch.jit.script` compiles the module into a graph of operators, together with the weights.
-# jit_passes works on this graph. It contains no Python, so the module's source is not needed. A
-# traced module, or a `.pt` file loaded with `torch.jit.load`, works too.
+# jit_passes works on this graph. The graph contains no Python, so the module's source is not
+# needed. A traced module, or a `.pt` file loaded with `torch.jit.load`, works too.
 #
 # The module must be in eval mode (`train` left it so): in training mode, batch normalization and
 # dropout compute something else than in use.
@@ -121,9 +121,9 @@ torch.testing.assert_close(observed, expected, rtol=1e-3, atol=1e-3)
 # %% [markdown]
 # ## 5. Calibrate: the observers watch
 #
-# *Calibration* runs the prepared module on typical inputs, a few hundred. It needs no labels,
-# because it only finds ranges. Take the inputs from the training set, and preprocess them as in
-# use: pictures with the wrong brightness give the wrong range.
+# *Calibration* runs the prepared module on typical inputs, a few hundred. No labels are needed,
+# because calibration only finds ranges. Take the inputs from the training set, and preprocess them
+# as in use: pictures with the wrong brightness give the wrong range.
 #
 # Above, the prepared module has already seen 64 images of the test set. To keep the test honest,
 # start over with a new copy.
@@ -139,8 +139,8 @@ jit_passes.calibrate(prepared, calibration_data)
 # `convert` replaces each observer by a *quantize* to 8 bits, with the scale and zero point that
 # follow from the range, and a *dequantize* back to float. This **reference model** computes the
 # int8 model's results, with all of its rounding and clipping, but its convolutions and sums run in
-# float, in PyTorch's ordinary operators. It is not faster. It separates two causes of a loss of
-# accuracy: quantization itself shows here, a backend's kernels do not.
+# float, in PyTorch's ordinary operators. The reference model is not faster. Its use is to separate
+# two causes of a loss of accuracy: quantization itself shows here, a backend's kernels do not.
 
 # %%
 reference = jit_passes.convert(prepared)
@@ -157,12 +157,12 @@ assert reference_top1 >= float_top1 - 0.5
 # ## 7. Lower: int8 kernels
 #
 # `lower` converts the reference model for a backend. The target `stock` uses the operators of
-# torch: one `quantized::conv2d` replaces *dequantize, convolution, ReLU, quantize*. It takes 8-bit
-# integers, adds in 32 bits and returns 8 bits. The ReLU costs nothing: its range begins at 0, and
-# the kernel clips to the range anyway. The integer weights are packed for the kernel. Only the
-# outer quantize and dequantize steps are left: at the input, at the result, and around the global
-# average pool in front of the classifier. The pool is computed in float because the average of many
-# values needs finer steps than its operand has.
+# torch: one `quantized::conv2d` replaces *dequantize, convolution, ReLU, quantize*. This operator
+# takes 8-bit integers, adds in 32 bits and returns 8 bits. The ReLU costs nothing: its range begins
+# at 0, and the kernel clips to the range anyway. The integer weights are packed for the kernel.
+# Only the outer quantize and dequantize steps are left: at the input, at the result, and around the
+# global average pool in front of the classifier. The pool is computed in float because the average
+# of many values needs finer steps than its operand has.
 
 # %%
 lowered = jit_passes.lower(reference, target="stock")

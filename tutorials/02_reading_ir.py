@@ -26,8 +26,8 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 #
 # A graph has *inputs*, *nodes* in the order in which they run, and *outputs*.
 #
-# - A **value** (`%x.1`, `%4`) is computed once, by one node, and read by others. It has a type. Its
-#   number has no meaning, and changes with the graph.
+# - A **value** (`%x.1`, `%4`) is computed once, by one node, and read by others. Each value has a
+#   type. Its number has no meaning, and changes with the graph.
 # - A **node** is an operator with operands and results. `aten::` is PyTorch's own library; `prim::`
 #   is the language itself: constants, lists, branches, calls.
 # - A **constant** is a node as well. Its value is an *attribute* of the node, in square
@@ -135,11 +135,11 @@ assert torch.equal(inlined(x), scripted(x))
 # %% [markdown]
 # Values are now called after the node that makes them: `stem.conv:conv2d` is the result of the
 # operator `conv2d` in the module `stem.conv`. If one module has several of a kind, `#1`, `#2`
-# follow. Unlike `%30`, such a *stable name* stays valid in later files, in error messages, and in
+# follow. Unlike `%30`, this *stable name* stays valid in later files, in error messages, and in
 # reports.
 #
-# `GraphView` is the graph as plain Python data: nodes, their operands and results, and readers. It
-# also knows the origin of a node: the module, its class, the line of *your* code (the operator
+# `GraphView` is the graph as plain Python data: nodes, their operands and results, and readers. The
+# view also knows the origin of a node: the module, its class, the line of *your* code (the operator
 # itself stands in PyTorch's `conv.py`).
 
 # %%
@@ -412,7 +412,7 @@ assert "writes to what" in search.explain(between).places[0].reason
 # %% [markdown]
 # Most in-place operators are harmless: the `relu_` of `nn.ReLU(inplace=True)` overwrites a value
 # that is not read again. The pass `replace_inplace` turns these into functional ones, where PyTorch
-# can prove that the result is equal. It keeps the write to `x`, which the caller sees.
+# can prove that the result is equal. The pass keeps the write to `x`, which the caller sees.
 
 # %%
 functional = jit_passes.run_pass("replace_inplace", near_misses)

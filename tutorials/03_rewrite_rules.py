@@ -35,7 +35,7 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # ## 1. The shortest way
 #
 # `replace_pattern` takes a module and two functions with the same argument names: a pattern and a
-# replacement. It returns a new module. The original does not change, and both have the same
+# replacement. The result is a new module. The original does not change, and both have the same
 # parameters.
 
 
@@ -128,12 +128,12 @@ assert "gradient of first.linear.weight differs" in errors[1]
 # ## 4. Forward and backward
 #
 # The second error shows the meaning of "before autograd": the output was right, but the gradient
-# was not, because PyTorch differentiates the replacement. This can be the purpose. Rounding has the
-# gradient 0 everywhere, so no layer in front of it learns. *Straight-through* rounding passes the
-# gradient on unchanged.
+# was not, because PyTorch differentiates the replacement. Another gradient can be the purpose.
+# Rounding has the gradient 0 everywhere, so no layer in front of it learns. *Straight-through*
+# rounding passes the gradient on unchanged.
 #
-# The obvious replacement contains a `round`, to which the rule applies again, and so on. jit_passes
-# notices this, and the error names the remedy.
+# The obvious replacement contains a `round`, and the rule applies to it again, and so on.
+# jit_passes notices this, and the error names the remedy.
 
 
 # %%
@@ -441,8 +441,8 @@ assert values.sum() == 0  # the caller's tensor is as it was
 # %% [markdown]
 # ## 11. Rules feed each other
 #
-# `rewrite` takes several rules. They are applied to each other's results, until nothing matches; if
-# two match at one operator, the earlier one wins. So small rules add up.
+# `rewrite` takes several rules. Each rule is applied to the results of the others, until nothing
+# matches. If two rules match at one operator, the earlier one wins. So small rules add up.
 
 
 # %%

@@ -2,8 +2,9 @@
 # # Inserting custom operators
 #
 # Hardware often needs an operator that PyTorch does not have: the chip's own multiplication, an
-# approximation of a function, a rounding with its own gradient. This text defines such an operator
-# in Python, inserts it into a scripted model by a rule, trains the model with it, and saves it.
+# approximation of a function, a rounding with its own gradient. This text defines an operator of
+# this kind in Python, inserts it into a scripted model by a rule, trains the model with it, and
+# saves it.
 #
 # Run this file whole (`python tutorials/04_custom_ops.py`, about twenty seconds), or cell by cell
 # in an editor that supports `# %%`. Assertions check the claims.
@@ -34,7 +35,7 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 #
 # The chip of this text computes in eight bits of *fixed point*: a number is an integer from -128 to
 # 127 times a step, and the step is a power of two. The operator `to_fixed` rounds a float as the
-# chip would. It has three parts:
+# chip would. The operator has three parts:
 #
 # - The function itself. `torch.library.custom_op` reads the *schema* from its annotations, and
 #   gives it a name for TorchScript, `fixed_point::to_fixed`. `mutates_args=()` promises that it
@@ -58,7 +59,7 @@ assert schema == "fixed_point::to_fixed(Tensor x, SymInt fraction_bits) -> Tenso
 #
 # `opcheck` runs an operator with sample inputs and compares its behaviour with its declaration: it
 # does not write to its arguments, the fake result has the right shape, the gradient is registered
-# where autograd finds it. It cannot check whether the gradient is right; the next cell does.
+# where autograd finds it. `opcheck` cannot check whether the gradient is right; the next cell does.
 
 # %%
 samples = (torch.tensor([0.30, -0.07, 100.0], requires_grad=True), 4)
@@ -108,7 +109,7 @@ assert result.after.count("fixed_point::to_fixed") == 4
 
 # %% [markdown]
 # The steps are coarse, 1/16 for activations and 1/4 for weights, and most weights are smaller than
-# that. This costs accuracy.
+# a step. Coarse steps cost accuracy.
 
 # %%
 fixed = result.module
@@ -212,7 +213,7 @@ assert "no autograd formula was registered" in message
 #
 # If a rule is not enough, use a pass. A pass in Python is a function that gets a `GraphEditor`: the
 # nodes as in `GraphView`, and operations that change them. This pass chooses the bits of the
-# fraction for each layer by its largest weight. It puts the operator in front of the weights only.
+# fraction for each layer by its largest weight. The operator stands in front of the weights only.
 
 
 # %%
@@ -232,7 +233,7 @@ def round_weights(graph: GraphEditor) -> None:
 rounded_weights = jit_passes.run_pass("round_weights", scripted)
 print(format_graph(rounded_weights))
 fine_top1 = top1(rounded_weights, data.test_x, data.test_y)
-print(f"top-1: {fine_top1:.2f} % with such weights, before any training with them")
+print(f"top-1: {fine_top1:.2f} % with these weights, before any training with them")
 assert fine_top1 > float_top1 - 1
 assert format_graph(rounded_weights).count("fixed_point::to_fixed") == 2
 for name in ("1.weight", "3.weight"):
@@ -278,7 +279,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # An operator in Python needs Python wherever the model runs, and holds its lock. In C++ it needs
 # neither: `TORCH_LIBRARY` declares it, and a library is loaded in place of the import. For rules
-# and passes there is no difference. Tutorial 07 builds such a library, with an operator, its
+# and passes there is no difference. Tutorial 07 builds a C++ library, with an operator, its
 # gradient and a pass.
 #
 # Next: [05_when_passes_run.py](05_when_passes_run.py).

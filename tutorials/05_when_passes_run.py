@@ -28,8 +28,8 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 # %% [markdown]
 # ## 1. A pass
 #
-# It turns every relu into a gelu. They are easy to tell apart: at -1, relu and its slope are 0, but
-# gelu and its slope are not.
+# It turns every relu into a gelu. The two are easy to tell apart: at -1, relu and its slope are 0,
+# but gelu and its slope are not.
 
 
 # %%
@@ -61,8 +61,8 @@ assert GELU == (-0.1587, -0.0833)
 # ## 2. By hand: before autograd
 #
 # `run_pass` takes a compiled module, and returns a new one. PyTorch has not run it yet, so its
-# gradient will be derived from the new graph. This is the right moment for nearly everything: value
-# and gradient fit together, and the pass has the module with its parameters.
+# gradient will be derived from the new graph. Before autograd is the right moment for nearly
+# everything: value and gradient fit together, and the pass has the module with its parameters.
 
 # %%
 plain = torch.jit.script(nn.ReLU())
@@ -113,7 +113,7 @@ print(jit_passes.diff_graphs(outside, scripted, color=False))
 for module in (scripted, traced):
     assert "aten::gelu" in jit_passes.format_graph(module)
 assert "aten::gelu" not in str(outside.inlined_graph)
-# The parameters are those of `net`, so that training one trains the other.
+# The parameters are shared with `net`, so that training one trains the other.
 assert scripted.linear.weight is net.linear.weight
 
 # %% [markdown]
@@ -131,8 +131,8 @@ assert jit_passes.scheduled_passes() == ()
 # PyTorch does not differentiate a graph when it is compiled, but after it has seen its inputs. The
 # *executor* works like this, for each graph:
 #
-# 1. At the first call it runs the graph and records shapes, and whether gradients are needed. This
-#    is called profiling.
+# 1. At the first call it runs the graph and records shapes, and whether gradients are needed: it
+#    profiles.
 # 2. At the second call it prepares the graph. If gradients are needed, it cuts out the parts that
 #    it can differentiate. Each becomes a `prim::DifferentiableGraph`, with a forward and a backward
 #    graph, and each of these is prepared by the same two steps, when it is called.
@@ -170,8 +170,8 @@ for operators in seen:
 
 # %% [markdown]
 # The forward part came at the third call: the second prepared the whole graph, the third its part,
-# which had to be profiled first. The backward graph came by itself. It holds no relu: the slope of
-# relu is a comparison with 0 and a product.
+# which had to be profiled first. The backward graph came by itself, and holds no relu:
+# the slope of relu is a comparison with 0 and a product.
 #
 # So the value changed, and the slope did not. Therefore **a pass after autograd must compute the
 # same results**, only faster, or on other hardware. Otherwise training goes wrong silently.

@@ -2,8 +2,8 @@
 # # Splitting convolutions, and quantizing each slot
 #
 # An accelerator computes a convolution in several steps. It multiplies and adds small integers,
-# rescales the sum, adds a bias, and rescales again; each of these places has its own width of
-# numbers. To train a model for such a chip, quantize each place separately, in a model whose
+# rescales the sum, adds a bias, and rescales again. Each of these places has its own width of
+# numbers. To train a model for this chip, quantize each place separately, in a model whose
 # gradients still flow. This text splits a convolution, quantizes its five slots, checks one of them
 # by hand in double precision, and trains. (Tutorial 01 quantizes a finished model.)
 #
@@ -38,7 +38,7 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 # - `jit_passes::correlation`, the sum of products without the bias, and
 # - `jit_passes::add_bias`, one number for each channel,
 #
-# so that the value between them can be inspected and quantized. It works in one to three
+# so that the value between them can be inspected and quantized. The pass works in one to three
 # dimensions, and for transposed convolutions, too. (A bias may be None; `_unwrap_optional` states
 # that this one is not.) `verify` compares outputs and gradients with the original module.
 
@@ -123,7 +123,7 @@ try:
 except ValueError as error:
     print(error)
 else:
-    raise AssertionError("there is no such rounding")
+    raise AssertionError("no rounding has this name")
 
 # %% [markdown]
 # Ranges are buffers beside the parameters. Weights and biases are measured whenever they are used.
@@ -244,8 +244,8 @@ assert format_graph(tuned).count(FAKE_QUANTIZE) == 15 * 4 + 5
 #
 # Here only weights and inputs are quantized, with fewer and fewer bits. The first column is after
 # four batches in training mode, which set the ranges (and count in the statistics of batch
-# normalization, as usual); no weight has changed. The second is after one epoch of fine-tuning. One
-# image is 0.17 points, so small differences mean nothing.
+# normalization, as usual); no weight has changed. The second is after one epoch of fine-tuning. A
+# single image is 0.17 points, so small differences mean nothing.
 
 # %%
 results = {}
@@ -287,7 +287,7 @@ try:
 except JitPassesError as error:
     print(error)
 else:
-    raise AssertionError("there is no such layer")
+    raise AssertionError("no layer has this name")
 
 # %% [markdown]
 # ## 8. Saving in the middle of training
@@ -335,9 +335,9 @@ print(f"{len(state)} tensors are equal to the bit after 4 + 4 steps, stopped or 
 # ## 9. To integers
 #
 # `convert` makes the reference model of the trained one: quantize and dequantize at each slot, with
-# integers as weights and biases. It computes the results of the trained model in eval mode, to the
-# bit, and `parity` shows it value by value. A hardware compiler reads it node by node: the 16-bit
-# sum of products of section 4 is there, between two quantizations.
+# integers as weights and biases. The reference model computes the results of the trained model in
+# eval mode, to the bit, and `parity` shows it value by value. A hardware compiler reads it node by
+# node: the 16-bit sum of products of section 4 is there, between two quantizations.
 
 # %%
 reference = jit_passes.convert(tuned)

@@ -2,7 +2,7 @@
 # # A package with passes in C++
 #
 # Passes and operators can live outside of jit_passes. This text builds a small package,
-# `fpga-passes`, and uses it. It is for a chip without dividers and without exponentials:
+# `fpga-passes`, and uses it. The package is for a chip without dividers and without exponentials:
 #
 # - a **pass in C++** turns division by a power of two into a product,
 # - an **operator in C++** with a gradient replaces the sigmoid by a shift, a sum and a clip,
@@ -158,8 +158,8 @@ assert jit_passes.format_graph(model).count("aten::div") == 2
 # %% [markdown]
 # ## 8. The rule
 #
-# The result is not equal: the clipped line differs from the sigmoid by up to 0.12. This is the
-# price of the small circuit, and the reason to train with it.
+# The result is not equal: the clipped line differs from the sigmoid by up to 0.12. The difference
+# is the price of the small circuit, and the reason to train with it.
 
 # %%
 pipeline = jit_passes.Pipeline("to_fpga", ("replace_division", "use_shift_sigmoid"))

@@ -6,7 +6,7 @@
 # eighty lines, and takes a ResNet-18 through it: read the graph, annotate it with the four kinds of
 # specification, prepare, calibrate, convert, and check each scale in the result.
 #
-# The accelerator is imaginary. It is called Mill, and these are its rules:
+# The accelerator is imaginary. Its name is Mill, and its rules are:
 #
 # 1. Activations are uint8 with a zero point and one scale for each tensor.
 # 2. Weights are int8 or narrower, symmetric, with one scale for each output channel.
@@ -55,8 +55,8 @@ warnings.filterwarnings("ignore", "`torch.jit")  # PyTorch deprecates it
 #
 # ResNet-18 of the paper (He et al., arXiv:1512.03385), with random weights. The batch
 # normalizations get their statistics from a few batches, as in training: `momentum` None takes the
-# average of all. The head is a sigmoid: a hundred labels of which several may hold, each with its
-# own probability. Its result has a range for which no data are needed. Images are smooth noise.
+# average of all. The head is a sigmoid: a hundred labels, each with its own probability, and
+# several may hold. Its result has a range for which no data are needed. Images are smooth noise.
 
 
 # %%
@@ -125,9 +125,9 @@ model = torch.jit.script(network.eval())
 # %% [markdown]
 # ## 2. The graph that a quantizer sees
 #
-# A quantizer is a class with a method `annotate`. It gets the *normalized* graph: calls are
+# A quantizer is a class with a method `annotate`. Its argument is the *normalized* graph: calls are
 # inlined, batch normalizations folded into the convolutions, and in-place operators replaced where
-# the result stays equal. It returns annotations.
+# the result stays equal. Its result is annotations.
 #
 # `normalized_graph` returns that graph as plain Python data, a `GraphView`. A node has a stable
 # name, a kind, the path and class of its module, operands and results. A value has its constant and
@@ -186,8 +186,8 @@ for words, wrong in (
         raise AssertionError(words)
 
 # %% [markdown]
-# Rule 3 needs a function. It gets the parameters of input and weight, and returns scale and zero
-# point; here one scale for each channel, as the weight has. A saved prepared model has the
+# Rule 3 needs a function. The function gets the parameters of input and weight, and returns scale
+# and zero point; here one scale for each channel, as the weight has. A saved prepared model has the
 # function's name. `@derivation` registers it under that name in each process that imports it.
 
 
@@ -206,8 +206,8 @@ def accumulator_steps(sources: list[QParams]) -> tuple[Tensor, int]:
 # others see its result (`output_qspec`). Operands are named by their values.
 #
 # - **Implicit sharing.** A convolution reads the result of an addition with the specification
-#   `ACTIVATION`, and the addition has given its result the same. Equal specifications of one value
-#   are one quantization, without a further statement.
+#   `ACTIVATION`, and the addition has given its result this specification too. Equal specifications
+#   of one value are one quantization, without a further statement.
 # - **Explicit sharing.** Different values share only by a statement. `(value, node)` is the value
 #   as that node sees it.
 # - **A relu that belongs to the operator in front** (rule 4). The result of the relu is quantized,
@@ -215,9 +215,8 @@ def accumulator_steps(sources: list[QParams]) -> tuple[Tensor, int]:
 # - **observed=False**: the numbers of a max pool need no observer, because they are all among the
 #   numbers of its operand.
 #
-# `validate` checks all annotations, also those of other quantizers (section 8). It refuses
-# operators that Mill does not have. An operator without annotation stays in float, and `reasons`
-# says why.
+# `validate` checks all annotations, also from other quantizers (section 8). Operators that Mill
+# does not have are refused. An operator without annotation stays in float, and `reasons` says why.
 
 
 # %%
@@ -316,7 +315,7 @@ assert words[-1] == ["result", "uint8", "fixed", "scale", "0.00390625", "zero_po
 # %% [markdown]
 # ## 5. Prepare, calibrate, convert, lower
 #
-# The target `reference` takes every specification. It returns the model in float operators between
+# The target `reference` takes every specification. The result has float operators between
 # `jit_passes::quantize` and `jit_passes::dequantize`, with constants stored as integers:
 # dequantize, operator, quantize is one operator of Mill. A compiler can read this model, and its
 # results define Mill's.

@@ -74,7 +74,7 @@ assert Profile.load(folder / "digits.yaml") == profile
 
 # %% [markdown]
 # Data may lie on several machines. Profiles of parts add up to exactly the profile of one run over
-# everything, whatever the split and the order.
+# everything, for any split and any order.
 
 # %%
 shards = [jit_passes.profile(model, batches[:3]), jit_passes.profile(model, batches[3:])]
@@ -111,7 +111,7 @@ else:
 #
 # A configuration has options for all operators, and rules for some layers. Later rules win, option
 # by option. This one saves weights: 6 bits in general, 8 in the first and last layer, where every
-# error counts, and 4 in one of the larger convolutions. One layer stays in float. Ranges of
+# error counts, and 4 in one of the larger convolutions. A single layer stays in float. Ranges of
 # activations have the least squared error.
 #
 # Modules are selected by their paths, which may be globs. Names need no quotes.
@@ -261,15 +261,15 @@ assert found[best, 4][1] > found["min_max", 4][1]
 # %% [markdown]
 # One image is 0.17 points, so 8 bits cost nothing visible. At 4 bits, clipping nothing (`min_max`)
 # has more noise than the best of the others. `histogram` and `mean_squared_error` search for the
-# range with the least squared error of each value, in two ways. This is not the error of the
-# model's output, and the numbers depend on the trained network, which differs a little from
-# processor to processor. So try the methods on your model; each takes a second.
+# range with the least squared error of each value, in two ways. The error of a value is not the
+# error of the model's output. The numbers depend on the trained network, which differs a little
+# from processor to processor. So try the methods on your model; each takes a second.
 
 
 # %% [markdown]
 # ## 8. Scales that are powers of two
 #
-# An FPGA rescales by shifting. `PowerOfTwoQuantizer` is for such hardware: each scale is a power of
+# An FPGA rescales by shifting. `PowerOfTwoQuantizer` is for this hardware: each scale is a power of
 # two, zero points are 0, and operands of a sum have one scale. The profile fits without a change.
 
 # %%

@@ -243,8 +243,8 @@ print("scales that a step took below 0, and that were put back:", jit_passes.sca
 # ## 9. Convert
 #
 # `convert` takes a trained model like a calibrated one, and gives the reference model: weights and
-# biases as integers, batch norms folded, the trained scales in quantize and dequantize. It equals
-# the trained model in eval mode, and `parity` compares them value by value.
+# biases as integers, batch norms folded, the trained scales in quantize and dequantize. The
+# reference model equals the trained model in eval mode, and `parity` compares them value by value.
 
 # %%
 qat.eval()
@@ -271,7 +271,7 @@ assert reference_top1 >= calibrated_top1 - 0.5
 # ## 10. Eight bits for PyTorch's kernels
 #
 # The quantizer for PyTorch's x86 kernels trains the model for `quantized::conv2d`, and the result
-# is lowered to it. One epoch from the float weights is enough here; there is little to repair.
+# is lowered to it. A single epoch from the float weights is enough here; there is little to repair.
 
 # %%
 model = torch.jit.script(network)

@@ -2,8 +2,8 @@
 # # A transformer to int8
 #
 # Transformers lose more at 8 bits than convolutional networks, mostly for one reason: behind a
-# layer norm, a few channels are 20 to 100 times larger than the rest. One scale for all channels
-# must reach the largest, and the others are left with almost no digits.
+# layer norm, a few channels are 20 to 100 times larger than the rest. A single scale for all
+# channels must reach the largest, and the others are left with almost no digits.
 #
 # This text takes a transformer from a `.pt` file to int8 in one call, then shows three ways to
 # quantize, the loss of each, the operator that causes it, and the remedy.
@@ -102,7 +102,7 @@ with torch.no_grad():
 
 
 def report(name: str, quantized: torch.jit.ScriptModule) -> float:
-    """Print accuracy and SQNR of the logits; return the latter, in dB."""
+    """Print accuracy and SQNR of the logits; return the SQNR, in dB."""
     with torch.no_grad():
         noise = (quantized(data.test_x) - expected).square().sum()
     sqnr = float(10 * torch.log10(expected.square().sum() / noise))
@@ -131,8 +131,9 @@ assert auto_sqnr > 30
 # ## 3. Static, and its loss
 #
 # In the mode `static` one range is calibrated for each value. `smooth=None` leaves large channels
-# as they are. `compare` runs both models side by side. It shows for each value the error inherited
-# from earlier values, and its own. The last line names the first operator that stands out.
+# as they are. `compare` runs both models side by side. The table has for each value the error
+# inherited from earlier values, and its own. The last line names the first operator that stands
+# out.
 
 # %%
 raw = {"mode": "static", "smooth": None}

@@ -5,8 +5,8 @@
 # Runtime, in OpenVINO, and with AOTInductor in a C++ program without Python.
 #
 # An engine puts an operator on integers only where it finds quantize and dequantize in the places
-# that it knows. Elsewhere the operator silently runs in float, and the file is slower than the
-# float model. The second half of this text shows how to find such operators.
+# that it knows. In all other places the operator silently runs in float, and the file is slower
+# than the float model. The second half of this text shows how to find these operators.
 #
 # Run this file whole (`python tutorials/13_engines.py`, about a minute), or cell by cell in an
 # editor that supports `# %%`. ONNX Runtime, OpenVINO and a C++ compiler are used if they are
@@ -32,7 +32,7 @@ torch.set_num_threads(1)  # results then do not depend on the number of cores
 
 
 def has(*packages: str) -> bool:
-    """Say whether packages are installed; tell of those that are not."""
+    """Say whether packages are installed; name the missing ones."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         print(f"left out, since there is no {', '.join(missing)}: pip install {' '.join(missing)}")
@@ -86,9 +86,9 @@ assert all(row.dtype != "float" for row in found)
 #
 # ## 3. ONNX Runtime
 #
-# `coverage` reads the quantized model itself: the bits of each operator, or its reason. It also
-# describes the engine, since the model is a *reference model*: float operators between quantize and
-# dequantize. It runs here, and shows the accuracy before there is a file.
+# `coverage` reads the quantized model itself: the bits of each operator, or its reason. The reasons
+# also describe the engine, since the model is a *reference model*: float operators between quantize
+# and dequantize. The model runs here, and shows the accuracy before there is a file.
 
 # %%
 how = {"mode": "static", "config": affine, "progress": False}

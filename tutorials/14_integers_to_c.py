@@ -3,9 +3,9 @@
 #
 # Hardware engineers need integers to compare a kernel with: a convolution as a correlation and a
 # bias, a format for each number on the way, scales that are powers of two. This text trains a
-# network on digits for such hardware, lowers it to integers, writes these as C, compiles and runs
-# the program, and shows that PyTorch, ONNX Runtime and C give the same codes. It ends with files
-# for a testbench.
+# network on digits for this hardware, lowers it to integers, and writes these as C. It compiles and
+# runs the program, and shows that PyTorch, ONNX Runtime and C give equal codes. Files for a
+# testbench come last.
 #
 # Tutorial 06 has the five slots in detail, and tutorial 11 TQT;
 # [docs/fixed_point.md](../docs/fixed_point.md) has the target's equations.
@@ -117,8 +117,8 @@ assert integer_top1 == top1(reference, data.test_x, data.test_y)
 # ## 5. C
 #
 # `export_c` writes the lowered model as C99, with test vectors and a Makefile. The program is
-# compiled with all warnings as errors, and with gcc's checks for undefined behaviour and memory. It
-# counts the codes that differ from the lowered model.
+# compiled with all warnings as errors, and with gcc's checks for undefined behaviour and memory.
+# The program counts the codes that differ from the lowered model.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -152,7 +152,7 @@ assert {row.engine for row in found.rows} == set(engines)
 
 # %% [markdown]
 # Hardware that rounds halves up gives other codes. Here the trained thresholds and weights are
-# lowered for such hardware, and run as an engine of your own.
+# lowered for this hardware, and run as an engine of your own.
 
 
 # %%

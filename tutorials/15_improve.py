@@ -2,9 +2,9 @@
 # # Less loss without training: improve
 #
 # Some tools between calibration and training change ranges, channels, codes of weights and biases.
-# Each helps some networks and harms others. `improve` tries them in the order of cost, and keeps a
-# tool only if the loss falls on held-back data. The result is a model and a recipe, a few lines of
-# YAML that make the same model without the search.
+# Each tool helps some networks and harms others. `improve` tries them in the order of cost, and
+# keeps a tool only if the loss falls on held-back data. The result is a model and a recipe, a few
+# lines of YAML that make the same model without the search.
 #
 # This text improves a small MobileNet with weights of 4 bits.
 # [docs/accuracy.md](../docs/accuracy.md) has the reference, and figures of a network with ImageNet
@@ -88,8 +88,8 @@ with torch.no_grad():
     assert torch.equal(again(data.test_x), improved.model(data.test_x))
 
 # %% [markdown]
-# With all eight batches the recipe makes another model, whose ranges rest on more data. It is
-# probably as good, but it is not measured on held-back data.
+# With all eight batches the recipe makes another model, whose ranges rest on more data. This model
+# is probably as good, but it is not measured on held-back data.
 #
 # ## 4. A budget
 #

@@ -195,10 +195,9 @@ print(PROMPT + write(four))
 # %% [markdown]
 # ## 3. The alternatives
 #
-# * `weight_only` leaves activations in float32. It is a little more exact, and slower if a prompt
-#   has many tokens.
-# * One scale for each channel has a larger error at 4 bits, and `x86` stores such weights in 8
-#   bits.
+# * `weight_only` leaves activations in float32. The results are a little more exact, and slower if
+#   a prompt has many tokens.
+# * A scale for each channel has a larger error at 4 bits, and `x86` stores these weights in 8 bits.
 # * 8 bits are nearly exact. The file is larger, and a token takes longer if the network exceeds the
 #   caches of the processor. This one is small, so the times here are alike.
 

@@ -30,7 +30,7 @@ CALIBRATION_IMAGES = 512
 
 @dataclass(frozen=True)
 class Row:
-    """One network's line of the table; pairs are float, then int8."""
+    """A network's line of the table; pairs are float, then int8."""
 
     name: str
     top1: tuple[float, float]

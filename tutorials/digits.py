@@ -199,7 +199,7 @@ def train(
         progress: whether to draw a bar; `None` draws one on a terminal only.
 
     Returns:
-        The same module, trained, in eval mode.
+        The module itself, trained, in eval mode.
     """
     threads = torch.get_num_threads()
     # A second thread gains little on images this small, and costs a lot on a busy machine, where

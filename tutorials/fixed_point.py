@@ -1,6 +1,6 @@
 """An operator for tutorial 04: what a number becomes in eight bits of fixed point.
 
-It stands in a file of its own so that every process that needs it can import it.
+The operator stands in a file of its own so that every process that needs it can import it.
 """
 
 import torch

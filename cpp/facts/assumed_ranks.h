@@ -5,7 +5,7 @@
 
 namespace jit_passes {
 
-// One assumption. Answers are kept, so the graph must stay as it is.
+// An assumption. Answers are kept, so the graph must stay as it is.
 class AssumedRanks final : public AxisFacts {
  public:
   AssumedRanks(const Shapes& shapes, std::unordered_map<const Value*, int64_t> ranks)

@@ -3,9 +3,9 @@
 //   %y = aten::linear(%x, %weight)
 //   %z = aten::reshape(%y, [%x.size(0), %x.size(1) * 8, %x.size(2) // 8])
 //
-// %z has as many elements as %y, and the product of its sizes is at most that of the axes 0 to 2 of %x. If %x had
-// another axis, %y would have more elements than that, so %x has rank 3. Traced models need this: they ask for one
-// size after the other, while scripted models unpack all sizes and so tell the rank.
+// %z has as many elements as %y, and the product of its sizes is at most the product of the axes 0 to 2 of %x. If %x
+// had another axis, %y would have more elements, so %x has rank 3. Traced models need this: they ask for one size
+// after the other, while scripted models unpack all sizes and so tell the rank.
 #include "graph/graph.h"
 #include "graph/operators.h"
 #include "shape_facts.h"
@@ -14,7 +14,7 @@
 namespace jit_passes {
 namespace {
 
-// A product of sizes. It is at most the product of the sizes of `axes`, times `over`, divided by `under`.
+// A product of sizes. The product is at most the product of the sizes of `axes`, times `over`, divided by `under`.
 struct Product {
   std::vector<std::pair<const Value*, int64_t>> axes;
   double over = 1, under = 1;

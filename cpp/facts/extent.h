@@ -7,8 +7,8 @@
 
 namespace jit_passes {
 
-// One of four kinds: a number; the size of an axis; an integer that the model computes or takes; or open, which is
-// -1 in a list of sizes. Each size has one kind only, so that equal sizes compare equal.
+// There are four kinds: a number; the size of an axis; an integer that the model computes or takes; or open, which
+// is -1 in a list of sizes. Each size has one kind only, so that equal sizes compare equal.
 class Extent {
  public:
   // A negative axis counts from the end, for a tensor of unknown rank.

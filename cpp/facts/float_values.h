@@ -15,8 +15,8 @@ class FloatValues {
   explicit FloatValues(const PassContext& context) : context_(context), known_(context) {}
 
   bool has(const Value* value) const;
-  // Whether the node casts to float32, and returns a float32 operand as it is. It may ask for the device of the
-  // weights.
+  // Whether the node casts to float32, and returns a float32 operand as it is. The node may ask for the device of
+  // the weights.
   bool casts(const Node* node) const;
   // Whether both values are on the device of the weights for certain, and all weights seen so far are on one device.
   bool areOnOneDevice(const Value* a, const Value* b) const {

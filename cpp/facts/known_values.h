@@ -23,7 +23,7 @@ class KnownValues {
   std::optional<c10::IValue> attribute(const Value* value) const;
 
   // An attribute that is a tensor or None, if no node writes to it: a weight, or a missing bias. Also the transpose
-  // of such a matrix.
+  // of this matrix.
   std::optional<c10::IValue> parameter(const Value* value) const;
 
   // The content of a value that changes only if parameters or buffers change: a parameter, or a result of parameters

@@ -45,11 +45,11 @@ bool isSizes(const Value* value);
 // axes.
 bool computesNumber(const Node* node);
 
-// Whether the node repeats or cuts a constant. Regions copy such nodes.
+// Whether the node repeats or cuts a constant. Regions copy these nodes.
 bool repeatsOrCuts(const Node* node);
 
 // The constant that the node repeats or cuts according to sizes: a class token for each image of a batch, or
-// positions for as many tokens as there are. Null for other nodes.
+// positions for the tokens. Null for other nodes.
 const Node* movedConstant(const Node* node);
 
 // The whole number of a constant, also of a tensor that a trace has made of a number.

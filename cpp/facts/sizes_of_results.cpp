@@ -24,7 +24,7 @@ Extent broadcast(const Extent& a, const Extent& b, const Extent& otherwise) {
   return a == b || is_one(a) || is_more(b) ? b : is_one(b) || is_more(a) ? a : otherwise;
 }
 
-// The size of an axis of the result to which the first `count` operands broadcast.
+// The size of an axis of the result of broadcasting the first `count` operands.
 Size broadcast(const Value* result, int64_t axis, int64_t rank, size_t count, const Shapes& shapes) {
   Size size;
   for (const Value* operand : result->node()->inputs().slice(0, count)) {
@@ -126,7 +126,7 @@ Size sizeOfPart(const Value* result, int64_t axis, const Shapes& shapes) {
 }
 
 // All operands have equal sizes along the other axes. An operand with one axis tells nothing: it may be empty, of
-// shape [0], which goes with any operand. Traces have such a constant for a cache that is empty at first.
+// shape [0], which goes with any operand. Traces have this constant for a cache that is empty at first.
 Size sizeOfConcatenated(const Value* result, int64_t axis, const Shapes& shapes) {
   const Node* cat = result->node();
   const Node* list = inputOf(cat, "tensors")->node();
@@ -201,7 +201,7 @@ Size sizeOfProduct(const Value* result, int64_t axis, const Shapes& shapes) {
   }
   const Value* grouped = isAttention(node) ? operandOf(node, "enable_gqa") : nullptr;
   if (grouped != nullptr && behind == -3 && constantNumber(grouped) != 0.0) {
-    return shapes.ofAxis(left, behind); // heads of the query share those of keys
+    return shapes.ofAxis(left, behind); // heads of the query share heads of keys
   }
   return broadcast(result, axis, *own, isAttention(node) ? 3 : 2, shapes);
 }

@@ -15,7 +15,8 @@ bool writesToOperand(const c10::FunctionSchema& schema) {
   });
 }
 
-// Destroys unused nodes that ask for PyTorch's state. They have no effect, though their schemas do not say so.
+// Destroys unused nodes that ask for PyTorch's state. These nodes have no effect, though their schemas do not say
+// so.
 bool removeDeadQuestions(Graph& graph) {
   static const auto kinds =
       symbols({"aten::is_grad_enabled", "aten::is_autocast_enabled", "aten::is_autocast_cpu_enabled"});
@@ -25,7 +26,7 @@ bool removeDeadQuestions(Graph& graph) {
   return !dead.empty();
 }
 
-// Compiled regions and plans never write to their operands. Of opaque modules the graph tells.
+// Compiled regions and plans never write to their operands. For opaque modules the graph tells.
 bool callMayWrite(const Node* call) {
   const auto type = objectOf(call)->type()->cast<c10::ClassType>();
   if (!type || isCompiledRegion(type) ||
@@ -48,8 +49,8 @@ bool anyOverload(
   });
 }
 
-// An operator without a schema belongs to the language, and some of these call code that is not visible here; or it
-// stands in a pattern, where the types of operands are not known.
+// An operator without a schema belongs to the language, and some of these call code that is not visible here. Or the
+// operator stands in a pattern, where the types of operands are not known.
 bool mayWrite(const Node* node, c10::Symbol kind) {
   if (isNormalization(kind) && node->inputs().size() > kTraining) {
     const bool has_statistics = !isNone(node->input(kRunningMean)) || !isNone(node->input(kRunningVar));

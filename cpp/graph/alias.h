@@ -15,7 +15,8 @@ namespace jit_passes JIT_PASSES_API {
 std::unordered_set<const Value*> writtenValues(
     const std::shared_ptr<Graph>& graph, bool attributes_apart = false);
 
-// Whether any node may write to a value. This is much faster than writtenValues, and most graphs have no such node.
+// Whether any node may write to a value. This check is much faster than writtenValues, and most graphs have no node
+// that writes.
 bool anyMayWrite(Graph& graph);
 
 // Whether the node may write to the memory of its operands. With `kind`: whether it may as an operator of that kind.

@@ -3,8 +3,8 @@
 namespace jit_passes {
 namespace {
 
-// Slots in which names were found before, in a table of fixed size. An entry is a hint that is compared with the
-// type before use, so entries of types that changed or were freed do no harm.
+// Slots in which names were found before, in a table of fixed size. An entry is a hint, compared with the type
+// before use. So entries of types that changed or were freed do no harm.
 class SlotHints {
  public:
   uint32_t& of(const c10::ClassType& type, const std::string& name) {

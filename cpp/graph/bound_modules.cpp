@@ -5,7 +5,7 @@
 namespace jit_passes {
 namespace {
 
-// The inputs of a forked branch are those of the node that forks it.
+// The inputs of a forked branch are the inputs of the node that forks it.
 void bindInputs(const Node* fork, BoundModules& bound) {
   const auto inputs = fork->g(attr::Subgraph)->inputs();
   for (size_t i = 0; i < inputs.size(); ++i) {

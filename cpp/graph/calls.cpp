@@ -76,7 +76,7 @@ bool inlineFork(Node* fork) {
   return true;
 }
 
-// Whether the call is of a method in C++, whose class a library has registered. It has no graph to inline.
+// Whether the call is of a method in C++, whose class a library has registered. The method has no graph to inline.
 bool callsBuiltin(const Node* node) {
   const auto type =
       node->kind() == prim::CallMethod ? objectOf(node)->type()->cast<c10::ClassType>() : nullptr;

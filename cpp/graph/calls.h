@@ -28,7 +28,7 @@ bool hasReport(const c10::TypePtr& type);
 // Path and report of each module with a report that the method calls.
 std::vector<std::pair<std::string, std::string>> reportsOfParts(
     const torch::jit::Module& module, const std::string& method);
-// Whether it is a compiled region or has a report. Calls of such modules are not inlined, and their graphs not
+// Whether it is a compiled region or has a report. Calls of these modules are not inlined, and their graphs not
 // changed.
 bool isOpaque(const c10::TypePtr& type);
 bool callsOpaque(const Node* node);

@@ -18,8 +18,8 @@ void setActive(Moment moment, bool active);
 // Types of tensors that the executor has seen in a graph, by the names of the values.
 using Profile = std::unordered_map<std::string, c10::TypePtr>;
 
-// Removes the executor's profile nodes from a graph. They stand between operators, where no pattern expects them,
-// and a pass must not rely on the shapes that they have seen.
+// Removes the executor's profile nodes from a graph. Profile nodes stand between operators, where no pattern expects
+// them, and a pass must not rely on the shapes that they have seen.
 Profile takeProfile(std::shared_ptr<Graph>& graph);
 // Gives values that are still in the graph their profiled types back. The fusers use these types, behind guards.
 void putProfile(Graph& graph, const Profile& profile);

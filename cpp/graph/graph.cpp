@@ -194,7 +194,7 @@ NodeNames nodeNames(Graph& graph) {
     names.emplace(node, std::move(name));
   };
   // Nodes that compute no tensor, or count batches, get their names last: a model that trains has more of them, and
-  // its other names must be the same as in eval mode.
+  // its other names must equal the names in eval mode.
   std::vector<const Node*> rest;
   const auto named = [](const Node* node) {
     return node->kind() != prim::Constant && !isQuantization(node) && !isPlace(node);

@@ -75,7 +75,7 @@ NodeNames nodeNames(Graph& graph);
 Value* inputOf(const Node* node, std::string_view name);
 Value* operandOf(const Node* node, std::string_view name);
 void setOperand(Node* node, std::string_view name, Value* value);
-// The first operand, whatever its name: for code that operators of many kinds share.
+// The first operand, under any name: for code that operators of many kinds share.
 inline Value* mainOperand(const Node* node) { return const_cast<Node*>(node)->input(0); }
 // The module or object of prim::GetAttr, prim::SetAttr and prim::CallMethod; and the value that prim::SetAttr
 // assigns.
@@ -111,8 +111,8 @@ Value* insertValue(
     const c10::TypePtr& type = nullptr);
 // A constant in front of `before`.
 Value* insertConstant(Node* before, const c10::IValue& constant);
-// Moves the node that computes the value, and the nodes that this one needs, in front of `before`. They must have no
-// effects, and must read nothing that changes in between.
+// Moves the node that computes the value, and the nodes that this one needs, in front of `before`. These nodes must
+// have no effects, and must read nothing that changes in between.
 void hoist(Value* value, Node* before);
 // Whether the node transposes its operand, if that is a matrix.
 bool isTranspose(const Node* node);

@@ -1,5 +1,5 @@
-// The only include of PyTorch's JIT headers. They take half a minute to parse, so the build
-// precompiles this file and puts it in front of every source file.
+// The only include of PyTorch's JIT headers. The headers take half a minute to parse, so the build precompiles this
+// file and puts it in front of every source file.
 #pragma once
 
 #include <ATen/ATen.h>

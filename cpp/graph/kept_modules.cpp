@@ -1,6 +1,6 @@
 // The attribute's lines: the method; path and type of each module, "layer1.0.conv1(Conv2d)"; an empty line; and one
-// line for each kind of operator, "aten::conv2d 1 3 4": the number of the module of each such node in program order,
-// 0 for the root.
+// line for each kind of operator, "aten::conv2d 1 3 4". Its numbers are the modules of the nodes of this kind in
+// program order, 0 for the root.
 #include "kept_modules.h"
 
 #include "calls.h"
@@ -8,8 +8,8 @@
 namespace jit_passes {
 namespace {
 
-// Whether a file keeps the number of nodes of this kind. It repeats constants and attributes wherever they are read,
-// and writes constant lists as lists of numbers.
+// Whether a file keeps the number of nodes of this kind. A file repeats constants and attributes wherever they are
+// read, and writes constant lists as lists of numbers.
 bool isKept(const Node* node) {
   const auto isLiteral = [](const Value* value) { return isConstant(value) && !isTensor(value); };
   return node->kind() != prim::Constant && node->kind() != prim::GetAttr &&

@@ -1,4 +1,4 @@
-// Paths of modules through a file. They come from call stacks, which files do not keep, and the stable names of
+// Paths of modules through a file. Paths come from call stacks, which files do not keep, and the stable names of
 // nodes depend on them. So a saved module keeps the paths in an attribute. Clones get call stacks back, without the
 // attribute.
 #pragma once

@@ -1,4 +1,4 @@
-// Keys by which values of equal content are found.
+// Keys of values by content: equal content has equal keys.
 #pragma once
 
 #include <string>

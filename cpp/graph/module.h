@@ -46,8 +46,8 @@ std::string attributePath(const Value* value);
 std::unordered_set<std::string> assignedAttributes(Graph& graph);
 bool passesThrough(const Value* value, const std::unordered_set<std::string>& attributes);
 
-// Adds a parameter or buffer to the module at `path`, or to the root if there is no such module or it shares its
-// type with other modules. A name that is taken becomes name_1, name_2, ... Returns the path of the attribute.
+// Adds a parameter or buffer to the module at `path`; or to the root, if there is no module or it shares its type
+// with other modules. A name that is taken becomes name_1, name_2, ... Returns the path of the attribute.
 std::string addTensorAttribute(
     Module& root, const std::string& path, const std::string& name, const at::Tensor& tensor, bool parameter);
 // The module or other attribute at a path; nothing if there is none.

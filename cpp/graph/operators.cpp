@@ -18,7 +18,7 @@ bool padsWithZeros(const Node* node) {
   return constant_mode && (isNone(node, "value") || constantNumber(node, "value") == 0.0);
 }
 
-// Fills the table. Names have spaces between them; those without namespace are aten's.
+// Fills the table. Names have spaces between them; names without namespace are aten's.
 class Table {
  public:
   template <typename Set>

@@ -35,15 +35,15 @@ struct OperatorTraits {
   bool dropout = false;
   bool asks_for_shape = false;
   bool tells_layout = false;           // its result depends on the memory layout of its first operand
-  std::optional<at::ScalarType> gives; // the dtype of its result, if it is known and not that of its operands
+  std::optional<at::ScalarType> gives; // the dtype of its result, if known and not its operands' dtype
   bool commutes = false;               // commutes holds, depending on the operands
-  bool keeps_shape = false;  // its result has the shape of its first operand, whatever the others are
-  int64_t spatial = 0;       // axes of an image that it works along: pools and resizes
-  bool keeps_dtype = false;  // its result has the dtype of its floating operands
-  bool gives_floats = false; // its result is floating whatever its operands are
+  bool keeps_shape = false;            // its result has the shape of its first operand, for any others
+  int64_t spatial = 0;                 // axes of an image that it works along: pools and resizes
+  bool keeps_dtype = false;            // its result has the dtype of its floating operands
+  bool gives_floats = false;           // its result is floating for any operands
 };
 
-// The operators of which something is known, by qualified name.
+// The operators with known traits, by qualified name.
 const std::map<std::string, OperatorTraits>& operatorTable();
 
 std::optional<WeightedOperator> weightedOperator(const Node* node);
@@ -61,8 +61,8 @@ bool isDropout(const Node* node);
 // Whether the node's result depends on the memory layout of its first operand.
 bool tellsLayout(const Node* node);
 
-// Whether the node draws random numbers. PyTorch says so of every operator with dropout, such as recurrent layers,
-// which draw none in eval mode.
+// Whether the node draws random numbers. PyTorch marks every operator with dropout as random, such as recurrent
+// layers, which draw no numbers in eval mode.
 bool isRandom(const Node* node);
 
 // Whether every element of the node's result is an element of its first operand, or zero. The operator then commutes
@@ -79,14 +79,14 @@ int64_t spatialOf(const Node* node);
 // Whether the result has the dtype of the tensor operands where all are floating.
 bool keepsDtype(const Node* node);
 
-// Whether the results are floating whatever the operands are.
+// Whether the results are floating for any operands.
 bool givesFloats(const Node* node);
 
 // Whether the type is Optional[Tensor], so that only a call tells which it is.
 bool mayBeTensor(const Value* value);
 
-// Whether each element of the node's result is a function of the elements at the same place of its tensor
-// operands, and of numbers: with one such operand it can be computed ahead of time for each code.
+// Whether each element of the node's result is a function of numbers, and of the elements at this place of its
+// tensor operands. With one tensor operand it can be computed ahead of time for each code.
 bool isElementwise(const Node* node);
 
 // Whether the node's first two operands may change places. An addition with alpha cannot, nor can one of lists or

@@ -19,7 +19,7 @@ struct Remark {
 
 // The object of a pass: a method of a module, or a graph alone, which PyTorch's executor has after autograd, and a
 // scripted function too. A pass may edit the graph, add or remove attributes of the module, or replace the module
-// altogether. It works on a copy, which callers get only if all passes succeed.
+// altogether. The pass works on a copy, which callers get only if all passes succeed.
 class PassContext {
  public:
   PassContext(torch::jit::Module module, std::string method, const Options& options)

@@ -4,8 +4,8 @@
 //   y[..., o] = sum over c of  input[..., c] * weight[o, c]          for a weight of two axes, without a window
 //
 // The weight decides whether there are 1, 2 or 3 spatial axes. If transposed, the weight is [in, out / groups,
-// window...], the sum is that of the convolution's gradient, and output_padding applies. The numbers equal those of
-// at::conv{1,2,3}d, at::conv_transpose{1,2,3}d and at::linear without bias, to the bit, since these compute them.
+// window...], the sum is the convolution's gradient, and output_padding applies. at::conv{1,2,3}d,
+// at::conv_transpose{1,2,3}d and at::linear without bias compute the numbers, so results are equal to the bit.
 //
 // correlation.mode pads by name: "valid" not at all, "same" by (window - 1) * dilation in all, half of it on each
 // side. If that is odd, the end gets one more, as in PyTorch.

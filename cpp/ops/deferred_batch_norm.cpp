@@ -15,11 +15,11 @@
 //                                                           mean, var, ...)
 //
 // While the statistics are the batch's, nothing can be folded. So fake quantization sees the folded weight,
-// fq(weight * factor) / factor, by its operand `fold`, and the rounding error of the shift, if that is given, is
-// added to beta. Once statistics do not change, the model computes the results of the converted model.
+// fq(weight * factor) / factor, by its operand `fold`. The rounding error of the shift, if it is given, is added to
+// beta. Once statistics do not change, the model computes the results of the converted model.
 //
-// A factor of 0, in residual branches that start as zeros, or close to 0 would leave the weight without a gradient:
-// scales are divided by it. 1 takes its place, and the result still is beta.
+// Scales are divided by the factor. A factor of 0 or close to 0, in residual branches that start as zeros, would
+// leave the weight without a gradient. 1 takes its place, and the result still is beta.
 //
 // Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference",
 // arXiv:1806.08342, section 3.2.2.

@@ -14,11 +14,11 @@
 // PyTorch's dynamic kernels and `torch._choose_qparams_per_tensor`, to the bit: in double, with a scale of at least
 // 6.1e-5. See chooseFbgemm.
 //
-// A tensor without elements has the range of a single 0. The range is that of the finite numbers. NaN and infinity
-// give NaN in the result, as in products of floats: the scale of their token is NaN, or the scale of a tensor gets
-// the shape of x, with NaN at their places. There are no errors.
+// A tensor without elements has the range of a single 0. The range is the range of the finite numbers. NaN and
+// infinity give NaN in the result, as in products of floats. The scale of their token is NaN, or the scale of a
+// tensor gets the shape of x, with NaN at their places. There are no errors.
 //
-// The codes are those of jit_passes::quantize.
+// The codes equal the codes of jit_passes::quantize.
 #include "kernels.h"
 #include "rounding.h"
 

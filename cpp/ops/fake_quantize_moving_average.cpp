@@ -13,14 +13,14 @@
 // ranks of a process group agree on the range of each batch.
 //
 // With a fold, one number for each channel along fold_axis, x * fold is observed and quantized, and the result is
-// divided by fold: this is the weight of a convolution after the batch norm behind it is folded into it. The product
-// is never computed. The range is that of each channel of x, times fold; and fq(x * fold) / fold is x fake-quantized
-// with scale / fold, where a negative number mirrors the grid. The zero point must be symmetric for that, so there
-// is no affine scheme. The fold's gradient comes with the gradient of scale / fold.
+// divided by fold. So x * fold is the weight of a convolution with the batch norm behind it folded in. The product
+// is never computed. The range is the range of each channel of x, times fold. fq(x * fold) / fold is x
+// fake-quantized with scale / fold, where a negative number mirrors the grid. The zero point must be symmetric for
+// that, so there is no affine scheme. The fold's gradient comes with the gradient of scale / fold.
 //
-// The affine and symmetric parameters equal those of jit_passes/specification/qparams.py, with the floor of 2^-23
-// (float32's epsilon). The power of two is the smallest without clipping. Its floor is 2^-126, the smallest normal
-// float32, whose reciprocal is finite: a range of zeros gives it.
+// The affine and symmetric parameters equal the formulas of jit_passes/specification/qparams.py, with the floor of
+// 2^-23 (float32's epsilon). The power of two is the smallest without clipping. Its floor is 2^-126, the smallest
+// normal float32, whose reciprocal is finite: a range of zeros gives it.
 //
 // The formula is (1 - c) * range + c * x rather than range + c * (x - range), so that c = 1 gives x to the bit.
 //
@@ -134,7 +134,7 @@ Observed checkObserved(
     const Tensor& x, const std::optional<Tensor>& fold, int64_t fold_axis, Scheme scheme, Axis axis,
     bool pair_sums, string_view group, string_view name) {
   TORCH_CHECK(
-      !pair_sums || axis, "sums of neighbouring values are those of channels: give '", name, "' a ch_axis");
+      !pair_sums || axis, "sums of neighbouring values are within channels: give '", name, "' a ch_axis");
   TORCH_CHECK(
       !fold || scheme != Scheme::Affine, "'", name,
       "' is the weight before a batch norm, which may mirror it: use a symmetric scheme or powers of two");

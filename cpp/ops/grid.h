@@ -105,7 +105,7 @@ inline void checkRange(at::ScalarType dtype, int64_t quant_min, int64_t quant_ma
   });
 }
 
-// One number for each channel, in a shape that broadcasts with x.
+// A number for each channel, in a shape that broadcasts with x.
 inline at::Tensor alongAxis(const at::Tensor& numbers, const at::Tensor& x, Axis axis) {
   std::vector<int64_t> shape(axis ? x.dim() : 0, 1);
   if (axis) {

@@ -11,8 +11,8 @@
 // ends: v = 127.4 is beyond 127. PyTorch's _fake_quantize_learnable_per_tensor_affine and TQT use the rounded v.
 //
 // The forward is fake_quantize, which is equal since rounding keeps order and whole numbers. Codes count from
-// `zero_point`, which changes last bits only: next to a tie, the code is the one that quantize will give with that
-// zero point. There is no second derivative.
+// `zero_point`, which changes last bits only: next to a tie, the code equals the code of quantize with this zero
+// point. There is no second derivative.
 //
 // jit_passes::train_lsq: fake_quantize_lsq with a scale that is initialized from the first batch.
 //

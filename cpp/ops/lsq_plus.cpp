@@ -21,8 +21,8 @@
 //   o           = clip(round(offset / scale), -quant_max, -quant_min) * scale
 //
 // o is a whole number of steps: the zero point is -o / scale. Its gradient goes straight through to the offset, and
-// not to the scale, so both gradients are the paper's, at o. An offset that a step of the optimizer has moved beyond
-// the ends is set to the end, so that the next step can move it back.
+// not to the scale, so both gradients are the paper's, at o. If a step of the optimizer moves the offset beyond an
+// end, the offset is set to the end, so that the next step can move it back.
 //
 // Source: Bhalgat et al., "LSQ+: Improving low-bit quantization through learnable offsets and better
 // initialization", arXiv:2004.09576.

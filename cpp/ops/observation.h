@@ -5,8 +5,8 @@
 
 namespace jit_passes {
 
-// The `range` buffer of an observer: float64, with at least these four entries. They are +inf, -inf, +inf, -inf
-// until a value is seen.
+// The `range` buffer of an observer: float64, with at least these four entries. The entries are +inf, -inf, +inf,
+// -inf until a value is seen.
 enum RangeEntry : int64_t { kMin = 0, kMax = 1, kLowestRank = 2, kHighestRank = 3 };
 
 // The values in memory order, since statistics do not depend on the order. A dense float32 tensor (contiguous,
@@ -31,7 +31,7 @@ struct Extremes {
 void checkFinite(const Extremes& seen, c10::string_view name);
 std::vector<MinMax> checkedRanges(const std::vector<Extremes>& seen, c10::string_view name);
 
-// Whether numbers are measured in the CPU's memory, or by PyTorch's operators on any device. Both give equal
+// Whether numbers are measured in the CPU's memory, or by PyTorch's operators on any device. Both ways give equal
 // results.
 enum class Measured { InMemory, ByOperators };
 

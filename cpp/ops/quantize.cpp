@@ -5,7 +5,7 @@
 //
 // Per tensor the parameters are numbers; per channel they are tensors of shape [x.size(axis)]. A negative axis
 // counts from the end. In groups they have shape [x.size(axis), groups]: neighbours along the input axis, which is
-// the other one of the first two axes, share a scale. The integers are those of PyTorch's quantize_per_tensor and
+// the other one of the first two axes, share a scale. The integers equal PyTorch's quantize_per_tensor and
 // quantize_per_channel, ties included; torch 2.13 rounds the sum: see CodeOf. For int32 both round the product of x
 // and 1 / scale.
 #include <algorithm>

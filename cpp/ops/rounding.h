@@ -12,8 +12,8 @@ namespace jit_passes {
 constexpr bool kPyTorchRoundsSteps = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
 
 // kOfSteps: x / scale is rounded, and then the zero point is added, as in integer arithmetic with a rescaled sum.
-// Otherwise the code is rounded, zero point included. Both are equal for roundings in one direction. Other roundings
-// depend on the sign, which is the sign of x with kOfSteps, and the sign of the code otherwise.
+// Otherwise the code is rounded, zero point included. The two ways are equal for roundings in one direction. Other
+// roundings depend on the sign, which is the sign of x with kOfSteps, and the sign of the code otherwise.
 struct HalfEven {
   static constexpr bool kOfSteps = kPyTorchRoundsSteps;
   template <typename Number>
@@ -82,7 +82,7 @@ struct TowardZero {
 // If the sum is rounded: with one scale for the tensor, a fused multiply-add rounds product and sum to float32 once.
 // GCC makes one of the expression, for processors that have the instruction. For other processors PyTorch rounds the
 // product too, and so does AVX2 code of an older GCC: codes next to a tie may then differ. With a scale for each
-// channel the product is always rounded. One loop serves both: `first` and `second` are 1 and 1 / scale, or 1 /
+// channel the product is always rounded. A single loop serves both: `first` and `second` are 1 and 1 / scale, or 1 /
 // scale and 1.
 template <typename Rounding, typename Number>
 struct CodeOf {

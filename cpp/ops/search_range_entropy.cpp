@@ -59,7 +59,7 @@ double divergenceOf(const Prefix& prefix, int64_t size, int64_t groups) {
     }
   }
   if (behind > 0) {
-    cross += behind * std::log(mean); // the last bin is filled, so the last mean is that of its group
+    cross += behind * std::log(mean); // the last bin is filled, so the last mean is its group's
   }
   const double own = prefix.information[size - 1] + information(last + behind);
   return (own - cross) / total + std::log(kept / total);

@@ -1,6 +1,6 @@
 // jit_passes::search_range_klj: the number of bins of a histogram of |x| to keep, by the least symmetric divergence
-// (Kullback-Leibler-J) between cumulative distributions. It is Migacz' method as changed by D'Alberto and Dasdan,
-// algorithm 1 of arXiv:1805.07941, by which TQT calibrates activations.
+// (Kullback-Leibler-J) between cumulative distributions. The method is Migacz', changed by D'Alberto and Dasdan,
+// algorithm 1 of arXiv:1805.07941. TQT calibrates activations by it.
 //
 //   cdf = cumulative sum of the normalized counts
 //   for i = levels + 1 .. bins:

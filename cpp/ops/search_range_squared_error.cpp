@@ -2,8 +2,8 @@
 //
 //   error(range) = sum over bins of  count * (x - dequantize(quantize(x)))^2    at the bin's centre
 //
-// with scale and zero point derived from the range as the quantizer will derive them. Unlike an error model that
-// assumes uniform rounding noise, this error includes that 0 has an exact code, which matters after a ReLU.
+// with scale and zero point derived from the range as the quantizer will derive them. A model of uniform rounding
+// noise does not know that 0 has an exact code. This error does, which matters after a ReLU.
 //
 // jit_passes::search_range_l2: the range with the least error. Both ends are searched together, coarse to fine, and
 // then each by itself around the range found. A symmetric range may be wider than the numbers: see widestOf.
@@ -105,7 +105,7 @@ float errorOf(const Bins& bins, const IntegerGrid& grid, float min, float max) {
 }
 
 // The factor of the widest symmetric range. If a grid has one more code below 0 than above it, such as [-8, 7], a
-// number at the end of the range is half a step beyond the last code above 0. The range that is wider by this half
+// number at the end of the range is half a step beyond the last code above 0. A range that is wider by this half
 // step, a factor of 15 / 14 for [-8, 7], has a code for the number, if float32 can represent the range. Other ranges
 // are never wider than the numbers.
 float widestOf(const IntegerGrid& grid, float high) {

@@ -6,9 +6,9 @@
 //
 // The gradient passes straight through the ceiling. The denominator is the smallest power of two that is at least
 // -quant_min and above quant_max, also for narrow ranges such as [-127, 127]. The mask depends on the rounded number:
-// x / scale = 127.4 becomes 127, which is inside. A method that replaces rounding by the identity before it
-// differentiates, such as TensorFlow's FakeQuant, has no term inside the range, so its threshold learns the cost of
-// clipping and not the cost of wide steps.
+// x / scale = 127.4 becomes 127, which is inside. TensorFlow's FakeQuant and others replace rounding by the identity
+// before they differentiate. Then there is no term inside the range, and the threshold learns the cost of clipping,
+// but not the cost of wide steps.
 //
 // power_of_two_scale has no gradient. A factor of 1 with a gradient gives the scale its gradient. The scale and its
 // inverse must be finite float32 numbers: other thresholds are errors on the CPU, and NaN on other devices. There is

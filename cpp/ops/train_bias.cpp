@@ -11,7 +11,7 @@
 // coarse, and a model that has not trained with them loses accuracy.
 //
 // A scale comes from the state of its place, by a rule: "scale" is the scale itself; "log2_threshold" is TQT's; any
-// other rule is the scheme by which the scale follows from a range. While one of the two scales is not known, or not
+// other rule names the scheme that derives the scale from a range. While one of the two scales is not known, or not
 // `enabled`, the result is x.
 //
 // Source: Jacob et al., "Quantization and training of neural networks for efficient

@@ -8,7 +8,7 @@
 // inside and slope are functions of steps that each operator defines.
 //
 // x and the parameters are saved, and steps are computed again. A slope is one number for each element, so saving
-// it, or a mask too, would move more memory than x; and x often stays alive anyway, as a parameter or because a
+// it, or a mask too, would move more memory than x. And x often stays alive anyway, as a parameter or because a
 // convolution saves it. Forward and backward move 20 bytes for each float32. The price: a later write to x is an
 // error of autograd.
 //

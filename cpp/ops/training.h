@@ -1,5 +1,5 @@
-// Parts of the operators that train a grid. These are composed of an operator that writes to the state and has no
-// gradient, and of operators with a gradient that write nothing.
+// Parts of the operators that train a grid. The operators are composed of one that writes to the state and has no
+// gradient, and of others with a gradient that write nothing.
 #pragma once
 
 #include "graph/callers_error.h"
@@ -28,7 +28,7 @@ inline int64_t checkedFoldAxis(
   TORCH_CHECK(
       fold.numel() == x.size(found) && (!axis || *axis == found), "a fold of ", fold.numel(),
       " numbers along axis ", found, " does not go with shape ", x.sizes(),
-      axis ? " and its ch_axis: both must be that of the output channels"
+      axis ? " and its ch_axis: both must be the axis of the output channels"
            : ": it has one for each output channel");
   if (fold.is_cpu()) {
     for (const double factor : Grid<double>::read(fold)) {
@@ -40,7 +40,7 @@ inline int64_t checkedFoldAxis(
   return found;
 }
 
-// LSQ's 1 / sqrt(N * quant_max), with N elements that share a scale, or only those of one sample if `per_sample`.
+// LSQ's 1 / sqrt(N * quant_max), with N elements that share a scale, or only a sample's elements if `per_sample`.
 inline double gradientScale(const at::Tensor& x, int64_t quant_max, Axis ch_axis, bool per_sample) {
   TORCH_CHECK(quant_max > 0, "quant_max must be above 0, got ", quant_max);
   auto count = x.sym_numel();

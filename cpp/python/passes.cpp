@@ -63,7 +63,7 @@ struct OpenEditor { // Python may keep the editor longer than the graph lives
   std::shared_ptr<Editor> editor;
 };
 
-// A pass in Python gets an editor and the options. It returns whether something changed, and remarks.
+// A pass in Python gets an editor and the options. The pass returns whether something changed, and remarks.
 PassFunction toPass(const py::function& function) {
   return [call = Function(function)](PassContext& context) {
     const py::gil_scoped_acquire lock;
@@ -104,7 +104,7 @@ void registerPass(
   RegisterPass(name, summary, toPass(function), std::move(needs), std::move(ensures), std::move(options));
 }
 
-// The check gets an editor to read the graph with. It returns the problem, or None.
+// The check gets an editor to read the graph with. The check returns the problem, or None.
 void registerInvariant(const std::string& name, const std::string& summary, const py::function& function) {
   const auto check = [call = Function(function)](const PassContext& context) {
     const py::gil_scoped_acquire lock;

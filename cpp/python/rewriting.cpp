@@ -57,7 +57,7 @@ py::tuple toTuple(const MatchView& view) {
 
 using Text = std::optional<std::string>;
 
-// Renames %x.1 to %x: scripting renames a parameter to which the function assigns.
+// Renames %x.1 to %x: scripting renames a parameter that the function assigns.
 GraphPointer graphOfFunction(const py::object& source) {
   auto graph = source.cast<GraphPointer>();
   for (Value* input : graph->inputs()) {

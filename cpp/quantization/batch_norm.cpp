@@ -45,7 +45,7 @@ bool joinsRows(const Node* node, const Shapes& shapes) {
 }
 
 // Whether only this reader uses the values of the result. The shape does not change, so other nodes may ask for it:
-// scripted modules check the rank of their input, and some operators give another tensor that shape.
+// scripted modules check the rank of their input, and some operators give the shape to another tensor.
 bool alone(const Node* reader, const Value* result) {
   return std::ranges::all_of(result->uses(), [&](const Use& use) {
     return use.user == reader || asksForShape(use.user) || (takesShape(use.user) && use.offset == 1);

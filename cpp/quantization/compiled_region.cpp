@@ -98,8 +98,8 @@ void replaceRegion(Module& root, Graph& graph, const std::string& name, const c1
   } else {
     checkObject(region, *type);
   }
-  // The module gets a compilation unit of its own. The root's unit has the type of the region, whose graph would
-  // keep all weights in memory as long as anything of that unit lives.
+  // The module gets a compilation unit of its own. The root's unit has the type of the region. Its graph would keep
+  // all weights in memory as long as anything of this unit lives.
   Module made(
       c10::QualifiedName("__torch__.jit_passes.CompiledRegion"),
       std::make_shared<torch::jit::CompilationUnit>());

@@ -12,7 +12,7 @@ struct AnnotatedValue {
   std::vector<Use> uses;
 };
 
-// One operator to insert, from a dict of Python. The comments name its keys.
+// An operator to insert, from a dict of Python. The comments name its keys.
 struct Insertion {
   AnnotatedValue annotated;          // "value" and "uses"
   const Node* home;                  // "home": the node that the place belongs to, or null
@@ -34,18 +34,18 @@ struct Insertion {
 //                          deferred_weight gives it, which gives the value too
 //
 // An argument that is not given has the schema's default. A state is (name, node, tensor, whether it is a
-// parameter). It belongs to the module that the node was written in, so each submodule needs a type of its own, as
-// _C.clone gives it. If the node is None, it belongs to the root. A second state of equal name (for a module that is
-// called twice) gets a number. If its module is gone, as in frozen models, the state goes to the root, with the path
-// in its name.
+// parameter). A state belongs to the module that the node was written in, so each submodule needs a type of its own,
+// as _C.clone gives it. If the node is None, the state belongs to the root. A second state of equal name (for a
+// module that is called twice) gets a number. If its module is gone, as in frozen models, the state goes to the
+// root, with the path in its name.
 class Insertions {
  public:
   // Finds the values and nodes that the options name, and registers the states.
   explicit Insertions(PassContext& context);
 
   const std::vector<Insertion>& all() const { return all_; }
-  // The node in front of which to insert: the first of the uses; or, for all uses, the node after the one that makes
-  // the value. It comes after all constants, since other passes may rely on their order.
+  // The new operator goes in front of this node: the first of the uses; or, for all uses, the node after the one
+  // that makes the value. The node comes after all constants, since other passes may rely on their order.
   Node* nodeFor(const Insertion& insertion) const;
   // Inserts the operator, with the value as its first operand.
   Node* insert(const Insertion& insertion, Value* value, Node* before, const Node* like);

@@ -5,13 +5,14 @@
 
 namespace jit_passes JIT_PASSES_API {
 
-// The order that a graph's nodes must keep. It is found once, before any edit; nodes that are added later may move.
+// The order that a graph's nodes must keep. The order is found once, before any edit; nodes that are added later may
+// move.
 class Order {
  public:
   explicit Order(const std::shared_ptr<Graph>& graph);
 
   // Whether the node must keep its order among all fixed nodes: it writes to memory, reads written memory, prints,
-  // draws random numbers, or contains such a node. A fixed node belongs to no region.
+  // draws random numbers, or contains a node that does. A fixed node belongs to no region.
   bool isFixed(const Node* node) const { return fixed_.count(node) > 0; }
   // Whether each region that reads the node gets a copy of it: constants, quantize and dequantize, lists of tensors,
   // sizes and numbers computed from sizes, repeated constants. No path leaves a region through these nodes.

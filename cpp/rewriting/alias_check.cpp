@@ -114,7 +114,7 @@ class AliasCheck {
     return "";
   }
 
-  // Whether a writer of the replacement does write: a normalization does so only in training, and the match may
+  // Whether a writer of the replacement really writes: a normalization writes only in training, and the match may
   // tell.
   bool trains(const Node* writer) const {
     if (!isNormalization(writer->kind())) {
@@ -151,7 +151,7 @@ class AliasCheck {
 
   // No other node may write to a result that shares memory with an operand or another result, in the pattern or in
   // the replacement, unless the operand is visible to the match alone. Values that share memory because of other
-  // nodes, such as a state and the state of the next step, do so with and without the rewrite.
+  // nodes, such as a state and the state of the next step, share it with and without the rewrite.
   std::string checkResults() {
     const auto outputs = rule_.pattern.graph->outputs();
     const auto replacements = rule_.replacement->outputs();

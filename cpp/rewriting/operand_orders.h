@@ -13,7 +13,7 @@ bool hasRest(const Node* wanted);
 // Whether the pattern has a prim::ListConstruct and the graph a constant list.
 bool isConstantList(const Node* wanted, const Node* node);
 
-// The orders of operands to try in one match. They depend on the bindings so far.
+// The orders of operands to try in one match. The orders depend on the bindings so far.
 class OperandOrders {
  public:
   OperandOrders(const Pattern& pattern, const MatchOptions& options, const Match& match);
@@ -30,7 +30,7 @@ class OperandOrders {
   };
 
   bool mayStandFor(const Value* wanted, const Value* value);
-  // Whether operators, constants and types let the value match, whatever is bound. The answer is kept for each pair,
+  // Whether operators, constants and types let the value match, for any bindings. The answer is kept for each pair,
   // so an impossible order costs no search.
   bool mayCompute(const Value* wanted, const Value* value);
   bool operandsMayCompute(const Node* wanted, const Node* node);

@@ -23,7 +23,7 @@ struct Pattern {
   const Node* anchor() const { return anchor_; }
   bool mayAnchorAt(c10::Symbol kind) const { return mayBe(anchor_, kind); }
   bool mayBe(const Node* wanted, c10::Symbol kind) const;
-  // Whether the input has a type in the text or function. It then matches values of that type only.
+  // Whether the input has a type in the text or function. A typed input matches values of that type only.
   bool isTyped(const Value* input) const { return typed_.count(input) > 0; }
   // Whether exchanged operands of a commutative node give another match: the first two operands are computed
   // differently. With `named`, different names of inputs are enough.
@@ -48,7 +48,7 @@ struct Pattern {
 
 // Whether the pattern's value is a %rest, which stands for all remaining operands of a node.
 bool isRest(const Value* value);
-// The name of an input in the text or the function. It connects a pattern with its replacement.
+// The name of an input in the text or the function. The name connects a pattern with its replacement.
 std::string inputName(const Value* input);
 
 // Raises an error where %rest is not the last operand.

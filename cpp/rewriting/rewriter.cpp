@@ -190,7 +190,7 @@ class Rewriter {
     return found == names_->end() ? "" : found->second;
   }
 
-  // Whether to skip a match because the rule itself has made its nodes. Without `repeat`, one such node is enough.
+  // Whether to skip a match because the rule itself has made its nodes. Without `repeat`, a single one is enough.
   // With `repeat`, the rule must have made all of them, and their operands match exchanged: a rule that exchanges
   // operands would not end otherwise.
   bool passesOver(const Match& match, const Rule& rule) const {

@@ -41,7 +41,7 @@ struct RegisterRules {
       std::vector<std::string> requires_ = {"inlined"});
 };
 
-// The rules as a pass. It remarks on refused matches, unless another rule has rewritten the operator.
+// The rules as a pass. The pass remarks on refused matches, unless another rule has rewritten the operator.
 PassFunction passOf(const Rules& rules);
 
 struct Explanation {

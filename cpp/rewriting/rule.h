@@ -8,7 +8,8 @@
 
 namespace jit_passes JIT_PASSES_API {
 
-// The values that some node may write to. They are found when a rule first asks, and edits keep them up to date.
+// The values that some node may write to. The values are found when a rule first asks, and edits keep them up to
+// date.
 class WrittenValues {
  public:
   explicit WrittenValues(const PassContext& context) : context_(context) {}
@@ -58,8 +59,9 @@ struct Computed {
 };
 using MatchCompute = std::function<std::unordered_map<std::string, Computed>(const MatchView&)>;
 
-// The replacement takes inputs of the pattern, by name, and values of `compute`. It returns as many values as the
-// pattern. A name with alternatives stands for the operator that the pattern's node of that name has matched.
+// The replacement takes inputs of the pattern, by name, and values of `compute`. The replacement returns as many
+// values as the pattern. A name with alternatives stands for the operator that the pattern's node of that name has
+// matched.
 struct Rule {
   Rule(std::string name, Pattern pattern, std::shared_ptr<Graph> replacement);
 

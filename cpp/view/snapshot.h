@@ -51,7 +51,7 @@ struct QuantizedValue {
   std::string name;   // the value's name; a value that is quantized again keeps its first name
   std::string reader; // the name of the first operator that reads the dequantized value; "" if there is none
 };
-// One for each quantize in the graph that stands for a place, in program order.
+// Entries for each quantize in the graph that stands for a place, in program order.
 std::vector<QuantizedValue> quantizedValues(Graph& graph);
 
 Snapshot takeSnapshot(const std::shared_ptr<Graph>& graph);

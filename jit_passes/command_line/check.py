@@ -25,9 +25,9 @@ Examples:
 @click.command(short_help="Compare an ONNX file with its reference model.", epilog=EPILOG)
 @click.argument("file", type=options.FILE)
 @click.option("--against", type=options.FILE, required=True,
-              help="The reference model of which the file was made.")  # fmt: skip
+              help="The reference model that the file was made from.")  # fmt: skip
 @click.option("--engine", type=click.Choice(list(ENGINES)),
-              help="It runs FILE; that of the model's target without it.")  # fmt: skip
+              help="Run FILE in this engine; the default follows the model's target.")  # fmt: skip
 @options.DATA
 @options.METHOD
 @options.JSON
@@ -42,9 +42,9 @@ def check(
     compared as floats: one on a grid may be a step apart, another one a hundredth of its largest
     number. Other engines are not run: ONNX Runtime computes their files as they are written.
 
-    It also counts the convolutions, linears and products on integers in the graph that runs. The
-    exit code is 5 where a code differs, a result is too far off, or fewer operators are on integers
-    than the model's report promises.
+    The command also counts the convolutions, linears and products on integers in the graph that
+    runs. The exit code is 5 where a code differs, a result is too far off, or fewer operators are
+    on integers than the model's report promises.
     """
     reference = load_model(against)
     batches, method = options.data_to_compare(reference, reference, method, **data)

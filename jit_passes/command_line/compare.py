@@ -35,14 +35,14 @@ the target `reference` to look inside.
 @click.option("--jump", type=float, default=10.0, show_default=True, metavar="DB",
               help="By how much an operator's own error must stand out to be named.")  # fmt: skip
 @click.option("--min-sqnr", type=float, metavar="DB",
-              help="Exit with code 5 where the SQNR of an output is below that.")  # fmt: skip
+              help="Exit with code 5 where the SQNR of an output is below this value.")  # fmt: skip
 @options.JSON
 @options.common
 def compare(
     model: Path, quantized: Path, method: str, jump: float, min_sqnr: float | None,
     as_json: bool, progress: bool | None, **data: Any,
 ) -> int:  # fmt: skip
-    """Compare QUANTIZED with the float MODEL that it was made of, value by value.
+    """Compare QUANTIZED with the float MODEL that it was made from, value by value.
 
     For each value that both have, in the order of the graph: SQNR, its own without the errors that
     it inherits, cosine, the largest error in steps of the grid, and the share of clipped values.

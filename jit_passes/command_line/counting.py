@@ -23,8 +23,8 @@ def count_batches(
 ) -> int | None:
     """Return the number of batches of so many samples; None where a file does not say.
 
-    That of a long tar is about right. From the limit on no more are counted, and no more files are
-    opened. `own` takes some of the batches.
+    The number for a long tar is an estimate. From the limit on no more are counted, and no more
+    files are opened. `own` takes some of the batches.
     """
     total = 0
     for file in files:

@@ -86,14 +86,14 @@ def export(
 ) -> None:  # fmt: skip
     """Write MODEL, or its scales, to a file that another engine reads.
 
-    Of a MODEL that is calibrated, trained, or quantized for the target `reference`, scales with
-    which an engine quantizes the float model. --to pt2, --to aoti and --to onnx write the model
-    itself, float or quantized for an engine or for the target `reference`, and need a batch; the
-    number of its samples is open where it has two or more. --to aoti compiles it, with the C++
+    Scales are for an engine that quantizes the float model: MODEL is calibrated, trained, or
+    quantized for the target `reference`. --to pt2, --to aoti and --to onnx write the model itself,
+    float or quantized for an engine or for the target `reference`. They need a batch; the number of
+    samples is open if the batch has two or more. --to aoti compiles the model, with the C++
     compiler of this machine, for C++ programs without Python. --to c writes a model for the target
-    `fixed_point` as a folder of C99, for one sample, with the first samples as test vectors;
-    --to vectors writes operands and results of each of its operators for these samples, for
-    testbenches of hardware.
+    `fixed_point` as a folder of C99, for one sample, with the first samples as test vectors. --to
+    vectors writes operands and results of each operator for these samples, for testbenches of
+    hardware.
 
     With --engine a float MODEL is quantized and written in one go.
     """
@@ -171,7 +171,7 @@ def _engine_of(name: str) -> Target:
     """Return the target of an engine that reads files.
 
     Raises:
-        UsageError: the target of that name computes in this package, or in PyTorch.
+        UsageError: the named target computes in this package, or in PyTorch.
     """
     known = [name for name, kind in Target.named().items() if kind.is_reference]
     target = options.target_of(name, "--engine", known)
@@ -267,7 +267,7 @@ def _has_samples(value: Any) -> bool:
 
 
 def _open_samples(value: Any) -> Any:
-    """Return which sizes of an argument are open: that of the first axis, if the model allows."""
+    """Return the open sizes of an argument: the first axis, if the model allows."""
     return {0: torch.export.Dim.AUTO} if _has_samples(value) else None
 
 

@@ -71,14 +71,15 @@ def _of_an_engine(path: Path, names: Sequence[str]) -> str:
         return (
             "a package of AOTInductor, compiled code for one processor: run it with "
             "torch._inductor.aoti_load_package or from C++; this command takes the model that it "
-            "was made of"
+            "was made from"
         )
     with path.open("rb") as file:
         start = file.read(_START)
     if path.suffix == ".onnx" or _is_onnx(start):
         return (
             "a file of ONNX: run it in an engine, or compare it with the reference model that it "
-            f"was made of, `jit-passes check {path.name} --against reference.pt --data test.npz`; "
+            "was made from, "
+            f"`jit-passes check {path.name} --against reference.pt --data test.npz`; "
             "this command takes that model"
         )
     return ""

@@ -20,8 +20,8 @@ MARGIN = 8 / 7  # scaled size over cropped size: 256 over 224, as torchvision ev
 class Images:
     """How pictures become float32 [samples, channels, height, width].
 
-    A picture is scaled, bilinear, so that its shorter side is 8/7 of the crop's in that direction,
-    and its middle is cropped; then (x / 255 - mean) / std.
+    A picture is scaled, bilinear: its shorter side becomes 8/7 of the crop's in that direction. Its
+    middle is cropped, and then (x / 255 - mean) / std computed.
 
     Attributes:
         size: height and width of the crop.

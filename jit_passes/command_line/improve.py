@@ -30,12 +30,12 @@ Use the same --target for both. With --resume scores.jsonl an interrupted run go
 @options.DATA
 @options.METRIC
 @click.option("--budget", type=click.FloatRange(0), metavar="NUMBER",
-              help="Stop where --metric is at most so far below that of the float model; without "
-              "one, at this SQNR of the output in dB. Single layers may change too.")  # fmt: skip
+              help="Stop where --metric is at most so far below the float model's; without it, at "
+              "this SQNR of the output in dB. Single layers may change too.")  # fmt: skip
 @click.option("--time", type=click.FloatRange(0), metavar="SECONDS",
               help="Begin no step after that time.")  # fmt: skip
 @click.option("--float-only", is_flag=True,
-              help="Of single layers, try float alone, no bits, calibrations, modes.")  # fmt: skip
+              help="For single layers, try float alone, no bits, calibrations, modes.")  # fmt: skip
 @options.TARGET
 @options.CONFIG
 @options.MODE
@@ -54,8 +54,8 @@ def improve(
 ) -> None:  # fmt: skip
     """Quantize MODEL to int8 with less loss: by the tools that help it.
 
-    Each is kept only where the loss falls on batches that are held back, every fourth one. The
-    recipe makes the same model in one go.
+    Each tool is kept only where the loss falls on batches that are held back, every fourth one. The
+    recipe makes this model in one go.
     """
     backend, measured = options.target_of(target), options.metric_of(metric)
     loaded = load_model(model)

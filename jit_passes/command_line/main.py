@@ -153,7 +153,7 @@ def _code_of(error: BaseException) -> Exit:
     if isinstance(error, JitPassesError):
         failure(error.command)
         return Exit.OUTPUT if isinstance(error, OutputError) else Exit.INPUT
-    if isinstance(error, OSError):  # of the system, which says of which file; of stdout it does not
+    if isinstance(error, OSError):  # of the system; it names the file, but not stdout
         where = f"{error.filename}" if error.filename else "the standard output cannot be written"
         failure(f"{where}: {reason_of(error)}")
         return Exit.INPUT if error.filename else Exit.OUTPUT

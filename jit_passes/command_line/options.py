@@ -123,7 +123,7 @@ METHOD = click.option("--method", default="forward", show_default=True, help="Me
 CONFIG = click.option("--config", type=FILE, help="YAML with options layer by layer.")
 MODE = click.option(
     "--mode", type=click.Choice(MODES),
-    help="Of layers that --config gives no other; dynamic and weight_only need no data. By "
+    help="For layers without a mode in --config; dynamic and weight_only need no data. By "
     "default auto: by the graph.",
 )  # fmt: skip
 METRIC = click.option(
@@ -286,7 +286,7 @@ def target_of(text: str, option: str = "--target", offered: Iterable[str] | None
     Args:
         text: its name, with options.
         option: that the text was given to; "" for an argument.
-        offered: the names that are offered where there is none of that name; None for all.
+        offered: the names that the message offers for an unknown name; None for all.
 
     Raises:
         click.UsageError: there is none, or it does not take these options.
@@ -371,7 +371,7 @@ def data_to_compare(
 ) -> tuple[Data, str]:
     """Return batches for a model and a quantized one, and the method that both run.
 
-    That is the method that the report of the quantized model names, else the given one.
+    The method comes from the report of the quantized model, or else from the caller.
     """
     made = provenance(quantized, method)
     method = made["method"] if made is not None else method

@@ -53,13 +53,13 @@ the first axis counts samples.
     type=options.Strength(),
     default="auto",
     show_default=True,
-    help="Of transformers: move large channels into weights first, where there are some (auto), "
+    help="For transformers: first move large channels into weights, where there are some (auto), "
     "nowhere (none), or everywhere by 0.5 say, which needs data.",
 )
 @click.option(
     "--equalize",
     type=click.Choice(["auto", "activations", "weights"]),
-    help="Scale the channels between layers to like size first, by ranges of activations, which "
+    help="Scale the channels between layers to similar sizes, by ranges of activations, which "
     "needs data, or of weights; auto is the first with data, the second without.",
 )
 @click.option(
@@ -78,7 +78,7 @@ the first axis counts samples.
     "--strict",
     is_flag=True,
     help="Fail where an operator with weights or a matrix product would stay in float without "
-    "being asked to. Others, a softmax or a norm, may.",
+    "being asked to. A softmax or a norm may stay in float.",
 )
 @options.METHOD
 @click.option("-o", "--output", type=options.FILE, required=True, help="The int8 model.")

@@ -28,11 +28,11 @@ The second way shows all values: of a model for x86, only results of compiled re
 @click.argument("quantized", type=options.FILE)
 @options.DATA
 @options.METHOD
-@click.option("--title", default="", help="Of the page; default: the name of the model's class.")
+@click.option("--title", default="", help="Title; default: the name of the model's class.")
 @click.option(
     "--latency",
     is_flag=True,
-    help="Time calls of both models on the first batch; the page is another each time then.",
+    help="Time calls of both models on the first batch; each page is different then.",
 )
 @click.option("-o", "--output", type=options.FILE, required=True, help="The page, .html.")
 @options.JSON
@@ -43,8 +43,8 @@ def report(
 ) -> None:  # fmt: skip
     """Show in one HTML file the effects of quantizing MODEL to QUANTIZED, and lost accuracy.
 
-    The file needs no network. It has the provenance, sizes, operators with reasons and shares of
-    the work, errors with histograms, the graph before and after, and the configuration.
+    The file needs no network. The page has the provenance, sizes, operators with reasons and shares
+    of the work, errors with histograms, the graph before and after, and the configuration.
     """
     check_output(output, (model, quantized, data["data"]))
     float_model, other = load_model(model), load_model(quantized)

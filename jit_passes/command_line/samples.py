@@ -33,7 +33,7 @@ class Samples:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """All of them, by name or number."""
+        """Return all arguments, by name or number."""
         named = self.named or {}
         return {**{str(i): value for i, value in enumerate(self.positional)}, **named}
 

@@ -22,7 +22,7 @@ from .samples import Batch, Samples, joined, samples_of, usable
 TAR = ".tar"
 MEMBERS = (".npz", ".npy")
 BLOCK = 512  # bytes; two of them at the end are zeros
-SOME = 4  # batches by which the number of all is estimated
+SOME = 4  # the first batches give an estimate of the number
 
 
 def check_tar(path: Path) -> None:

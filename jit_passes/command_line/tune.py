@@ -30,11 +30,11 @@ Use the same --target for both. With --resume scores.jsonl an interrupted run go
 @options.MODEL
 @options.DATA
 @click.option("--budget", type=click.FloatRange(0), required=True, metavar="NUMBER",
-              help="By how much --metric may be below that of the float model; without one, the "
-              "least SQNR of the output in dB.")  # fmt: skip
+              help="By how much --metric may be below the float model's; without it, the least "
+              "SQNR of the output in dB.")  # fmt: skip
 @options.METRIC
 @click.option("--objective", type=click.Choice(OBJECTIVES), default="layers", show_default=True,
-              help="Few layers that are otherwise, a small file, or short calls.")  # fmt: skip
+              help="Minimize changed layers, file size, or time of calls.")  # fmt: skip
 @click.option("--float-only", is_flag=True, help="Try float alone, no bits, calibrations, modes.")
 @options.TARGET
 @options.CONFIG
@@ -52,8 +52,8 @@ def tune(
 ) -> None:  # fmt: skip
     """Find a configuration of MODEL with which the loss stays within the budget.
 
-    It is YAML for `jit-passes quantize --config`: the few layers that need other bits, another
-    calibration or mode, or float, each with the measured loss without that.
+    The configuration is YAML for `jit-passes quantize --config`: the few layers that need other
+    bits, another calibration or mode, or float. Each has the measured loss without this change.
     """
     backend, measured = options.target_of(target), options.metric_of(metric)
     loaded = load_model(model)

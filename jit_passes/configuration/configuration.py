@@ -18,8 +18,8 @@ class Rule:
 
     Attributes:
         selector: which operators or values.
-        options: `LayerOptions` for operators, or `TensorOptions` for values, wherever these are
-            quantized; for the latter the selector names values.
+        options: `LayerOptions` for operators; or `TensorOptions` for values, wherever these are
+            quantized: the selector then names values.
         allow_unmatched: whether it may match nothing.
         where: where it was written, `layers.yaml:12:5`, for messages; "" for rules of Python.
 
@@ -155,7 +155,7 @@ class ResolvedConfiguration:
         return options.alone if weighs and self.mode(node) == "weight_only" else options
 
     def mode(self, node: NodeView) -> str:
-        """Return the mode of an operator: that which rules give it, or the one chosen for it.
+        """Return the mode of an operator: from a rule, or chosen for it.
 
         Rules are for operators with weights and matrix products; operators between them follow.
         """
@@ -168,7 +168,7 @@ class ResolvedConfiguration:
     def products_on_integers(self) -> frozenset[int]:
         """Return the products of matrices that a rule says are static, by index.
 
-        Others are on integers where that saves conversions.
+        All other products are on integers where that saves conversions.
         """
         return frozenset(
             found.index
@@ -230,7 +230,8 @@ def _apply(
         for value in found:
             resolved.values[value.id] = resolved.of_value(value).updated(rule.options)
         return found
-    # By id of the former options, which most nodes share; kept beside, so that no id is used twice.
+    # By id of the previous options, which most nodes share. The options are kept beside, so that no
+    # id is used twice.
     updated: dict[int, tuple[LayerOptions, LayerOptions]] = {}
     matched = list(filter(rule.selector.matches, nodes))
     for node in matched:

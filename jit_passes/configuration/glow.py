@@ -14,7 +14,7 @@ from .located import Located, from_file, from_python
 from .options import LayerOptions
 from .selector import Selector
 
-# Kinds of Glow's nodes, as its command line names them, that are called as the operator is.
+# Kinds of Glow's nodes, as its command line names them, with the operator's name.
 _SAME = (
     *("Abs", "Add", "Div", "Embedding", "Exp", "Gelu", "HardSwish", "Log", "Mul", "Neg"),
     *("PRelu", "Pow", "Relu", "Sigmoid", "SoftMax", "SoftPlus", "Sqrt", "Sub", "Tanh"),
@@ -59,7 +59,7 @@ def from_glow_node_precision(
     """Read the file of Glow's `-node-precision-info`: the operators that are not quantized.
 
     `FP16NodeInstanceNames: [109, "layer1.0:add"]` names operators by their first result, here by
-    its stable name or that of an input of the graph. They stay in float32.
+    its stable name, or an input of the graph. These operators stay in float32.
 
     Args:
         source: the path of the YAML file, or a dict of the same structure.

@@ -43,7 +43,7 @@ class Located:
         return JitPassesError(f"{self.place}: {message}")
 
     def describe(self) -> str:
-        """Return the content for a message: short, whatever it is."""
+        """Return the content for a message, cut to a short text."""
         if isinstance(self.content, dict):
             return "a mapping"
         if isinstance(self.content, list):

@@ -41,9 +41,9 @@ def from_nni(
     2.x: `[{"quant_types": ["weight"], "quant_bits": {"weight": 8}, "op_types": ["Conv2d"]}]`
     3.x: `[{"op_types": ["Conv2d"], "target_names": ["weight"], "quant_dtype": "int8"}]`
 
-    Only listed tensors are quantized. Later entries win; a type that an entry does not list is left
-    as earlier entries say. op_types are classes of modules, op_names their paths; an
-    entry without either is about all. 32 bits are float.
+    Only listed tensors are quantized. Later entries win; a type that an entry does not list keeps
+    its earlier setting. op_types are classes of modules, op_names their paths; an entry without
+    either is about all. 32 bits are float.
 
     Args:
         config_list: the list.

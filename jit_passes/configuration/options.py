@@ -169,11 +169,11 @@ class TensorOptions:
     def updated(self, later: TensorOptions) -> TensorOptions:
         """Return both together; where both say an option, the later one holds.
 
-        A range, a fixed scale and a calibration replace each other; a fixed scale replaces scheme,
-        channelwise, group_size, tokenwise and rounding, and each of these replaces it; so do dtype
-        and signed, and channelwise and group_size. dtype "float" replaces everything, and anything
-        replaces it. An earlier int8 becomes int16 if later bits need that; other dtypes too small
-        for them go. Earlier bits too many for a later dtype go.
+        A range, a fixed scale and a calibration replace each other. A fixed scale replaces scheme,
+        channelwise, group_size, tokenwise and rounding, and each of these replaces it. dtype and
+        signed replace each other, and so do channelwise and group_size. dtype "float" replaces
+        everything, and anything replaces it. An earlier int8 becomes int16 if later bits need that;
+        other dtypes too small for them go. Earlier bits too many for a later dtype go.
         """
         if not later:
             return self
@@ -198,8 +198,8 @@ class TensorOptions:
     ) -> QuantizationSpec | FixedQParamsQuantizationSpec | None:
         """Return the specification with these options; None for a tensor that stays float.
 
-        [quant_min, quant_max] stay as they are unless bits, sign or narrow_range change: then they
-        are all codes of so many bits, without the smallest if narrow_range says so, or by default
+        [quant_min, quant_max] stay unless bits, sign or narrow_range change. Then they are all
+        codes of so many bits. The smallest one is left out if narrow_range says so, or by default
         if the specification's own codes are [-q, q]. A dtype of another size has all its bits,
         unless bits says otherwise.
 

@@ -66,7 +66,7 @@ class Selector:
     def matches(self, node: NodeView) -> bool:
         """Say whether an operator is meant; with `value`, the one that computes it.
 
-        One with several results goes by its own name too.
+        An operator with several results also has its own name.
         """
         if self.value is not None:
             names = {output.name for output in node.outputs if is_value(output)}
@@ -143,9 +143,8 @@ def known_names(nodes: Iterable[NodeView], values: Iterable[ValueView]) -> dict[
 def explain_nothing(selector: Selector, names: Mapping[str, set[str]]) -> str | None:
     """Say which pattern of a selector fits no name, with similar names; None if all fit.
 
-    Of modules, types and values, each pattern of several must fit: these are names, and one may be
-    misspelled. Of operators one is enough: which of several a model has depends on how it was
-    written.
+    Each pattern in a list of modules, types or values must fit: these are names, and one may be
+    misspelled. In a list of operators one is enough: models spell an operation in different ways.
     """
     if not names["op"]:
         return "the method has no operators"

@@ -105,7 +105,7 @@ def _dynamic(model: torch.jit.ScriptModule | Encodings) -> Iterator[str]:
     names = [f"'{row.name}'" for row in rows if row.mode == "dynamic" and row.dtype == "int8"]
     if names:
         yield (
-            "no file tells of inputs that are quantized as the model runs: the engine has those of "
+            "no file tells of inputs that are quantized as the model runs: the engine has "
             f"{count_of(len(names), 'operator')} ({shortened(names, 3)}) in float; quantize in the "
             "mode static"
         )

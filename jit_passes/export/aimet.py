@@ -29,13 +29,12 @@ def to_aimet(
     Codes there are unsigned. Signed ones are shifted, q = code + 2^(bw - 1), so that a symmetric
     int8 has the offset -128; an unsigned one with zero point z has -z.
 
-    Lost are: whether codes are signed, which changes no real number; that codes end before those
-    that the width allows, as -128 is left out of [-127, 127]; the channel axis, which follows from
-    the operator; layers.
+    The file loses: the sign of codes, which changes no real number; narrow ranges, as [-127, 127]
+    without -128; the channel axis, which follows from the operator; and layers.
 
     Args:
         encodings: the encodings to write.
-        names: from the names of values to those of tensors in the ONNX file that it is for. A
+        names: from the names of values to the names of tensors in the ONNX file that it is for. A
             name that is not listed stays.
         quantizer_args: written as it is, for readers of the file.
 

@@ -37,26 +37,27 @@ def export_aoti(
     """Compile a float model, or a model of the target `inductor`, into a package of AOTInductor.
 
     In Python `torch._inductor.aoti_load_package` loads it. In C++ the class
-    `torch::inductor::AOTIModelPackageLoader` does, without Python and without this package. It runs
-    on processors with the instructions of this one, with the version of torch that compiled it.
+    `torch::inductor::AOTIModelPackageLoader` does, without Python and without this package. The
+    package runs on processors with the instructions of this one, with the version of torch that
+    compiled it.
 
     A package of a float model computes what `to_exported_program` gives, to the rounding of
     float32. Integer kernels round once where the program rounds twice, so codes may be one step
     apart.
 
     Args:
-        model: a float ScriptModule in eval mode, or a reference model of the target `inductor`. One
-            of the target `reference` is taken too, and runs on integers where Inductor recognizes
-            its places.
-        path: the file; its name ends in `.pt2`, by which loaders know it.
+        model: a float ScriptModule in eval mode, or a reference model of the target `inductor`. A
+            model of the target `reference` is taken too, and runs on integers where Inductor
+            recognizes its places.
+        path: the file; its name ends in `.pt2`, as loaders require.
         example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments.
         dynamic_shapes: the sizes that are open, as `torch.export.export` takes them; None for none.
         method: the method to compile.
 
     Raises:
-        JitPassesError: the model is for another engine, or changes its buffers, or
-            `to_exported_program` refuses it; there is no C++ compiler; or Inductor does not
-            compile the program, or compiles it wrongly.
+        JitPassesError: the model is for another engine or changes its buffers;
+            `to_exported_program` refuses it; there is no C++ compiler; or Inductor does not compile
+            the program, or compiles it wrongly.
         JitPassesError: the file cannot be written; this is an OSError too.
 
     Warns:
@@ -169,8 +170,8 @@ def _compile(
 def _check_layouts(program: torch.export.ExportedProgram, package: Path) -> None:
     """Run a package on the example inputs, with its own checks of sizes and strides.
 
-    Inductor of torch 2.13 reads results of quantized convolutions with one input channel in the
-    wrong layout where a size is open, which a package tells in no other way.
+    With an open size, Inductor of torch 2.13 reads results of quantized convolutions with one input
+    channel in the wrong layout. Only a run of the package shows it.
 
     Raises:
         JitPassesError: a kernel gives another layout than the package reads.

@@ -34,8 +34,8 @@ class Encoding:
     q = clamp(round(x / scale) + zero_point, quant_min, quant_max),  x = (q - zero_point) * scale
 
     Attributes:
-        name: of the value. Of an activation the stable name, `layer1.0.conv1:conv2d`, and of a
-            parameter the path of the attribute, `layer1.0.conv1.weight`.
+        name: of the value. An activation has its stable name, `layer1.0.conv1:conv2d`; a parameter
+            has the path of its attribute, `layer1.0.conv1.weight`.
         kind: "activation" or "parameter".
         bits: width of the codes, from 2 to 32.
         quant_min: smallest code.
@@ -139,7 +139,7 @@ class Layer:
         input: the encoding of its operand; None for float.
         weight: of its weight; None for float.
         bias: of its bias; None for float, or no bias.
-        output: of its result, or of that of the clip or relu behind it; None for float.
+        output: of its result, or of the result of the clip or relu behind it; None for float.
     """
 
     name: str
@@ -158,8 +158,8 @@ class Encodings:
 
     Attributes:
         encodings: of all quantized values, in program order.
-        layers: of all operators with a weight that have anything quantized, in program order. One
-            that is called twice is there twice.
+        layers: of all operators with a weight that have anything quantized, in program order. An
+            operator that is called twice is there twice.
 
     Raises:
         JitPassesError: two encodings have one name, or a layer has one that is not among them.

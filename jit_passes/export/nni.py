@@ -29,15 +29,15 @@ def to_nni(encodings: Encodings, version: str = "2.5") -> dict[str, Any]:
     """Return the calibration configuration that NNI's quantizers return and read.
 
     2.0: `{module: {weight_bit, tracked_min_input, tracked_max_input, activation_bit,
-    tracked_min_activation, tracked_max_activation}}`, numbers. Of a weight it has the bits alone.
-    2.5: `{module: {input_bits, tracked_min_input, tracked_max_input, tracked_qmin_input,
+    tracked_min_activation, tracked_max_activation}}`, numbers. For a weight the file has the bits
+    alone. 2.5: `{module: {input_bits, tracked_min_input, tracked_max_input, tracked_qmin_input,
     tracked_qmax_input, and so for output and weight; weight_scale, weight_zero_point}}`.
     3.0: `{module: {target: {scale, zero_point, quant_dtype, quant_scheme, quant_bits, tracked_max,
     tracked_min}}}` with the targets _input_0, weight, bias and _output_0.
 
     Scales and zero points are float32 tensors, shaped to broadcast over the weight if there is one
-    for each channel; bounds of such a weight are tensors too. Layers with quantized weights alone
-    have an entry, for which NNI's own quantizers fail with a KeyError.
+    for each channel; bounds are tensors then too. Layers with quantized weights alone have an
+    entry, for which NNI's own quantizers fail with a KeyError.
 
     Lost are: values that are no operand or result of a layer; of 2.0, scales of weights; of 2.x,
     biases.
@@ -47,9 +47,9 @@ def to_nni(encodings: Encodings, version: str = "2.5") -> dict[str, Any]:
         version: the form, by the release of NNI that began with it.
 
     Raises:
-        JitPassesError: the version is unknown; a module is called twice with encodings that
-            differ, for which NNI has one entry; there are scales for groups; or for 2.0, a weight
-            has other bits than its input, or an activation a scale for each channel.
+        JitPassesError: the version is unknown; a module is called twice with different encodings,
+            but NNI has one entry; or there are scales for groups. In the form 2.0 also: a weight
+            has other bits than its input, or an activation has a scale for each channel.
     """
     if version not in VERSIONS:
         raise JitPassesError(f"no form '{version}' of NNI's files: {nearest(version, VERSIONS)}")
@@ -102,8 +102,8 @@ def from_nni(config: Mapping[str, Any]) -> Encodings:
 
     Names have the module and NNI's target, `conv1._input_0` and `conv1.weight`. The form
     2.0 does not say which codes there are: bounds that are each other's negative are read as
-    symmetric codes without the smallest, others as unsigned ones. Both mean the same real numbers.
-    Scales are rounded to float32: then bounds give back the scales that they came from.
+    symmetric codes without the smallest, others as unsigned ones. Both readings give equal real
+    numbers. Scales are rounded to float32: then bounds give back the scales that they came from.
 
     Raises:
         JitPassesError: an entry has what the forms do not, or cannot be; with its place.
@@ -122,7 +122,9 @@ def from_nni(config: Mapping[str, Any]) -> Encodings:
 def save_nni(
     encodings: Encodings, path: str | os.PathLike[str], version: str = "2.5"
 ) -> dict[str, Any]:
-    """Write it with `torch.save`, as NNI does, and return it. It loads with weights_only=True.
+    """Write it with `torch.save`, as NNI does, and return it.
+
+    The file loads with weights_only=True.
 
     Raises:
         JitPassesError: as `to_nni`.

@@ -32,11 +32,11 @@ def encodings_of(model: torch.jit.ScriptModule) -> Encodings:
     their names, so a weight is called after its module, `conv1.weight`, and a second, different one
     there is numbered: `conv1.weight#1`. A value that is quantized in several ways has an encoding
     for each, all but the first called after the operator that reads it: `relu -> conv2:conv2d`.
-    Names are the same for a model from a file, and for one lowered for the target "reference".
+    A model from a file, or lowered for the target "reference", has equal names.
 
     Args:
-        model: a calibrated model, one that has trained, a reference model, or what lowers for the
-            target "reference"; it is not touched.
+        model: a calibrated, trained or reference model, or one lowered for the target "reference";
+            it does not change.
 
     Raises:
         JitPassesError: the model says nothing of scales and zero points: a backend's kernels do. Or
@@ -96,7 +96,7 @@ class _GraphReader:
         place = self.places.get(node.index)
         if place is None or place not in ids:
             raise JitPassesError(
-                f"{node!r} has codes of which the model's report does not know: convert the "
+                f"{node!r} has codes that the model's report does not know: convert the "
                 "prepared model again"
             )
         return place

@@ -27,7 +27,8 @@ def strip(qat: torch.jit.ScriptModule) -> tuple[torch.jit.ScriptModule, Encoding
     For engines that quantize by themselves: `export_calibration(encodings, ...)` writes files, and
     does so with `qat` too. The model is frozen and in eval mode, batch norms are folded into
     weights, and nothing is left of quantization: torch loads it without this package. Its results
-    equal those of `qat` in eval mode after `disable_fake_quantize`, up to rounding in float32.
+    equal the results of `qat` in eval mode after `disable_fake_quantize`, up to rounding in
+    float32.
 
     The encodings equal `encodings_of(jit_passes.convert(qat))`. Biases are int32 in steps of
     input scale times weight scale.

@@ -29,8 +29,8 @@ def to_tensorrt(
 
         scale = largest magnitude / 127,  q = clamp(round(x / scale), -128, 127)
 
-    Signed 8 bits with zero point 0 are just that, and keep their scale. Others lose their zero
-    point, and with it up to half of the codes; fewer bits become 8. Parameters are left out:
+    Signed 8 bits with zero point 0 are just that, and keep their scale. Other encodings lose their
+    zero point, and with it up to half of the codes; fewer bits become 8. Parameters are left out:
     TensorRT quantizes weights itself, each channel to its largest magnitude.
 
     Calibration caches are for TensorRT 10 and older: 10.1 deprecates them, 11 has none. Newer ones
@@ -39,9 +39,10 @@ def to_tensorrt(
 
     Args:
         encodings: the encodings to write.
-        version: of TensorRT, in its own digits: 8601 for 8.6.1. It takes a cache of its own only.
-        names: from the names of values to those of tensors in the engine, as its ONNX file has
-            them. Others keep their names.
+        version: of TensorRT, in its own digits: 8601 for 8.6.1. TensorRT takes only caches of its
+            own version.
+        names: from the names of values to the names of tensors in the engine, as its ONNX file has
+            them. All other values keep their names.
 
     Raises:
         JitPassesError: there is no value; one has more than 8 bits or a scale for each channel, a

@@ -36,12 +36,12 @@ def export_vectors(
 ) -> None:
     """Write operands and results of each integer operator, so that kernels are tested one by one.
 
-    The operators and codes are those of `export_c`. Each has a folder, `003_conv1`, with an array
-    for each operand, constant and result: as `.npy`, and as `.hex`, one number a line in two's
-    complement, the last axis innermost, as `$readmemh` of Verilog reads it. Arrays of codes have an
-    axis in front, of the batches. `manifest.json` lists operators in order: function, numbers that
-    it is called with, line of the model's source, and for each array its shape, format, scale, zero
-    point and axes. It is written last.
+    The operators and codes are those of `export_c`. Each operator has a folder, `003_conv1`, with
+    an array for each operand, constant and result. An array is a `.npy` file, and a `.hex` file for
+    Verilog's `$readmemh`: one number a line in two's complement, the last axis innermost. Arrays of
+    codes have an axis in front, of the batches. `manifest.json` lists operators in order: function,
+    numbers that it is called with, line of the model's source, and for each array its shape,
+    format, scale, zero point and axes. The manifest is written last.
 
     Args:
         model: lowered for the target `fixed_point`; it is not touched.

@@ -18,7 +18,7 @@ from .place import Operator, State, TrainingPlace, by_channel, trained_grid, uns
 
 ACTIVATIONS = ("auto", "lsq", "max", "klj", "mean_squared_error", "three_sigma")
 WEIGHTS = ("auto", "lsq", "max", "three_sigma")
-PAPER_BITS = 4  # the most at which the paper's start is as good as calibration's
+PAPER_BITS = 4  # with more, calibration's start is better than the paper's
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class LSQ(FakeQuantizer):
         )
 
     def _rule_at(self, place: TrainingPlace) -> str:
-        """Return the rule by which the scale of a place begins."""
+        """Return the rule for the first scale of a place."""
         rule, spec = self.weights if place.is_parameter else self.activations, place.spec
         assert isinstance(spec, QuantizationSpec)
         if rule != "auto":
@@ -143,7 +143,7 @@ def scale_qparams(scale: torch.Tensor, quant_min: int, spec: QuantizationSpec) -
 
     Args:
         scale: float32 [1] or [channels].
-        quant_min: the smallest code as it was trained, counted from the one that means 0.
+        quant_min: the smallest code in training, counted from the code of 0.
         spec: the specification of the value.
     """
     if bool(scale.isinf().all()):

@@ -24,8 +24,8 @@ class LSQPlus(FakeQuantizer):
     affine have parameters `<slot>_scale` and `<slot>_offset`, [1] each, and begin with the range of
     the first batch that has the least squared error. The offset is rounded to whole steps, with a
     straight-through gradient, so that it is a zero point: both gradients are the equations above at
-    the rounded offset. One that a step takes beyond the range of a zero point is put back to its
-    end. Weights, and activations with a symmetric scheme, have no offset; scales of weights begin
+    the rounded offset. An offset beyond the range of a zero point is put back to the end of the
+    range. Weights, and activations with a symmetric scheme, have no offset; scales of weights begin
     with max(|mean - 3 std|, |mean + 3 std|) over the largest code.
 
     Attributes:

@@ -76,7 +76,7 @@ class MovingAverage(FakeQuantizer):
 
 
 def by_range(place: TrainingPlace) -> Operator | None:
-    """Return the operator where the specification says which range, so that no scale is trained.
+    """Return the operator for a specification with a known range, so that no scale is trained.
 
     The range is fixed then, or follows from a limit of the kernel.
     """

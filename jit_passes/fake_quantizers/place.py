@@ -104,7 +104,7 @@ class Operator:
 
 
 def common_operands(place: TrainingPlace) -> dict[str, Any]:
-    """Return the operands that a place has with any method; an operator takes the ones it names.
+    """Return the operands that a place has with any method; an operator takes some by name.
 
     `observe` is on in training while its switch is, or never. Weights have no `group`: they are the
     same on all ranks.
@@ -135,7 +135,7 @@ def zero_point(spec: QuantizationSpec, signed: bool) -> int:
 
 
 def trained_grid(place: TrainingPlace) -> tuple[int, int]:
-    """Return the smallest and largest code, counted from the one that means 0."""
+    """Return the smallest and largest code, counted from the code of 0."""
     spec = place.spec
     assert isinstance(spec, QuantizationSpec)
     zero = zero_point(spec, place.signed)

@@ -49,8 +49,8 @@ def diff_graphs(
 def diff_text(before: str, after: str, color: bool | None = None) -> str:
     """Return the unified diff of two graphs as text, without a header.
 
-    Nodes in both graphs keep their name from before. A rewrite renumbers others, such as
-    `relu#2` where a `relu` in front of it is gone, and these lines have not changed.
+    Nodes in both graphs keep their name from before. A rewrite renumbers later operators, such as
+    `relu#2` where a `relu` in front of it is gone; their lines have not changed.
     """
     if before == after:
         return ""

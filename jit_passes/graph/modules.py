@@ -37,7 +37,7 @@ def cover_of(given: Patterns) -> Callable[[str], bool]:
     """Return whether the path of a module, or of one around it, fits one of some globs.
 
     So `encoder` covers `encoder.layers.0`, and `layer?.0` covers `layer1.0.conv1`. The empty path
-    is that of the model itself, and covers no other.
+    means the model itself, and covers no other.
     """
     fits = fit_of(given)
     return lru_cache(None)(lambda path: any(map(fits, _with_those_around(path))))

@@ -11,9 +11,9 @@ from torch import Tensor
 class Origins:
     """Looks constants up among the parameters and buffers of a model.
 
-    A constant is the tensor itself, a view of it, or the same numbers in another order, as the
-    transpose that a product by a matrix becomes a linear with. Numbers that passes have computed
-    are neither: a weight with a batch norm folded in, say. So is everything of a frozen model.
+    A constant is the tensor itself, a view of it, or its numbers in another order, as the transpose
+    when a product by a matrix becomes a linear. Numbers that passes have computed are neither: a
+    weight with a batch norm folded in, say. So is everything of a frozen model.
 
     A parameter that needs no gradient may be learned or not: fixed filters are stored so, and so
     are layers that a fine-tuning leaves alone.

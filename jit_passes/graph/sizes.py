@@ -1,4 +1,4 @@
-"""Sizes of axes that follow from weights and options, whatever the model's inputs are."""
+"""Sizes of axes that follow from weights and options, for any inputs of the model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def rank_of(value: ValueView) -> int | None:
 def rank_read(value: ValueView) -> int | None:
     """Return the number of axes that convolutions and pools read a value with; None without any.
 
-    They are taken to have a batch axis, as in all passes that do not ask for certain ranks.
+    The inputs count as having a batch axis, as in all passes that do not ask for certain ranks.
     """
     for node, operand in value.uses:
         if operand != 0:
@@ -103,7 +103,7 @@ def _from_end(axis: Any, rank: int | None) -> int | None:
 
 
 def _broadcast(node: NodeView, axis: int) -> int | None:
-    """Return the size of an axis of two operands: one above 1 is that of both."""
+    """Return the size of an axis of two operands: a size above 1 is the size of both."""
     tensors = [value for value in node.inputs[:2] if value.is_tensor]
     sizes = [size_of(value, axis) for value in tensors]
     known = [size for size in sizes if size is not None]

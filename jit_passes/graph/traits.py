@@ -48,10 +48,10 @@ class Traits:
         dropout: whether it is dropout of some kind.
         asks_for_shape: whether it asks for its operand's shape and for no values.
         tells_layout: whether its result depends on how its first operand lies in memory.
-        gives: the dtype of its result, where that is known and not that of its operands.
+        gives: the dtype of its result, where it is known and differs from the operands' dtype.
         commutes: whether its first two operands may change places, as far as the name tells: with
             alpha, operands of an addition may not.
-        keeps_shape: whether its result has the shape of its first operand, whatever the others are.
+        keeps_shape: whether its result has the shape of its first operand, for any other operands.
         spatial: the axes of an image that it works along, for pools and resizes; else 0.
         keeps_dtype: whether its result has the dtype of its operands where all are floating.
     """

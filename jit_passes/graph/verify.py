@@ -43,7 +43,7 @@ def assert_equivalent(
         method: the method to call.
         gradients: whether to compare gradients, where outputs have any.
         tolerance: None for 1e-5 in float32, 1e-12 in float64, 1e-2 below; 0 asks for equal bits.
-        gradient_tolerance: that of gradients; None for `tolerance`.
+        gradient_tolerance: for gradients; None for `tolerance`.
         seed: of random numbers that the modules draw, dropout say.
 
     Raises:

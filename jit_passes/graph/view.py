@@ -86,11 +86,11 @@ class ValueView:
 class Analyses:
     """Facts that C++ finds about all nodes of a method's graph at once, when a first one is asked.
 
-    It does not keep the module: nodes and values refer to each other, and would keep it until the
-    garbage collector comes.
+    The class does not keep the module: nodes and values refer to each other, and would keep it
+    until the garbage collector comes.
 
     Args:
-        module: the C++ module; its graph has to be that of the snapshot when a fact is asked for.
+        module: the C++ module; its graph must still be the snapshot's when a fact is asked for.
         method: whose graph.
     """
 
@@ -302,9 +302,9 @@ class GraphView:
             module: whose graph.
             method: which.
             parameters: let parameters, and buffers that the graph does not write to, count as
-                constants, as if the module were frozen. They have their paths as names. A value
-                that the graph computes from them alone is a constant too; its operators are not
-                shown.
+                constants, as if the module were frozen. These values have their paths as names. A
+                value that the graph computes from them alone is a constant too; its operators are
+                not shown.
         """
         cpp_module = module._c if isinstance(module, torch.jit.ScriptModule) else module
         nodes, _, inputs, outputs = read_snapshot(_C.snapshot(cpp_module, method, parameters))

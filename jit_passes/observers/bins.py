@@ -71,7 +71,7 @@ def _bins(state: ObserverState) -> int:
 
 
 def _coarsen(first: int, counts: Tensor, width: float, bins: int) -> tuple[Tensor, float]:
-    """Return the bins' indices among wider ones, of which `bins` hold |x|, and the width."""
+    """Return the bins' indices among wider ones, where `bins` hold |x|, and the width."""
     indices = torch.arange(first, first + len(counts))
     while max(int(indices[-1]), -int(indices[0]) - 1) >= max(bins, 1):
         indices, width = indices >> 1, 2 * width

@@ -15,8 +15,8 @@ from .bins import filled_bins
 from .histogram import Histogram
 from .observer import ObserverState
 
-# The first grid has the ends _FACTOR^i times those seen, i < _COARSE. Each further one has _FINE
-# steps in a step of the one in front: in the end one of 0.4 %.
+# The first grid has the ends _FACTOR^i times those seen, i < _COARSE. Each further grid has _FINE
+# steps in a step of the previous one; the last step is 0.4 %.
 _FACTOR, _COARSE, _FINE, _ROUNDS = 0.5**0.5, 12, 3, 4
 
 Pair = tuple[float, float]
@@ -33,8 +33,8 @@ class FunctionError(Histogram):
 
     at the bins' centres, in which g rounds to the grid of the result if that is quantized. Ends of
     the range are searched together, from coarse to fine, in steps that become 0.4 % of themselves.
-    Where other operators read the value too, where the function is not finite, and with more codes
-    than bins, the range is that of `Histogram`.
+    The range is `Histogram`'s where other operators read the value too, where the function is not
+    finite, and with more codes than bins.
     """
 
     name: ClassVar[str] = "function_error"
@@ -124,7 +124,7 @@ class _Search:
         else:
             zero_point = (self._quant_min - low[:, None] / scale).round()
             steps = self._codes - zero_point
-        # Up to which bin numbers are rounded to each code; beyond the last code there is none.
+        # The last bin that is rounded to each code; the last code has none.
         bins = self._sums.shape[1] - 1
         borders = ((steps[:, :-1] + 0.5) * scale / self._width - self._first - 0.5).ceil_()
         borders = pad(pad(borders.clamp_(0, bins), (0, 1), value=bins), (1, 0)).long()

@@ -14,8 +14,8 @@ from .observer import ObserverState
 # Numbers for each code from which on there is none: with fewer codes rounding costs more, and
 # clipping in proportion less.
 PER_CODE = 4
-# From so many numbers on, all of one sign, no number of the other sign is expected: it has a
-# chance of 1 % where both signs are alike, 2**(1 - n), by the sign test.
+# From so many numbers on, all of one sign, no number of the other sign is expected. By the sign
+# test, such a sample has the chance 2**(1 - n), 1 %, if both signs are equally likely.
 ONE_SIGN = 8
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -30,8 +30,8 @@ def headroom(state: ObserverState, codes: int, most: int) -> tuple[float, float]
         d (H(N) - H(n)),   about d ln(N / n)           N = min(most, 4 codes)
 
     which is 0 from n = N on. d is estimated from the k = ceil(sqrt(n)) outermost numbers: it is
-    their mean distance from the next one, x[k + 1]. Of a single number d is its distance from 0.
-    The other end is treated alike. 0 is an end of its own: a range does not cross it where the
+    their mean distance from the next one, x[k + 1]. For a single number, d is its distance from 0.
+    The lower end is treated alike. 0 is an end of its own: a range does not cross 0 where the
     smallest number is 0, as behind a relu, nor where 8 numbers or more have one sign.
 
     Source: the expected maximum, A. Renyi, On the theory of order statistics, Acta Math. Acad.
@@ -46,7 +46,7 @@ def headroom(state: ObserverState, codes: int, most: int) -> tuple[float, float]
         most: the number N for many codes.
 
     Returns:
-        Both in units of the value, 0 or more.
+        Room below and above, in units of the value, 0 or more.
     """
     if state.histogram is None or (count := int(state.histogram.sum())) == 0:
         return 0.0, 0.0

@@ -67,10 +67,10 @@ class MeanSquaredError(HistogramObserver):
     [a / factors * low, b / factors * high]     a, b in 1 .. factors
 
     with a = b where the range is symmetric or one-sided. A symmetric range may be wider, so that
-    the largest number has a code: 15 / 14 of it in [-8, 7]. The error is the one that `Histogram`
-    minimizes, from coarse to fine, one end after the other: that is finer and faster, this is
-    certain to find the best of its grid. Of a weight with a scale for each channel, the error is
-    that of the channel's own numbers.
+    the largest number has a code: 15 / 14 of it in [-8, 7]. `Histogram` minimizes this error from
+    coarse to fine, one end after the other, which is finer and faster. This search is certain to
+    find the best range of its grid. Of a weight with a scale for each channel, the error is that of
+    the channel's own numbers.
 
     Attributes:
         factors: steps of the grid.

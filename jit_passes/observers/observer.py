@@ -25,7 +25,7 @@ class ObserverState:
         importance: how much the error of each of these counts; None for all alike.
         function: the function that alone reads the value, number by number in float64; None if
             other operators read it too.
-        rounded: the nearest numbers to which results of the function are quantized; None for all.
+        rounded: rounds results of `function` to their grid; None if they are not rounded.
     """
 
     range: torch.Tensor
@@ -55,7 +55,7 @@ class Observer(Registered, noun="calibration method"):
 
     Attributes:
         op: the operator that does the watching, in the namespace jit_passes.
-        per_channel_op: the same for specifications with a channel axis.
+        per_channel_op: the operator for specifications with a channel axis.
         searches_rows: whether it looks at the numbers of a channel, which only constants keep.
         weighs_inputs: whether it asks how large the inputs are that a weight multiplies.
         asks_function: whether it asks for the function that reads a value.
@@ -78,7 +78,7 @@ class Observer(Registered, noun="calibration method"):
     ) -> torch.Tensor:
         """Return minima and maxima to quantize, shape [2, channels], from a per-channel observer.
 
-        Channels have no histograms: unless a class says otherwise, these are the ones seen.
+        Channels have no histograms: by default, these are the extremes seen.
         """
         return state.range
 

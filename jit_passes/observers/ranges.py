@@ -72,7 +72,8 @@ class PairSums(Observer):
     A kernel that multiplies uint8 activations by int8 weights with `vpmaddubsw` adds products
     2k and 2k + 1 of a channel in int16. With activations up to 255, |w[2k] + w[2k + 1]| <= 128 in
     steps keeps the sum within 32767. The range of a channel is therefore the larger of its values
-    and of its pairs' sums: between 8 and 7 bits, as little as the weights at hand need.
+    and of its pairs' sums. So a channel loses no more of its 8 bits than its weights need, and one
+    bit at most.
     """
 
     name: ClassVar[str] = "pair_sums"

@@ -42,7 +42,7 @@ def _around_script(original: Function, active: Active) -> Function:
         obj: Any, optimize: Any = None, _frames_up: int = 0, *rest: Any, **options: Any
     ) -> Any:
         with _compilation() as outermost:
-            # One frame more than usual, between the user's names and the code that looks them up.
+            # A frame more than usual, between the user's names and the code that looks them up.
             compiled = original(obj, optimize, _frames_up + 1, *rest, **options)
         return _process(compiled, active()) if outermost and compiled is not obj else compiled
 
@@ -87,7 +87,7 @@ def _around_check(original: Function, active: Active) -> Function:
 
 
 _PLACES: tuple[tuple[Any, str, Callable[[Function, Active], Function]], ...] = (
-    # `script` and `trace` call these two, so earlier imports of the former have them too.
+    # `script` and `trace` call these two, so earlier imports of `script` and `trace` have them too.
     (torch.jit._script, "_script_impl", _around_script),
     (torch.jit._trace, "_trace_impl", _around_trace),
     (torch.jit._trace, "trace_module", _around_trace),

@@ -1,8 +1,8 @@
 """Pipelines: steps in order, as data, and their runner.
 
-The runner checks names, options and their types before anything runs. It works on a module of its
-own, lints after every step that changed something, checks invariants, and hands the result out only
-when all has gone well.
+The runner checks names, options and their types before anything runs. The runner works on a module
+of its own, lints after every step that changed something, and checks invariants. The result comes
+out only when all has gone well.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Through = Callable[[Sequence[BoundStep]], Iterable[BoundStep]]  # gives all of t
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One run of a step.
+    """A run of a step.
 
     Attributes:
         name: of the pass, rule set or function.
@@ -223,7 +223,7 @@ def run_pass(
 
     Args:
         name: from the registry, `jit_passes.passes`.
-        module: scripted, traced or loaded. It is not touched unless `inplace`.
+        module: scripted, traced or loaded. The model does not change unless `inplace`.
         method: the method whose graph the pass works on.
         options: the pass's options.
         inplace: make this very object the result.
@@ -256,7 +256,7 @@ class PipelineResult:
         module: a ScriptModule if one went in, else a C++ module.
         records: one for each run of a step.
         before: the graph that went in, and
-        after: the one that came out, as text; "" for C++ modules.
+        after: the resulting graph, as text; "" for C++ modules.
     """
 
     module: Any
@@ -284,7 +284,7 @@ class PipelineResult:
 
 @dataclass
 class _Run:
-    """One run of a pipeline: the module as it is by now."""
+    """A run of a pipeline: the current module."""
 
     pipeline: Pipeline
     subject: Subject

@@ -5,8 +5,7 @@ A package that declares
     [project.entry-points."jit_passes.plugins"]
     fpga = "fpga_passes"
 
-has the module `fpga_passes` imported by `load_plugins`. It registers
-its passes by being imported.
+has the module `fpga_passes` imported by `load_plugins`. The import registers its passes.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def load_plugins(group: str = "jit_passes.plugins") -> list[Plugin]:
         group: of the entry points.
 
     Returns:
-        All of them, by package and name.
+        All loaded packages, by package and name.
     """
     plugins = []
     for entry in entry_points(group=group):

@@ -59,7 +59,7 @@ class _Registry(Mapping[str, Entry]):
         """Take one out of the registry.
 
         Raises:
-            JitPassesError: there is none of that name; this is a KeyError too.
+            JitPassesError: no pass has this name; this is a KeyError too.
         """
         if not self._remove(name):
             raise UnknownNameError(f"nothing of the name {name!r} is registered")
@@ -68,7 +68,7 @@ class _Registry(Mapping[str, Entry]):
 class PassRegistry(_Registry[PassInfo]):
     """All registered passes by name; printing it gives a table, printing one its options.
 
-    A pass of another package appears as soon as that package has been imported.
+    A pass of another package appears as soon as its package has been imported.
     """
 
     def __getitem__(self, name: str) -> PassInfo:
@@ -107,8 +107,8 @@ def register_pass(
     """Register a Python function as a pass, equal in rank to the passes in C++.
 
     The function gets a `GraphEditor`. Its further parameters are the pass's options, with types and
-    defaults as annotated. It returns whether it changed something; None stands for what the editor
-    knows. `graph.remark(node, reason)` tells the user why a node was left alone.
+    defaults as annotated. The function returns whether it changed something; None stands for what
+    the editor knows. `graph.remark(node, reason)` tells the user why a node was left alone.
 
         @register_pass("relu_to_gelu", summary="Turn relu into gelu.")
         def relu_to_gelu(graph: GraphEditor, approximate: str = "none") -> None:

@@ -44,10 +44,10 @@ class RewriteResult:
     """The result of applying rules.
 
     Attributes:
-        module: the new module; the one that went in, in a dry run.
+        module: the new module; in a dry run, the given one.
         matches: all matches, rewritten ones first.
         before: the graph that went in, and
-        after: the one that came out, or would, as text.
+        after: the resulting graph, as text, in a dry run too.
     """
 
     module: torch.jit.ScriptModule
@@ -110,7 +110,7 @@ class Explanation:
     Attributes:
         rule: its name.
         kind: the operator that the pattern ends in.
-        places: the operators of that kind, the nearest to a match first.
+        places: the operators of this kind, the nearest to a match first.
     """
 
     rule: str
@@ -141,8 +141,9 @@ def rewrite(
     make the result differ. The result of a rewrite can be matched again.
 
     Args:
-        module: scripted, traced or loaded, in training or eval mode. It is not touched unless
-            `inplace`. Its calls are inlined, and branches on constants resolved, before rules look.
+        module: scripted, traced or loaded, in training or eval mode. The model does not change
+            unless `inplace`. Its calls are inlined, and branches on constants resolved, before
+            rules look.
         rules: see `RewriteRule`.
         method: the method whose graph is rewritten.
         dry_run: return the module that went in, with the matches and the difference.

@@ -108,8 +108,8 @@ class RewriteRule:
 
     Text may also be IR, `graph(%x): ... return (%y)`, which can hold branches and loops.
 
-    Inputs match any value of their type; in text, one without a type matches everything. The
-    same input twice must be the same value, or equal constants. Numbers, strings, None and lists of
+    Inputs match any value of their type; in text, one without a type matches everything. An input
+    that stands twice must be one value, or equal constants. Numbers, strings, None and lists of
     these match by value. An attribute that may be None, such as a bias, matches as its value.
     All matched operators stand in one block, which may be a branch's or a loop's; values between
     them that the pattern does not return have no other use. A pattern may return several values.
@@ -125,13 +125,13 @@ class RewriteRule:
             have. An `nn.Parameter` becomes a parameter of the module that the match belongs to, a
             tensor a buffer, of that name; everything else a constant.
         alternatives: operators that a name in the pattern may stand for, `{"aten::relu":
-            ["aten::relu", "aten::relu_", "aten::relu6"]}`. In the replacement the name is the one
-            that was matched.
+            ["aten::relu", "aten::relu_", "aten::relu6"]}`. In the replacement the name stands for
+            the matched operator.
         modules: globs over the path of the module that the match stands in, or of a module
             around it; one must match.
         module_types: class names of that module; one must match; () for all.
         repeat: whether the rule may match its own replacements. False for a replacement that
-            contains the pattern, one that puts an operator behind another: each run adds it once.
+            contains the pattern, such as an operator put behind another one: each run adds it once.
         commutative: whether the operands of operators that commute match in either order: additions
             without alpha, multiplications, maxima, comparisons for equality and logic. False takes
             them as the pattern has them.

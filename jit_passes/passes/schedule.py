@@ -4,7 +4,7 @@
     with scheduled(rule, stage=Stage.AFTER_FUSION):   # for this thread, inside the block
         ...
 
-Before autograd the graph is the one that `torch.jit.script` or `torch.jit.trace` has compiled.
+Before autograd a pass sees the graph that `torch.jit.script` or `torch.jit.trace` has compiled.
 After autograd and after fusion it is the executor's, and no module belongs to it.
 """
 
@@ -37,11 +37,11 @@ class Stage(Enum):
         with the module that it belongs to, or of a function. Calls that a function forks are not in
         it. Autograd differentiates the changed graph.
     AFTER_AUTOGRAD: when the executor prepares a graph, after differentiation and before the fusers.
-        A graph that needs no gradient comes whole. Of one that does come the parts that PyTorch
-        differentiates ahead of time (the subgraphs of prim::DifferentiableGraph) and the backward
-        graphs of these parts, each by itself. Operators between the parts are not seen, and
-        neither is a part of a single operator, which PyTorch leaves to plain autograd. A change of
-        a forward part does not reach its backward graph.
+        A graph that needs no gradient comes whole. A graph that needs one comes in parts, each by
+        itself: the parts that PyTorch differentiates ahead of time (the subgraphs of
+        prim::DifferentiableGraph), and the backward graphs of these parts. Operators between the
+        parts are not seen, and neither is a part of a single operator, which PyTorch leaves to
+        plain autograd. A change of a forward part does not reach its backward graph.
     AFTER_FUSION: the same graphs, after the fusers. Fused operators are inside of a fusion
         group, where passes do not look.
     """
@@ -183,16 +183,16 @@ def schedule(
     have become part of the methods, and the submodules hold attributes only. PyTorch keeps
     compiled functions and returns them again: they stay as they are, and the result is a new
     function with the same name, arguments and defaults. A module that no pass changes comes
-    back just as PyTorch made it. So does, with a warning, one that cannot be one graph: with hooks
-    of its own or with interfaces. Modules that were compiled already, and those that
+    back just as PyTorch made it. A module with hooks of its own or with interfaces cannot be one
+    graph: it stays unchanged too, with a warning. Modules that were compiled already, or that
     `torch.jit.load` reads, are left alone.
 
-    After autograd and after fusion, it runs when PyTorch's executor prepares a graph: by default
-    at the second call, since the first one profiles, and one call later still for parts that are
-    differentiated. The executor then keeps what it has prepared, and so do all that share the
-    compiled code: the same function scripted again, other modules of the same type. A pass that
-    is scheduled later does not reach a graph that is ready, nor does removing a pass change it
-    back; `compiled._debug_flush_compilation_cache()` makes PyTorch begin anew.
+    After autograd and after fusion, it runs when PyTorch's executor prepares a graph. By default
+    this is at the second call, since the first one profiles. Parts that are differentiated are
+    prepared one call later. The executor then keeps the prepared graph, also for all users of the
+    compiled code: a function that is scripted again, or further modules of one type. A pass that is
+    scheduled later does not reach a graph that is ready, nor does removing a pass change it back;
+    `compiled._debug_flush_compilation_cache()` makes PyTorch begin anew.
 
     A pass that fails raises its error out of the call, and the executor's graph is as it was. In
     a part that is differentiated the interpreter turns the `PassError` into a RuntimeError with
@@ -342,7 +342,7 @@ def _on_graph(stage: Stage, graph: Any) -> Any:
     return subject.held
 
 
-# Now, not at the first use: the executor goes through its passes in the order in which they came,
-# and fusers that are switched on later, oneDNN's say, must come after ours.
+# Now, not at the first use: the executor runs its passes in the order of registration, and fusers
+# that are switched on later, oneDNN's say, must come after ours.
 _C.hook_after_autograd(functools.partial(_on_graph, Stage.AFTER_AUTOGRAD))
 _C.hook_after_fusion(functools.partial(_on_graph, Stage.AFTER_FUSION))

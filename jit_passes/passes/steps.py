@@ -32,8 +32,8 @@ class Rule(Protocol):
 class ModuleStep(Protocol):
     """A step that needs more than an editor of one graph, such as `CompileRegions`.
 
-    `run_on` gets a C++ module that no one else holds, and the method. It returns the module that
-    goes on, whether something changed, and remarks.
+    `run_on` gets a C++ module that no one else holds, and the method. The function returns the
+    module that goes on, whether something changed, and remarks.
     """
 
     @property
@@ -95,8 +95,8 @@ Step = str | PassCall | RuleSet | Rule | ModuleStep | Callable[..., bool | None]
 class BoundStep:
     """A step whose names have been looked up and whose options have been checked.
 
-    One that is `repeatable` does the same to the same graph each time: where it has found nothing
-    to do, the runner skips it until something has changed.
+    A `repeatable` step always does one thing to one graph: where it has found nothing to do, the
+    runner skips it until something has changed.
     """
 
     name: str

@@ -113,7 +113,7 @@ class GraphSubject(Subject):
 
 
 def check_script(model: Any, method: str | None = None) -> None:
-    """Check that the model is a ScriptModule, in whatever mode, that has the method."""
+    """Check that the model is a ScriptModule, in any mode, that has the method."""
     if not isinstance(model, torch.jit.ScriptModule):
         what = type(model).__name__
         if isinstance(model, torch.nn.Module):

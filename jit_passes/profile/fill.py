@@ -37,7 +37,7 @@ def fill(
 ) -> torch.jit.ScriptModule:
     """Fill a prepared model's observers from a profile, instead of calibrating.
 
-    They then have the state that `calibrate` would have left, had it seen the profile's data; their
+    The observers then have the state that `calibrate` would leave after the profile's data; their
     earlier state is forgotten. Weights are measured in the model itself.
 
     Args:

@@ -28,8 +28,8 @@ def hash_of_graph(view: GraphView, graph: Any, hidden: Collection[int]) -> str:
 def hash_of_weights(view: GraphView, hidden: Collection[int]) -> str:
     """Return 16 hexadecimal digits that stand for the bytes of all constant tensors.
 
-    They are CRC-32 of the bytes, one after another in program order, hashed by SHA-256: fast, and
-    no protection against a search for two models with equal hashes.
+    The digits are CRC-32 of the bytes, one after another in program order, hashed by SHA-256. This
+    is fast, and no protection against a search for two models with equal hashes.
     """
     known: dict[int, int] = {}
     found: list[int] = []

@@ -129,7 +129,7 @@ def _entry(value: ValueProfile) -> dict[str, Any]:
 
 def _read_value(source: Located, bins: int, by_hand: bool) -> ValueProfile:
     found = source.complete("a value", VALUE_KEYS, VALUE_KEYS[1:])
-    if not by_hand:  # one that is cut behind the name has no count
+    if not by_hand:  # a line that is cut behind the name has no count
         source.require(("count",))
     name = found["name"].name("name")
     weight = found["weight"].boolean("weight") if "weight" in found else False

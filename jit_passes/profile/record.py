@@ -1,4 +1,4 @@
-"""All that was profiled of a model, and its file."""
+"""A profile of a model, and its file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Profile:
 
     @cached_property
     def digest(self) -> str:
-        """A text that is the same for equal ranges and histograms of one graph and its weights."""
+        """A text that is equal for equal ranges and histograms of one graph and its weights."""
         seen = self.values.values()
         text = form.write("", "", self.graph, self.weights, self.bins, self.shards, seen)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -72,17 +72,17 @@ class Profile:
         return Profile.merge(self, other)
 
     def merge(*given: Profile | Iterable[Profile]) -> Profile:
-        """Return the profile of all data that the given ones are profiles of parts of.
+        """Return the profile of all data, from profiles of its parts.
 
-        It equals exactly the profile of one run over all data, for any parts in any order.
-        A profile of all shards names none, so merged with one of them it counts that one twice.
+        The result is exactly the profile of one run over all data, for any parts in any order.
+        A profile of all shards names no shard, so merging it with a shard counts this shard twice.
 
             a.merge(b, c)
             Profile.merge(a, b, c)
             Profile.merge(shards)
 
         Args:
-            given: profiles, and lists of them. Called on a profile, that one is the first.
+            given: profiles, and lists of them. Called on a profile, this profile is the first.
 
         Raises:
             JitPassesError: there is none; they are of several graphs, numbers of bins, weights or
@@ -115,7 +115,8 @@ class Profile:
         for name in names:
             found = [profile.values[name] for profile in profiles if name in profile.values]
             value = _merge(found, first.bins)
-            # One that another profile leaves out holds integers, which only data have shown there.
+            # A value that another profile leaves out holds integers, which only data have shown
+            # there.
             if len(found) == len(profiles) or value.reached or value.ranks or not value.finite:
                 merged[name] = value
         weights = {profile.weights for profile in profiles} - {""}
@@ -164,9 +165,10 @@ class Profile:
     def to_glow(self, path: str | os.PathLike[str], bins: int = glow.BINS) -> None:
         """Write it in the form of Glow's profiles: three YAML documents.
 
-        Lost are: ranks; the bins' borders, since Glow's are as many equal parts of [min, max], over
-        which ours are spread evenly and rounded, keeping the total; values that were never reached
-        or were infinite; weights. Names get ":0" appended, their own ":" is written as "%3A".
+        Three things are lost: ranks; values that were never reached or were infinite, and weights;
+        and the bins' borders. Glow's bins are as many equal parts of [min, max]: our counts are
+        spread evenly over these and rounded, keeping the total. Names get ":0" appended, their own
+        ":" is written as "%3A".
 
         Args:
             path: the file.
@@ -187,8 +189,8 @@ class Profile:
         """Read a profile in Glow's form, with its lower-case keys too.
 
         Ranges are exact. The counts of Glow's bins, equal parts of [min, max], are spread evenly
-        over ours and rounded, keeping the total: where many values are one number, as zeros after
-        a relu, they are not any more. Ranks are not known, and taken to be those of the target.
+        over ours and rounded, keeping the total. So many equal values, as zeros after a relu, are
+        spread too. Ranks are not known, and count as the target's ranks.
 
         Args:
             path: the file.
@@ -272,7 +274,7 @@ def _merge(values: list[ValueProfile], bins: int) -> ValueProfile:
     if first.weight:
         if any(value != first for value in values):
             raise JitPassesError(
-                f"the weight '{first.name}' is not the same in all profiles: profile one model, or "
+                f"the weight '{first.name}' differs between the profiles: profile one model, or "
                 "leave weights out"
             )
         return first

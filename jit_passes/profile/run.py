@@ -42,21 +42,21 @@ def profile(
 ) -> Profile:
     """Run batches through a float model and return the ranges and histograms of all its values.
 
-    Quantizing with the profile gives the same model as calibrating with the data, for any observers
-    that need no more bins, and any target that computes the operators as they are. "x86" writes
-    fused attention as products and a softmax, with other values: name the target then.
+    Quantizing with the profile gives the model that calibrating with the data gives. Observers must
+    need no more bins, and the target must compute the operators in this form. "x86" writes fused
+    attention as products and a softmax, with other values: name the target then.
 
-    The values are in the canonical form that `prepare` makes. Each is recorded where it is
-    computed. A value that may be written in place is also recorded at each operator that reads it,
-    and a value that a branch or loop takes from outside also there: these have names such as
-    `conv:conv2d -> head:linear`. Integers, constants and elements of lists are left out. A value
-    with an infinity, as masks have it, has no range.
+    The values are in the canonical form that `prepare` makes. Each value is recorded where it is
+    computed. A value that may be written in place is also recorded at each operator that reads it.
+    A value that a branch or loop takes from outside is also recorded in the branch or loop. These
+    uses have names such as `conv:conv2d -> head:linear`. Integers, constants and elements of lists
+    are left out. A value with an infinity, as masks have it, has no range.
 
     Where `torch.distributed` is initialized, each rank profiles data of its own, or none, and all
     return the profile of all data.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It is not touched.
+        model: scripted, traced or loaded, in eval mode. It does not change.
         data: batches, as for `calibrate`.
         bins: number of bins of each histogram.
         weights: also write down the constants, as `conv:conv2d[1]` for that operator's operand 1.
@@ -69,8 +69,8 @@ def profile(
 
     Raises:
         JitPassesError: the model is not a ScriptModule, is in training mode, is quantized already
-            or does not have the method; there is no batch, or the model does not take it; a value
-            is NaN, which the message names; bins is no number from 2 to 2**20; or shard is none.
+            or does not have the method; there is no batch, or the model does not take it; a value,
+            which the message names, is NaN; bins is no number from 2 to 2**20; or shard is none.
             On several ranks: the work failed on one, or a rank has ended or is late.
 
     Warns:
@@ -119,8 +119,8 @@ def profile_of(
 
     There may be no batch where `allow_none` says so.
 
-    For a batch that it does not run, the message goes by the float model, `origin`, from which it
-    was made, and the target, `backend`, in whose forms it is.
+    If a batch fails, the message depends on the float model, `origin`, and the target, `backend`,
+    whose forms the module has.
     """
     sites = Sites.of(module, method)
     graph, of_weights = sites.hash, sites.weights  # before observers are in the graph

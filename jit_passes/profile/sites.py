@@ -136,8 +136,8 @@ class Sites:
 def _computes(user: NodeView) -> bool:
     """Say whether an operator makes a tensor of its operands.
 
-    Others never see a value quantized, and one that asks whether two values are the same object
-    must not get another name for one of them.
+    Other operators never see a value quantized. An operator that asks whether two values are one
+    object must not get another name for one of them.
     """
     if not user.name or user.kind in CONTROL:
         return False

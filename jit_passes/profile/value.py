@@ -111,7 +111,7 @@ class ValueProfile:
         return state
 
     def clipped(self) -> ValueProfile:
-        """Return the same with all counts in the bins that the range reaches."""
+        """Return this record with all counts in the bins that the range reaches."""
         begin, end = index_of(self.low, self.exponent), index_of(self.high, self.exponent)
         if begin <= self.offset and self.offset + len(self.counts) - 1 <= end:
             return self

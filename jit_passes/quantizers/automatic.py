@@ -17,14 +17,14 @@ from .support import Role
 NEEDS_DATA = "its input needs a range from data: give batches or a profile, or say mode: dynamic"
 WITHOUT_DATA = "no data"
 CALIBRATED = "ranges from the data"
-BESIDE_ATTENTION = "of a transformer, where a few channels may be large"
+BESIDE_ATTENTION = "of a transformer, where a few channels are often very large"
 BESIDE_RECURRENT = "beside a recurrent layer, which takes and gives float32"
-BESIDE_TABLE = "beside a table, whose rows are float32"
+BESIDE_TABLE = "beside an embedding, whose rows are float32"
 IN_FRONT = "in front of residual sums in float32, which would keep the error of its result"
 IN_GROUPS = "its weight is in groups, which the target does not have in the mode "
 SAY_SO = "; a rule with a mode quantizes it"
 RECURRENT = "a recurrent layer, whose states are quantized step by step"
-TABLE = "a table, of which rows are looked up"
+TABLE = "an embedding only looks up rows"
 
 _SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 _FUSED = "attention"  # in the names of all fused forms
@@ -67,12 +67,12 @@ def choose_modes(
     | convolution | static | weight_only |
 
     A convolution of patches, windows of several pixels that lie side by side, counts as a linear:
-    vision transformers begin with one. Other convolutions give codes to each other, and a range as
-    the model runs takes two passes over the input: so they are dynamic only where a rule says so.
+    vision transformers begin with one. Other convolutions give codes to each other, and a dynamic
+    range takes two passes over the input. So they are dynamic only by a rule.
 
-    An operator has the first mode of its row that the target has. It is static if a rule gives its
-    input or result an option that needs a range. Where its weight is to be in groups, it has the
-    first mode in which the target has groups: its own, dynamic, weight_only.
+    An operator has the first mode of its row that the target has. The operator is static if a rule
+    gives its input or result an option that needs a range. Where its weight is to be in groups, it
+    has the first mode in which the target has groups: its own, dynamic, weight_only.
 
     Args:
         graph: in canonical form.
@@ -137,7 +137,7 @@ def _without_data(node: NodeView, can: Capability, grouped: bool) -> Choice:
 
 
 def _first_mode(node: NodeView, can: Capability, modes: Sequence[str], grouped: bool) -> str | None:
-    """Return the first mode that the target has; for weights in groups, one that takes these.
+    """Return the first mode that the target has; for weights in groups, the first with groups.
 
     Where no mode takes them, the first one: its reason for float tells of the groups.
     """

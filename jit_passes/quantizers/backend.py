@@ -37,16 +37,16 @@ class BackendQuantizer(Quantizer):
     Each returns the quantizer.
 
     Args:
-        target: the backend, a `Target`, which is taken where a caller of `prepare` says "auto"; or
-            the `Capability` of one that has none here.
-        capability: the part of the backend that is used, where that is less than all.
+        target: the backend, a `Target`, for callers of `prepare` with "auto"; or the `Capability`
+            of a backend without a target here.
+        capability: the part of the backend that is used; by default all.
         activation: specification of activations; None for uint8, affine, or the nearest one that
             the backend has.
         weight: specification of weights, see `Policy`; None for int8, symmetric, per channel, or
             the nearest one that the backend has.
         equal_operands: operators whose operands must have the same parameters.
         unsigned: whether activations that cannot be below 0 have codes from 0 on, where the
-            specification has signed ones: as many, so steps of half the size.
+            specification has signed ones. The number of codes stays, so steps have half the size.
 
     Attributes:
         policy: all that, as it was settled.
@@ -248,7 +248,7 @@ class BackendQuantizer(Quantizer):
     def find_rounded(self, graph: GraphView) -> set[int]:
         """Return the indices of linears whose results are rounded for residual sums in float.
 
-        Rules for single layers do not count: a layer that one makes dynamic is among them.
+        Rules for single layers do not count: a layer that a rule makes dynamic is included.
         """
         can = self.policy.capability
         if not has_float_sums(can) or not (found := find_summed(graph)):

@@ -18,8 +18,8 @@ class Quantizer(ABC):
     `validate`, in this order.
 
     Attributes:
-        target: the backend that it is made for, a name or a `Target`, which is taken where the
-            caller says "auto"; None for any.
+        target: the backend that it is made for, a name or a `Target`, for callers with "auto"; None
+            for any.
     """
 
     target: Any = None

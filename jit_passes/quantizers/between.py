@@ -24,8 +24,8 @@ _SPLIT = {
 # Reasons of operators that have a way to integers.
 _WAYS = {
     "aten::batch_norm": (
-        "it is no layer, nor part of one: that takes running statistics, and a known number of "
-        "axes, 3 or 4, or a linear that reads a matrix directly in front"
+        "it is neither a layer nor part of one: a layer needs running statistics, and 3 or 4 axes "
+        "for certain, or a linear that reads a matrix directly in front"
     ),
     "prim::If": "values leave branches as floats: trace the model",
     "prim::Loop": "values leave loops as floats: trace the model",
@@ -37,7 +37,8 @@ def annotate_between(
 ) -> None:
     """Annotate all that the target can compute between layers whose slots are annotated.
 
-    A result that the input of one layer alone reads is quantized there. Others have places of their
+    A result that the input of one layer alone reads is quantized there. Other results have places
+    of their
     own: a residual sum, which the next layer and the next sum read. Layers that are not split,
     since a form of the target spells them out, are quantized as `prepare_qat` does.
 
@@ -45,7 +46,7 @@ def annotate_between(
         graph: the graph, in which layers are split.
         annotations: of the slots; others are added.
         policy: the capability of the target, and how activations and weights are quantized.
-        refused: why nodes stay in float, by index; nobody is told of these.
+        refused: why nodes stay in float, by index; no message reports these.
 
     Operators that read integers and stay in float are told: `Annotations.refused` has them.
     """
@@ -140,8 +141,8 @@ def _annotate(writer: AnnotationWriter, at_readers: set[int]) -> None:
 def _separate(writer: AnnotationWriter, node: NodeView) -> None:
     """Give a result parameters of its own where its operand is quantized twice, at two places.
 
-    So it is behind a correlation without bias: the first place, which others could share, is that
-    of the correlation, and a relu is to have the few bits of the sum.
+    A correlation without bias is a case: its first place, which others could share, is the
+    correlation's, but a relu should have the few bits of the sum.
     """
     if writer.selection.selected[node.index].role is not Role.SHARED:
         return
@@ -152,7 +153,7 @@ def _separate(writer: AnnotationWriter, node: NodeView) -> None:
 
 
 def _share_inputs(writer: AnnotationWriter, node: NodeView) -> None:
-    """Let an operand that a layer's input slot quantizes have the parameters of that slot.
+    """Give an operand that a layer's input slot quantizes the parameters of this slot.
 
     An input of the model, which a layer and a residual sum read, then has one format.
     """

@@ -35,7 +35,7 @@ class Flow:
 def on_integers(flows: Sequence[Flow]) -> set[Hashable]:
     """Return the operators to compute on integers, so that the fewest values are converted.
 
-    Of several choices with equally few, the one with the fewest operators on integers.
+    Among choices with equally few conversions, the one with the fewest operators on integers.
     """
     found: set[Hashable] = set()
     for part in _components(flows):
@@ -80,7 +80,7 @@ class _Network:
             self.capacities.append(c)
 
     def reach(self, source: int) -> dict[int, int]:
-        """Return the arc by which each vertex is reached, where there is capacity left."""
+        """Return the arc that reaches each vertex, where there is capacity left."""
         by = {source: -1}
         queue = deque([source])
         while queue:

@@ -67,21 +67,21 @@ class Capability:
             quantized anew.
         floats: operators that it computes in float within a region, each with a function that says
             why a node cannot be done, or None. Asked for regions only.
-        truths: the ones of `floats` that give truths or take them. A region has numbers for these,
+        truths: operators of `floats` that give truths or take them. A region has numbers for these,
             so it gives none: all their readers are in it.
         shapes: whether a region gives a tensor of one number for a value that others only ask for
             its shape.
         in_regions: a function that says why an operator can be in no region, though the backend
             may compute it elsewhere.
-        begins: the ones of `floats` at which a region may begin, with operators that lead to them.
+        begins: operators of `floats` at which a region may begin, with operators that lead to them.
         forms: passes that give operators the forms that it has, after all targets' passes.
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
             operators that have this mode; None where there are none.
-        dynamic_regions: whether regions take dynamic operators, operators of which the weight alone
-            is quantized, and float operators between them.
-        sums: a function that says why the sums of products of an operator with weights overflow,
-            given the specifications of its weight and its input; of a product of matrices, of its
-            second operand and its first; None where they never do.
+        dynamic_regions: whether regions take dynamic operators, operators whose weight alone is
+            quantized, and float operators between them.
+        sums: a function that says why the sums of products of an operator overflow, given the
+            specifications of its weight and its input, or of the second and the first operand of a
+            product of matrices; None where they never do.
         integers_only: whether every operator that it can compute is to be quantized. Other backends
             leave an operator in float where integers save no conversion.
         correlations: whether it rounds between the products of a convolution and its bias, where
@@ -209,7 +209,7 @@ class Capability:
         return None
 
     def _clip_refusal(self, clip: NodeView, spec: Spec) -> str | None:
-        """Say why a result of that specification does not clip as the clip that makes it does."""
+        """Say why saturation of a result with this specification does not replace its clip."""
         maker = clip.main_operand.producer if clip.clip is not None else None
         row = self.operators.get(maker.kind) if maker is not None else None
         if row is None or row.clip_refusal is None or clip.kind not in row.clips:

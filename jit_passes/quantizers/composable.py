@@ -17,8 +17,8 @@ class ComposableQuantizer(Quantizer):
         quantizers: at least one.
 
     Attributes:
-        overwritten: after `annotate`: operator, and which quantizer's annotation was overwritten
-            by which other one's.
+        overwritten: after `annotate`: the operator, the quantizer whose annotation was overwritten,
+            and the quantizer that did it.
 
     Raises:
         JitPassesError: there is none, or they are made for different backends.

@@ -1,7 +1,7 @@
 """Batch norms that conversion will fold into the operator in front of them, in models that train.
 
-A quantizer sees a graph in which that has happened, as in a graph to calibrate: the operator has
-the batch norm's result for its own, and the bias that folding makes.
+A quantizer sees a graph with folded batch norms, as a graph to calibrate: the operator has the
+batch norm's result and the folded bias.
 """
 
 from __future__ import annotations

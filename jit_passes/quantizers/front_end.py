@@ -5,9 +5,9 @@
     y = log(mel + 1e-6)                # makes much of small differences between small numbers
     ...                                # layers that have learned
 
-One grid of 8 bits has two decades, so codes of the product are 0 in quiet bands, whatever its range
-is. Layers that have learned are different: their numbers are of one size, and later layers have
-learned with that.
+A grid of 8 bits has two decades, so codes of the product are 0 in quiet bands, for any range.
+Learned layers are different: their numbers have similar sizes, and later layers were trained with
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POWERS = frozenset(
     {"aten::pow", "aten::square", "aten::sqrt", "aten::rsqrt", "aten::reciprocal", "aten::div"}
 )
 _STEEP = LOGARITHMS | POWERS | {"aten::mul"}
-# Functions that stand behind learned layers, where nothing else tells that these have learned.
+# Functions that stand behind learned layers; in some graphs they are the only sign of learning.
 _NAMES = """
     batch_norm celu elu gelu group_norm hardsigmoid hardswish hardtanh instance_norm layer_norm
     leaky_relu log_softmax mish prelu relu relu6 rms_norm rrelu selu sigmoid silu softmax
@@ -38,14 +38,14 @@ NEURAL = frozenset(f"aten::{name}" for name in _NAMES.split())
 def find_front_end(graph: GraphView) -> dict[int, str]:
     """Return why operators are better left in float, by index.
 
-    These are, of operators that compute before anything that has learned:
+    Candidates are operators that compute before anything that has learned:
 
     - all that a logarithm, power, root or quotient of computed values depends on;
     - convolutions and linears by a buffer.
 
-    A product by a buffer behind learned layers is better in float too, where no learned layer
-    follows or a logarithm comes before it: an inverse Fourier transform at the end, say. Between
-    layers, as a blur is, it computes on the same numbers as they do.
+    A product by a buffer behind learned layers is better in float too, if no learned layer follows
+    or a logarithm comes first: an inverse Fourier transform at the end, say. A product between
+    layers, such as a blur, computes on numbers like theirs.
 
     In a frozen model, and for a parameter that needs no gradient, nothing says whether a weight was
     learned. With a bias it was. Without a bias it is fixed if a logarithm, power, root or quotient
@@ -59,7 +59,7 @@ class _FrontEnd:
 
     Attributes:
         weighing: operators with weights, by index.
-        fixed: the ones that multiply by a buffer.
+        fixed: operators that multiply by a buffer.
         unsure: other ones, whose weight may not be learned.
     """
 

@@ -47,7 +47,7 @@ def idle_rules(
 
 
 class _OwnTensors:
-    """Which tensors of which operators a selection quantizes."""
+    """The tensors and operators that a selection quantizes."""
 
     def __init__(self, selection: Selection, resolved: ResolvedConfiguration) -> None:
         self.selection, self.resolved = selection, resolved

@@ -24,7 +24,7 @@ class Policy:
             others get the nearest that they can do: one scale for the whole tensor, fewer codes.
         equal_operands: operators whose operands must have the same parameters.
         unsigned: whether activations that cannot be below 0 have codes from 0 on, where the
-            specification has signed ones: as many, so steps of half the size.
+            specification has signed ones. The number of codes stays, so steps have half the size.
     """
 
     capability: Capability

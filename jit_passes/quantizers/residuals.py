@@ -6,7 +6,7 @@ from ..graph.view import GraphView, NodeView, ValueView
 from .capability import Capability
 from .selection import origin_of, readers_of
 
-STREAM = "a residual sum that the next one reads: rounded each time, it would lose more each time"
+STREAM = "a residual sum that the next one reads: each rounding would add to the error"
 _LINEAR, _SUM, _PRODUCT, _NORM = "aten::linear", "aten::add", "aten::mul", "aten::layer_norm"
 _NORMS = (_NORM, "aten::rms_norm")
 
@@ -43,8 +43,8 @@ def find_stream(graph: GraphView, can: Capability) -> set[int]:
         x1 = x0 + f(x0), x2 = x1 + g(x1), ...
 
     On integers each of them would be rounded, and all these errors stay to the end. Branches read
-    codes of x1 none the less, as many as before. A sum that the backend adds to the products of a
-    layer, before it rounds these, is not among them: it would cost a pass over memory in float.
+    codes of x1 none the less, as many as before. Sums that the backend adds to the products of a
+    layer ahead of rounding are left out: in float they would cost a pass over memory.
     Nor are sums of networks without norms of rows, whose regions hold nothing else in float.
     """
     row = can.operators.get(_SUM)

@@ -14,7 +14,7 @@ LISTS = (LIST, "prim::ListUnpack")
 
 
 def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
-    """Return the value that is quantized: the node's result, or that of the clip behind it."""
+    """Return the value that is quantized: the result of the node, or of the clip behind it."""
     value = node.output
     # A further reader of the value in between, even of its shape alone, prevents fusing.
     if value.written or value.is_result or len(value.uses) != 1 or value.uses[0][1] != 0:
@@ -95,11 +95,10 @@ class Selection:
         float_results: indices of operators whose results stay in float.
         own_results: indices of operators whose results are to be quantized by themselves.
         float_inputs: indices of weighted operators that are to see their input in float.
-        wanted: indices of products of matrices that are to be on integers, whatever is around them.
+        wanted: indices of products of matrices that are to be on integers, with any neighbours.
         dynamic: indices of operators that quantize their inputs as the model runs: they read and
             give floats.
-        inner: operators that a table computes on the way to another one's result: that one, by
-            index.
+        inner: for an operator inside a table, the operator of the table's result, by index.
         selected: rows of the table of the operators that are selected, by index.
         by_output: the selected operators whose results are quantized, by id of the result.
         summed: the weighted operator that an addition is computed within, by index of the addition.
@@ -256,7 +255,8 @@ class Selection:
     def drop_for_fewest_conversions(self) -> None:
         """Keep the operators between weighted ones with which the fewest values are converted.
 
-        Of several choices, take the one with the fewest integers: float is more exact, and as fast.
+        Among several choices, take the one with the fewest integers: float is more exact, and as
+        fast.
         """
         flows = self.flows()
         chosen = on_integers(flows)

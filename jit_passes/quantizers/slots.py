@@ -135,7 +135,7 @@ class SlotQuantizer(Quantizer):
     ) -> None:
         """Annotate the other operators, with activations as the slot "input" says.
 
-        A scale or a range that the option gives is that of the layers' inputs alone.
+        A scale or a range that the option gives is for the layers' inputs alone.
         """
         options = self.slots.get("input", TensorOptions())
         options = replace(options, scale=None, zero_point=None, range=None, channelwise=None)

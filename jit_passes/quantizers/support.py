@@ -40,12 +40,12 @@ class SpecSupport:
     Attributes:
         grids: by dtype, the smallest and the largest code.
         qschemes: the schemes; the first is the default of dynamic inputs.
-        whole: whether the codes must be all of that grid: kernels saturate at its ends.
+        whole: whether the codes must be all codes of the grid: kernels saturate at its ends.
         roundings: how it rounds; the first is the default.
         groups: a channel may have a scale for each group of its inputs, whose size is a multiple of
             this number; 0 where it has one scale.
-        range_forms: whose formulas choose parameters, where that is part of its kernels; the
-            first is the default of dynamic inputs.
+        range_forms: formulas for parameters, where kernels choose these; the first is the default
+            of dynamic inputs.
         why: why it has no other codes, and what to do, for messages.
         why_rounded: why it has no other roundings, for messages.
     """
@@ -163,7 +163,7 @@ ClipCheck = Callable[[NodeView, Spec | None], str | None]
 
 @dataclass(frozen=True)
 class OperatorSupport:
-    """One row of a support table.
+    """A row of a support table.
 
     Attributes:
         kind: qualified operator name.
@@ -190,12 +190,11 @@ class OperatorSupport:
             else in float.
         sums: the weighted operators whose results it takes before they are rounded: of an addition
             one of its two operands, of a function its only one. Its own result alone is quantized
-            then, where nothing else reads that of the weighted operator.
+            then, where nothing else reads the weighted operator's.
         gives_float: whether its result may stay in float while its operands are quantized.
-        float_in_regions: of an operator with weights, whether regions have a form of it that reads
-            integers and gives float, to which a sum in float is added in one step.
-        returns_float: whether that form takes its place where nothing but the method's caller reads
-            the result.
+        float_in_regions: for an operator with weights, whether regions have a form of it that reads
+            integers, gives float, and adds a sum in float in one step.
+        returns_float: whether this form is taken where the method's caller alone reads the result.
         constants: whether it takes constant tensors among its operands, on grids of their own.
         modes: the modes that it has: "static", parameters of its input come from calibration;
             "dynamic", from the input itself as the model runs, and its result is float;
@@ -203,8 +202,8 @@ class OperatorSupport:
         dynamic: the specifications of its input in the mode dynamic, where the backend can do less
             than for others.
         adds_batch_axis: of a convolution, whether its kernel takes batches alone: `convert` adds an
-            axis of one where data had none, and the lowering moves quantize in front of the
-            operator that takes that axis off again, `sink_dequantize`.
+            axis of one where data had none. The lowering, `sink_dequantize`, moves quantize in
+            front of the operator that removes this axis again.
     """
 
     kind: str

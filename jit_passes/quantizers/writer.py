@@ -156,7 +156,7 @@ class AnnotationWriter:
     def make_equal(self, node: NodeView, specs: dict[ValueView, AnySpec | None]) -> None:
         """Quantize operands anew whose specification differs from the first; float stays float.
 
-        Of unsigned and signed operands a signed one counts as the first: without negative codes,
+        With unsigned and signed operands, a signed one counts as the first: without negative codes,
         negative numbers would be lost.
         """
         present = {v: specs[v] or self.produced(v) for v in self.quantized_values(node)}

@@ -1,4 +1,4 @@
-"""A quantized model beside the float model that it was made of, value by value."""
+"""A quantized model beside the float model that it was made from, value by value."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEAD = ("value", "kind", "SQNR dB", "own dB", "cosine", "steps", "clipped", "")
 
 @dataclass(frozen=True)
 class ValueComparison:
-    """How a value of the quantized model differs from that of the float model.
+    """The difference between a value of the quantized model and of the float model.
 
     With x of the float model and y of the quantized one, sums over all elements of all batches:
 
@@ -89,9 +89,8 @@ class Comparison:
 
     Attributes:
         rows: the values that both have, in program order of the float model, then the outputs.
-        unmatched: names of quantized values, and of results of operators that quantize their inputs
-            as they run or have quantized weights alone, that could not be compared, or were never
-            computed.
+        unmatched: names of values that could not be compared, or were never computed: quantized
+            values, and results of operators with dynamic inputs or with quantized weights alone.
         jump: by how many dB the own error of an operator must stand out to be `first`.
     """
 
@@ -186,17 +185,17 @@ def compare(
 ) -> Comparison:
     """Compare a quantized model with the float model, value by value, in one pass over the data.
 
-    The quantized model runs twice: as it is, and with each compared value replaced, as soon as it
-    is computed, by the value of the float model on its grid. A difference in the second run is a
+    The quantized model runs twice. In the second run the value of the float model, on the grid,
+    replaces each compared value as soon as it is computed. A difference in the second run is a
     value's own error; the rest is inherited. Sums are kept, values are forgotten after each batch.
 
     Compared are all values that `convert` has quantized, results of operators that stay in float,
-    and the outputs. Of a region that a target compiles as a whole only the results can be seen: to
-    look inside, quantize for the target "reference".
+    and the outputs. A region that a target compiles as a whole shows its results alone: to look
+    inside, quantize for the target "reference".
 
     Args:
-        float_model: of which the other was made, in eval mode; for one that has trained,
-            `strip(qat)[0]`, which has its weights. It is not touched.
+        float_model: the model that the other was made from, in eval mode; for one that has trained,
+            `strip(qat)[0]`, which has its weights. It does not change.
         quantized: a reference model or a lowered one, also from a file; it is not touched.
         data: batches, as for `calibrate`.
         input_fn: makes a batch of inputs out of an item of `data`.
@@ -279,7 +278,7 @@ class _Comparison:
         module = Pipeline("name_inputs", (name_inputs,)).run(module, report.method).module
         nodes = _nodes_by_value(GraphView.of(module, report.method))
         rows: dict[Pair, _Row] = {}
-        # These have other numbers in the float model.
+        # Smoothed values have other numbers in the float model.
         changed = {*report.made.get("smoothed", ()), *report.made.get("scaled", ())}
         for name, site in _sites(quantized, report):
             node = nodes.get(name)
@@ -295,11 +294,11 @@ class _Comparison:
         wanted = grids | {row.name: row.name for row in report.operators if row.mode in modes}
         if wanted and not any(name in nodes for name in wanted.values()):
             why = (
-                "no value of the quantized model is one of the float model: was it made of this "
-                "one?"
+                "the two models have no value in common: was the quantized model made from this "
+                "float model?"
             )
             raise JitPassesError(
-                f"{why} Of one that has trained, the float model is jit_passes.strip(qat)[0]",
+                f"{why} For a model that has trained, the float model is jit_passes.strip(qat)[0]",
                 command=why,
             )
         self.models = Lockstep(
@@ -331,7 +330,7 @@ class _Comparison:
 
 
 def name_inputs(graph: GraphEditor) -> None:
-    """Give each tensor that the model takes a node, so that it is known by one like all others."""
+    """Give each tensor argument of the model a node, so that it is identified like all values."""
     first = next(iter(graph.nodes), None)
     for value in graph.inputs:
         if value.is_tensor and first is not None:
@@ -352,7 +351,7 @@ def _nodes_by_value(graph: GraphView) -> dict[str, NodeView]:
 def _sites(quantized: torch.jit.ScriptModule, report: Report) -> list[tuple[str, Site]]:
     """Return the values that can be seen in the quantized model, by their names in the float one.
 
-    Quantized values are seen as codes; an operator of the report that stayed as it is gives floats.
+    Quantized values are seen as codes; an operator of the report that was not lowered gives floats.
     """
     module = copy_of(quantized, report.method)
     sites = sites_of(module, report)

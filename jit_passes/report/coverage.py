@@ -89,9 +89,9 @@ def _why(row: OperatorRecord) -> str:
 def coverage(model: torch.jit.ScriptModule, method: str = "forward") -> Coverage:
     """List every operator with weights and every matrix product: its bits, or why it is in float.
 
-    These are convolutions, linears, recurrent layers, attention and embeddings, in whatever form,
-    and matrix products of computed tensors. Norms and prelu, with a number for each channel, are
-    not listed.
+    Operators with weights are convolutions, linears, recurrent layers, attention and embeddings, in
+    any form. Matrix products are of computed tensors. Norms and prelu, with a number for each
+    channel, are not listed.
 
     Operators of a part that was quantized before the model are listed too, "quantized already".
 

@@ -111,8 +111,8 @@ def exactness(
 
         sum = sum_i (x_i - z_x) * w_i + b,    |any partial sum| < 2^24
 
-    so float32 holds it and each of its partial sums, in any order; it is integers in one engine and
-    floats in another, and the numbers are equal. Its ratio to the step of the result is a power of
+    so float32 holds it and each of its partial sums, in any order. So an engine with integers and
+    an engine with floats compute equal numbers. Its ratio to the step of the result is a power of
     two, so the product with it is exact, and each engine rounds one number once, halves to even.
     The bound follows from the layer's own weights. Sums and products of codes are exact in the same
     way, and averages where the count is a power of two. An even zero point may be added before

@@ -31,9 +31,9 @@ class OperatorInspection:
     Attributes:
         name: stable name, `layer1.0.conv1:conv2d`.
         kind: `aten::conv2d`.
-        dtype: "int8" where it computes on integers, whatever their bits, or "float". An operator of
-            which the weight alone is quantized, an embedding say, computes in float; `coverage`
-            counts it as quantized, and it has `bits`.
+        dtype: "int8" where it computes on integers of any bits, or "float". An operator whose
+            weight alone is quantized, an embedding say, computes in float; `coverage` counts it as
+            quantized, and it has `bits`.
         region: number of the region that it is in: see `partition`; None in float.
         reason: why it is float; "" for int8.
         source: `file:line` of the model's code.
@@ -88,7 +88,7 @@ class Inspection(tuple[OperatorInspection, ...]):
         """How much is on integers, in a line."""
         int8 = sum(row.dtype == "int8" for row in self)
         weights = sum(row.dtype == "float" and bool(row.bits) for row in self)
-        alone = f"; of {weights} more the weight alone is quantized" if weights else ""
+        alone = f"; {weights} more with a quantized weight alone" if weights else ""
         return (
             f"{int8} of {count_of(len(self), 'operator')} on integers, in "
             f"{count_of(len(self.regions), 'region')}; {count_of(self.quantizes, 'value')} "
@@ -125,10 +125,10 @@ def inspect(
     Calibration can still rule operators out: operators that data never reaches, and operators whose
     results have more or fewer dimensions than the target can do.
 
-    Of a model that was prepared or quantized already, return its provenance and its `coverage`.
+    For a model that was prepared or quantized already, return its provenance and its `coverage`.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It is not touched.
+        model: scripted, traced or loaded, in eval mode. It does not change.
         quantizer: as in `prepare`.
         target: as in `prepare`.
         config: as in `prepare`.

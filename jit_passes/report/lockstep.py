@@ -53,8 +53,8 @@ NOTHING = Seen([], [], [])
 class Lockstep:
     """Compares values while batches go through; it holds the values of one batch.
 
-    Three models run: the first, the second, and the second once more, in which each compared value,
-    as soon as it is computed, is replaced by the first model's value. A difference in that run is a
+    Three models run: the first, the second, and a copy of the second. In the copy the first model's
+    value replaces each compared value as soon as it is computed. A difference in that run is a
     value's own, and a difference in the plain run only is inherited.
 
     Args:
@@ -177,5 +177,5 @@ def check_shapes(ours: torch.Tensor, theirs: torch.Tensor, name: str) -> None:
     if ours.shape != theirs.shape:
         raise JitPassesError(
             f"'{name}' has shape {list(ours.shape)} in one model and {list(theirs.shape)} in the "
-            "other: was the converted model made of this one?"
+            "other: was the converted model made from this one?"
         )

@@ -32,7 +32,7 @@ def integer_share(
     """Return which part of a model's multiply-accumulates is on integers, of 1.
 
     Args:
-        model: the float model of which the other was made. It is not touched.
+        model: the float model that the other was made from. It does not change.
         quantized: a reference model or a lowered one.
         batch: inputs, as `calibrate` takes them.
         method: which of the model.
@@ -51,7 +51,7 @@ def integer_share(
 def share_of(covered: Coverage, macs: dict[str, int]) -> float:
     """Return which part of the multiply-accumulates is of operators on integers.
 
-    One whose weight alone is quantized computes in float.
+    An operator whose weight alone is quantized computes in float.
     """
     total = sum(macs.get(row.name, 0) for row in covered)
     on_integers = (row for row in covered.int8 if row.mode != "weight_only")
@@ -70,8 +70,8 @@ def macs_of(
         attention            (elements of the query + elements of the result) * keys
         recurrent layer      tokens of the input * elements of all matrices
 
-    Of all times that a loop computes it. An embedding has none. Attention that is causal counts as
-    if it were not.
+    Counted for all rounds of a loop. An embedding has none. Attention that is causal counts as if
+    it were not.
 
     Args:
         module: a C++ module in canonical form, which is not changed.

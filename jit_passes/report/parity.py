@@ -31,7 +31,7 @@ _NOTHING = torch.zeros(())
 
 @dataclass(frozen=True)
 class ValueParity:
-    """How a value of the converted model differs from that of the model that trained.
+    """The difference between a value of the converted model and of the model that trained.
 
     Attributes:
         name: of the value where it trained: `bn1:batch_norm`; of a weight, also who reads it.
@@ -164,10 +164,10 @@ def parity(
 ) -> Parity:
     """Compare a converted model with the model that trained, value by value.
 
-    Both run on each batch: the model that trained in eval mode with fake quantization on, whatever
-    its switches say. The converted model runs a second time, in which each quantized value, as soon
-    as it is computed and compared, is replaced by the value of the model that trained. A difference
-    in that run is a value's own, and the rest is inherited.
+    Both models run on each batch. The model that trained runs in eval mode with fake quantization
+    on, independent of its switches. The converted model runs a second time. In this run the value
+    of the model that trained replaces each quantized value as soon as it is computed and compared.
+    A difference in that run is a value's own, and the rest is inherited.
 
     A reference model is equal: in eval mode, parameters that train are folded and rounded as in
     conversion. Two kinds of values can differ by one step at a tie. Values with LSQ+ are rounded as
@@ -183,8 +183,8 @@ def parity(
         atol_steps: how large an own difference may be without being `first`.
 
     Raises:
-        JitPassesError: the first is no model that trains, has not trained, or the second was not
-            converted; their methods differ, or nothing in one is in the other; there is no batch.
+        JitPassesError: the first model does not train, or has not trained; the second one was not
+            converted; their methods differ, or they have no value in common; there is no batch.
     """
     report = stage_of(qat, ModelStage.QAT, "call jit_passes.prepare_qat first, and train")
     instead = "call jit_passes.convert(qat) first"
@@ -285,8 +285,8 @@ class _Comparison:
         _, known = read_places(qat, report)
         if digest_of(known) != other.plan:
             raise JitPassesError(
-                "no value of the converted model is one of the model that trained: was it made of "
-                "this one?"
+                "the two models have no value in common: was the converted model made from this "
+                "trained model?"
             )
         labels = {value.place: value.label for value in other.values}
         places = trained_places(qat, report, known, labels)

@@ -101,7 +101,7 @@ class Site:
 
     Attributes:
         place: id of the place that it is.
-        node: index of the node whose result are its codes; of a constant, that of its dequantize.
+        node: index of the node whose result are its codes; for a constant, of its dequantize.
         readers: indices of the nodes that dequantize it.
         codes_read: whether anything else reads the codes.
         scale, zero_point, axis: parameters of the codes; None for PyTorch's quantized dtypes, whose

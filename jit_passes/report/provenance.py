@@ -67,15 +67,14 @@ def provenance(model: torch.jit.ScriptModule, method: str = "forward") -> dict[s
     Returns:
         The facts that apply: `stage` that the model has reached; `method`; `target`, its name,
         class and options; `quantizer`, its class; `mode` of all operators; `forms`, False where the
-        target's own forms of operators were left out; `configuration`, as YAML; `batches` that it
-        was calibrated with, or `profile`, the digest of the one in their place; `calibration`, the
+        target's own forms of operators were left out; `configuration`, as YAML; `batches`, the
+        number of calibration batches, or `profile`, the digest of a profile; `calibration`, the
         methods that found ranges in them; `data`, where they were made up; `smooth`, the strength,
-        and `smoothed`, the layer norms and the linears in front of residual sums; `equalize`, by
-        which ranges, `equalized`, of how many layers, and `scaled`, the values that are others than
-        in the float model;
-        `weight_rounding` and `bias_correction`, how; `improved`, the steps that `improve`
-        tried, and the loss before and after each; `jit_passes` and `torch`, the versions that did
-        the last stage.
+        and `smoothed`, the layer norms and the linears in front of residual sums; `equalize`, the
+        kind of ranges, `equalized`, the number of layers, and `scaled`, the values that differ from
+        the float model; `weight_rounding` and `bias_correction`, how; `improved`, the steps that
+        `improve` tried, and the loss before and after each; `jit_passes` and `torch`, the versions
+        that did the last stage.
     """
     report = Report.read(quantized_part(model, method))
     if report is None:

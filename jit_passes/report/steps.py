@@ -36,7 +36,7 @@ def value_of(codes: torch.Tensor, site: Site) -> torch.Tensor:
 
 
 def codes_of(value: torch.Tensor, like: torch.Tensor, site: Site) -> torch.Tensor:
-    """Return the value as the codes that the converted model has there, or as it is.
+    """Return the value as the codes of the converted model at this place, or unchanged.
 
     Values beyond the ends of the grid are clipped: the dtype may hold more codes than the grid has.
     """

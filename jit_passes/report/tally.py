@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 # So few elements that all their results stay in a processor's cache. PyTorch takes one thread for
-# so few, and threads that wait for each other thousands of times are slow where others compute too.
+# so few. Threads that wait for each other thousands of times are slow on a busy machine.
 PIECE = 1 << 14
 
 

@@ -51,7 +51,7 @@ class Annotations(MutableMapping[NodeView, QuantizationAnnotation]):
     Attributes:
         reasons: for operators that could have been quantized and stay float, by name, why.
         kept: names of the operators that stay float by request.
-        chosen: for operators whose mode was left to the quantizer, by name, why it is that one.
+        chosen: for operators whose mode the quantizer chose, by name, the reason.
         refused: for operators that were wanted otherwise than the backend can do, by name, why.
         lossy: for operators that are quantized as all others are, and would be better in float, by
             name, why.

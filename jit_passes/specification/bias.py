@@ -30,7 +30,7 @@ ACCUMULATOR = derivation_name(bias_qparams)
 def largest_code(chosen: QParams) -> int:
     """Return the largest code that a bias is to have: half of all.
 
-    The other half is for the sum of products: with 8 bits on both sides, for 33,000 of them.
+    The second half is for the sum of products: with 8 bits on both sides, for 33,000 of them.
     """
     return chosen.quant_max // 2
 

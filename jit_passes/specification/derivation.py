@@ -1,4 +1,4 @@
-"""Functions that derive parameters, and the names by which prepared models find them again."""
+"""Functions that derive parameters, and their names, by which prepared models find them again."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def derivation(function: Derivation) -> Derivation:
 def derivation_name(function: Derivation) -> str:
     """Return the name that a prepared model keeps.
 
-    A function that is marked, or stands at the top of a module, has that of its module and itself;
-    only if it is marked can another process find it. Other functions have a name in this process,
-    for as long as someone holds them: see `hold_derivations`.
+    A function that is marked, or stands at the top of a module, is named by its module and its own
+    name. Only a marked function can be found by another process. Other functions have a name in
+    this process, for as long as someone holds them: see `hold_derivations`.
     """
     name = _name_of(function)
     if _MARKED.get(name) is function:

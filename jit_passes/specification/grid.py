@@ -24,8 +24,8 @@ SCHEMES = (
     "per_channel_symmetric_with_uint8",
     "per_channel_power_of_two",
 )
-# Of parameters that are chosen as the model runs: for the tensor, or for each token, all but the
-# last axis.
+# Schemes of parameters that are chosen as the model runs: for the tensor, or for each token, all
+# but the last axis.
 DYNAMIC_SCHEMES = (
     "per_tensor_affine",
     "per_tensor_symmetric",

@@ -67,7 +67,7 @@ def rows_of(values: torch.Tensor, ch_axis: int, group_size: int | None = None) -
 
 
 def spread(numbers: torch.Tensor, ch_axis: int, shape: Sequence[int]) -> torch.Tensor:
-    """Return one number for each channel or group in a shape that goes with a tensor of that."""
+    """Return a number for each channel or group, in a shape that fits a tensor of this shape."""
     axis = ch_axis % len(shape)
     if numbers.dim() < 2:
         return numbers.reshape([-1 if i == axis else 1 for i in range(len(shape))])

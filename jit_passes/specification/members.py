@@ -56,7 +56,7 @@ class Member:
 
 @dataclass
 class Members:
-    """All that is annotated, in groups once `share` has run.
+    """All annotated places, in groups once `share` has run.
 
     Attributes:
         graph: the graph.

@@ -40,7 +40,7 @@ class Place:
         name: its name in messages and files.
         slot: its role at its operator: "weight", "input", "output", "bias", ...; the names of its
             parameters and buffers start with it.
-        spec: how it is quantized; the same for all of a group.
+        spec: how it is quantized; one for all of a group.
         group: number of the values that have the same parameters.
         observed: whether this value's numbers count when the group's parameters are chosen.
         owner: name of the operator that is quantized as a whole or not at all: for results, and

@@ -30,7 +30,7 @@ SCALE_OF_ZERO = 0.1  # of the range of all zeros, in Glow's form
 def affine_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[float, int]:
     """Return scale and zero point of one range.
 
-    The range is widened to contain 0, so that 0 is exactly representable. Of a specification with
+    The range is widened to contain 0, so that 0 is exactly representable. For a specification with
     range_form "glow", see `glow_qparams`; otherwise:
 
     affine:     scale = (high - low) / (quant_max - quant_min)
@@ -75,15 +75,15 @@ def glow_qparams(low: float, high: float, spec: QuantizationSpec) -> tuple[float
 
     `chooseQuantizationParams` in Glow's lib/Quantization/Base/Base.cpp:
 
-    symmetric:  the end that needs the smaller scale is moved out to that of the other:
+    symmetric:  the end that needs the smaller scale is moved out, so that both need one scale:
                 low = high / quant_max * quant_min, or high = low / quant_min * quant_max
     all:        scale = (high - low) / (quant_max - quant_min), or 0.1 if that is 0
                 zero_point = quant_min - low / scale, or quant_max - high / scale, whichever adds
                 the smaller numbers; 0 if |low + high| is at most 2**-23; halves away from 0
     power of two: symmetric, with the next power of two as scale
 
-    This is for types with 0 in the middle. Zero points of others are counted from the middle.
-    Scales below float32's normal numbers are raised to these: their reciprocal is finite.
+    The formulas are for types with 0 in the middle. Zero points of others are counted from the
+    middle. Scales below float32's normal numbers are raised to these: their reciprocal is finite.
     """
     middle = spec.middle
     bottom, top = spec.quant_min - middle, spec.quant_max - middle
@@ -206,7 +206,7 @@ def _are_within(values: torch.Tensor, low: float, high: float) -> bool:
 
 
 def spread_qparams(qparams: QParams, shape: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and zero point in float64, in shapes that go with a tensor of that shape."""
+    """Return scale and zero point in float64, in shapes that fit a tensor of this shape."""
     scale = torch.as_tensor(qparams.scale, dtype=torch.float64)
     zero_point = torch.as_tensor(qparams.zero_point, dtype=torch.float64)
     if qparams.axis is None:

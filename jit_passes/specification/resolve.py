@@ -1,8 +1,8 @@
 """From annotations to groups of values with the same parameters.
 
-Annotations say what each operator wants. This module decides which places share parameters, as
-PyTorch's PT2 export quantization does (torchao/quantization/pt2e/prepare.py), and what is quantized
-where: the result does not depend on the order in which annotations were made.
+Annotations say what each operator wants. This module decides which places share parameters, and
+where values are quantized, as in PyTorch's PT2 export quantization
+(torchao/quantization/pt2e/prepare.py). The result does not depend on the order of the annotations.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def resolve(graph: GraphView, annotations: Annotations) -> list[Quantization]:
     An operand that has the parameters its maker's result is quantized with is no place of its own.
 
     Raises:
-        JitPassesError: an annotation is not about the graph, names an operand that its operator
-            does not have, or one twice, or asks to quantize a value that is no float tensor; a
-            specification shares with or derives from something that is not quantized, with itself
-            in a circle, or with a value whose uses are quantized in different ways. The message
+        JitPassesError: an annotation is not about the graph, names an operand twice, names an
+            operand that its operator does not have, or asks to quantize a value that is no float
+            tensor. Or a specification shares with, or derives from, a place that is not quantized,
+            itself in a circle, or a value with different quantizations at its uses. The message
             names the values.
     """
     members = Members(graph, annotations)
@@ -191,7 +191,7 @@ class _Writer:
         if (again := annotation.output_qspec_again) is not None:
             rest |= {"observed": True}
             value = value_of(node)
-            own = self.first + len(self.groups)  # shared with nobody
+            own = self.first + len(self.groups)  # not shared
             self.groups[Member(value, node, (), again)] = own
             self.add(value, (), node, again=True, spec=again, group=own, **rest)
 
@@ -209,9 +209,9 @@ class _Writer:
         """Add a place.
 
         Raises:
-            JitPassesError: it is not known how many channels the value has, and it is to be
-                measured per channel; or those that share its parameters have another number; or it
-                is to be quantized in groups that its shape does not have.
+            JitPassesError: the value is to be measured per channel, and the number of its channels
+                is unknown; or places that share its parameters have another number; or its shape
+                does not have the groups that are asked for.
         """
         user, operand = uses[0] if uses else (node, None)
         slot = slot_of(user, operand, again)

@@ -90,7 +90,7 @@ def quantized_behind(result: ValueView) -> list[NodeView]:
 
 
 def merged_use(node: NodeView, operand: int | None) -> tuple[NodeView, int | None]:
-    """Return the operator that a part of it was split from, and which operand of it this is.
+    """Return the operator that a part was split from, and the part's operand there.
 
     Likewise the recurrent layer of a list; other operators are returned as they are.
     """

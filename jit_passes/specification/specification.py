@@ -35,24 +35,23 @@ class QuantizationSpec:
         quant_min: smallest q; None for the dtype's.
         quant_max: largest q; None for the dtype's.
         qscheme: per_tensor_ (one scale) or per_channel_ (one for each index along ch_axis), then
-            affine; symmetric (zero_point in the middle of the range); symmetric_with_uint8
-            (affine where nothing is below 0, so that all codes are used, otherwise symmetric); or
-            power_of_two (zero_point 0, the smallest power of two as scale with which nothing is
-            clipped). With is_dynamic: per_tensor_ or per_token_ (one scale for all but the last
-            axis), then affine or symmetric.
+            affine; symmetric (zero_point in the middle of the range); symmetric_with_uint8 (affine
+            where nothing is below 0, otherwise symmetric); or power_of_two (zero_point 0, the
+            smallest power of two as scale without clipping). With is_dynamic: per_tensor_ or
+            per_token_ (one scale for all but the last axis), then affine or symmetric.
         ch_axis: the channel axis, for per-channel schemes only; from the end if below 0.
         group_size: of a weight, how many neighbours along its input axis share a scale within a
             channel; None for all of them. The input axis is the other of the first two: a weight
             `[out, in]` with ch_axis 0 has scales `[out, in / group_size]`.
         observer: watches the value during calibration; a histogram, or per channel the smallest and
             the largest number, unless given.
-        rounding: half_even; half_away (from zero); half_up; floor; ceil; toward_zero. Others than
-            half_even are for targets that round so; most kernels round halves to even.
+        rounding: half_even; half_away (from zero); half_up; floor; ceil; toward_zero. Most kernels
+            round halves to even; all other roundings are for targets that have them.
         range_form: whose formulas take a range to scale and zero point: pytorch (see
-            `affine_qparams`) or glow (see `glow_qparams`). They differ in how symmetric and
+            `affine_qparams`) or glow (see `glow_qparams`). Both forms differ in how symmetric and
             power_of_two treat the one code more below 0 than above, and in the scale of zeros.
-            With is_dynamic: pytorch, or fbgemm (affine only). The latter gives, to the bit, the
-            parameters of PyTorch's dynamic kernels, whose scale is 6.1e-5 at least.
+            With is_dynamic: pytorch, or fbgemm (affine only). The form fbgemm gives, to the bit,
+                the parameters of PyTorch's dynamic kernels, whose scale is 6.1e-5 at least.
         is_dynamic: whether parameters come from the value itself, each time the model runs, as
             `jit_passes::choose_qparams` finds them. No data is needed then, and no observer.
         observer_or_fake_quant_ctr: the name of `observer` in PyTorch's specification; an observer
@@ -80,7 +79,7 @@ class QuantizationSpec:
     def of_bits(
         cls, bits: int, signed: bool = True, qscheme: str = "per_tensor_affine", **options: Any
     ) -> QuantizationSpec:
-        """Return a specification whose codes are all that so many bits hold, in the least dtype.
+        """Return a specification with all codes of so many bits, in the smallest dtype.
 
         [quant_min, quant_max] = [-2**(bits - 1), 2**(bits - 1) - 1], or [0, 2**bits - 1] unsigned.
 
@@ -109,7 +108,7 @@ class QuantizationSpec:
         if constructor is not None:
             object.__setattr__(self, "observer", constructor)
         if self.ch_axis is not None and self.observer is DEFAULT_OBSERVER:
-            object.__setattr__(self, "observer", MinMax())  # no search that nobody asked for
+            object.__setattr__(self, "observer", MinMax())  # no search by default
         if not isinstance(self.observer, Observer):
             raise ArgumentError(
                 f"observer is one of jit_passes.observers, not a {type(self.observer).__name__}"
@@ -187,7 +186,7 @@ class QuantizationSpec:
     def without_sign(self) -> QuantizationSpec:
         """Return the specification with as many codes from 0 on, for values that are never below.
 
-        Of others than signed ones, the specification itself.
+        If it is not signed, return the specification itself.
         """
         if self.quant_min >= 0:
             return self
@@ -208,7 +207,7 @@ class SharedQuantizationSpec:
     """The parameters of another value.
 
     Attributes:
-        edge_or_node: whose: a value (or the node that makes it) that is quantized for all its
+        edge_or_node: the place: a value (or the node that makes it) that is quantized for all its
             users, or the pair of a value and one of its users.
         observed: whether the numbers of this value count too when parameters are chosen. False
             for results that lie within the shared range, as results of pools do.

@@ -30,10 +30,10 @@ def adaround(
         tr(E G E^T) + strength * sum(1 - |2 h(V) - 1|^beta)
 
     with E the errors in steps of the grid, G = X X^T of the inputs X over its mean diagonal, and
-    beta from 20 down to 2 by a cosine. Different from the paper: the squared error is computed of
-    the products of inputs, so no data are in the loop, and an activation function behind the layer
-    is ignored. h(V) begins near the given codes, which are one of the two, and not at the weight.
-    An output keeps the given codes where they have less error for its inputs.
+    beta from 20 down to 2 by a cosine. Three points differ from the paper. The squared error comes
+    from the products of inputs, so no data are in the loop. An activation function behind the layer
+    is ignored. h(V) begins near the given codes, each one of the two, and not at the weight. An
+    output keeps the given codes where they have less error for its inputs.
 
     Args:
         weight: [groups, outputs, inputs].

@@ -49,7 +49,7 @@ class Mode:
     Attributes:
         check: raises a JitPassesError for models that are not fit.
         normalize: makes a C++ module in canonical form.
-        parameters: whether that still has its parameters, which then count as constants.
+        parameters: whether the graph still has its parameters, which then count as constants.
         again: a kind of operator; a model that trains and has one may be quantized further. "" for
             no model.
     """
@@ -109,7 +109,7 @@ def entered(module: Any) -> Mode:
     """Return the mode of a model whose canonical form is known already.
 
     Args:
-        module: `FROZEN.enter` of that model. It is copied.
+        module: `FROZEN.enter` of that model. The model is copied.
     """
     return Mode(check_module, lambda _, method: _C.clone(module, method))
 

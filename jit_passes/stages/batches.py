@@ -21,8 +21,8 @@ def progress_bar(
 ) -> Callable[..., Any]:
     """Return a walk through batches that shows progress and the time left, on stderr.
 
-    It takes the steps, and a function that returns their number, or None: the function is called
-    only where the bar is drawn, since it may have to look into many files.
+    Arguments are the steps, and a function that returns their number, or None. The function is
+    called only where the bar is drawn, since it may have to look into many files.
 
     Args:
         name: of the work.
@@ -48,8 +48,8 @@ def batches(
 ) -> Iterator[Batch]:
     """Yield the positional and the keyword arguments of each batch.
 
-    The data are walked through once, and an iterator of them is made once: it may start processes,
-    or read from a source that can be read once.
+    The data are walked through once, with one iterator: an iterator may start processes, or read
+    from a source that can be read once.
 
     Args:
         data: an iterable of batches: a tensor, a tuple of positional arguments, or a dict of
@@ -86,7 +86,7 @@ def is_held_back(number: int) -> bool:
 
 
 def check_data(data: Any, input_fn: Any, what: str) -> None:
-    """Check that data can be batches, as far as that tells before one is taken.
+    """Check that data can be batches, without taking one.
 
     Raises:
         JitPassesError: they are a single tensor, text, one batch, or nothing to go through.

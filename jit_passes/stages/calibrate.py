@@ -33,8 +33,8 @@ def calibrate(
     Can be called again with more data. Batches are not kept.
 
     Where `torch.distributed` is initialized, each rank runs data of its own, or none, and all end
-    with the state that all data leave, to the last bit. Ranks run side by side, or, where a method
-    depends on the order, as `moving_average` does, one after another; the order is then that of the
+    with the state that all data leave, to the last bit. Ranks run side by side. Where a method
+    depends on the order, as `moving_average` does, they run one after another, in the order of the
     ranks.
 
     Args:
@@ -49,10 +49,10 @@ def calibrate(
         The prepared model.
 
     Raises:
-        JitPassesError: there is no batch; the model does not take a batch, or the float model does
-            and jit_passes has made an error; a value is NaN or infinite, which the message
-            names. On several ranks: the work failed on one, a rank has ended or is late, the ranks
-            have other models; the observers are as they were then.
+        JitPassesError: there is no batch; the model does not take a batch; the float model takes
+            it, so jit_passes is at fault; a value, which the message names, is NaN or infinite. On
+            several ranks: the work failed on one, a rank has ended or is late, the ranks have other
+            models; the observers are as they were then.
 
     Warns:
         JitPassesWarning: a number is so far off all others that these have few codes or none.
@@ -69,7 +69,7 @@ def calibrate_alone(
     input_fn: InputFn | None = None,
     progress: bool | None = None,
 ) -> torch.jit.ScriptModule:
-    """Calibrate like `calibrate`, in this process whatever other ranks do."""
+    """Calibrate like `calibrate`, in this process alone, independent of other ranks."""
     with stage("calibrate"):
         report, watch = observe(prepared, data, input_fn, progress)
         watch.tell(report)

@@ -1,7 +1,7 @@
-"""Channels of a value that differ so much in range that one scale leaves the small ones few codes.
+"""Channels with very different ranges: one scale leaves the small ones few codes.
 
-Between two layers, a channel can be scaled by any factor and its reader's weights by the inverse:
-the network computes as before, and its integers do not. How far channels are apart is seen in the
+Between two layers, a channel can be scaled by any factor and its reader's weights by the inverse.
+The float network does not change, but its integers do. How far channels are apart is seen in the
 weights alone, before any data:
 
     range[c] = max |weight of the layer before, output channel c|

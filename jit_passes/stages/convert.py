@@ -46,8 +46,9 @@ def convert(
 ) -> torch.jit.ScriptModule:
     """Return the reference model of a calibrated one, or of one that has trained.
 
-    It computes in float on values that went through `jit_passes::quantize` and `dequantize`;
-    weights are stored as integers, biases as int32 in steps of input scale times weight scale.
+    The reference model computes in float on values that went through `jit_passes::quantize` and
+    `dequantize`. Weights are stored as integers, biases as int32 in steps of input scale times
+    weight scale.
     A lowered model must have the results of the reference model, to within one step.
 
     Args:
@@ -146,14 +147,14 @@ def _calibration(
 
 
 def plan_of(prepared: torch.jit.ScriptModule) -> str:
-    """Return a text that is the same for models that were prepared alike; "" for no place."""
+    """Return a text that is equal for models that were prepared alike; "" for no place."""
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare first")
     places = read_places(prepared, report)[1]
     return digest_of(places) if places else ""
 
 
 def digest_of(places: list[QuantizedPlace]) -> str:
-    """Return a text that is the same for models that were prepared alike."""
+    """Return a text that is equal for models that were prepared alike."""
     texts = "\n".join(sorted(known.operands["spec"] for known in places))
     return hashlib.sha256(texts.encode()).hexdigest()[:16]
 

@@ -104,8 +104,8 @@ def correct_bias(
         prepared: the result of `prepare`, calibrated; it is not touched.
         data: batches of typical inputs, as for `calibrate`.
         how: one of these; None for sequential, or without data statistics.
-        rounds: for "sequential", how often all layers are measured at most. It ends earlier where
-            no mean is off by more than half a step of the bias.
+        rounds: for "sequential", how often all layers are measured at most. Rounds end earlier
+            where no mean is off by more than half a step of the bias.
         model: the float model, for "statistics"; None for the argument of `prepare`, if that model
             still exists.
         input_fn: makes a batch of inputs out of an item of `data`.

@@ -79,8 +79,7 @@ def equalize(
     Weights are gone through layer by layer, until nothing changes. Convolutions of all kinds and
     linears count; relu, leaky relu, pads with zeros, pools, resizing, means over pixels, products
     with gates, sums and concatenations may lie in between. Operands of a sum have equal factors. A
-    limit such as that of relu6 becomes a relu where the data never reach it; else its channels
-    stay.
+    clip such as relu6 becomes a relu where the data never reach its limit; else its channels stay.
 
     A channel behind a relu may never fall below some number c. `absorb` moves c into the biases of
     the layers that read the channel, so that its range begins at 0. For layers without padding:

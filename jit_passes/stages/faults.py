@@ -4,7 +4,7 @@
     canonical form takes it, the form of the target does not    an error that other targets avoid
     that form takes it, the model with observers does not       an error of an observer or quantizer
 
-All of this is looked at once a batch has failed: a batch that runs costs nothing.
+These causes are looked at once a batch has failed: a batch that runs costs nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .batches import cloned
 from .module import Report
 from .normalize import normalize
 
-# The model from which another one was made, for as long as somebody else holds it.
+# The model that another one was made from, as long as another reference keeps it.
 _ORIGINS: WeakKeyDictionary[torch.nn.Module, ref[torch.jit.ScriptModule]] = WeakKeyDictionary()
 
 # A call of a script, and one of a trace.
@@ -96,7 +96,7 @@ def misfit(
 def broken(
     what: str, error: Exception, cause: str, instead: str = "", command: str = ""
 ) -> JitPassesError:
-    """Return the error for a batch that a model does not run, and the one it was made of does.
+    """Return the error for a batch that the origin of a model runs and the model does not.
 
     Args:
         what: the name of the batch in the message.

@@ -26,7 +26,7 @@ _QUANTIZE = Pipeline(
 
 
 def foretold(annotated: Annotated) -> Any:
-    """Return a C++ module whose graph is that of the reference model.
+    """Return a C++ module with the graph of the reference model.
 
     Each group of values that data would give parameters has a scale of its own, above 1.
 

@@ -55,7 +55,7 @@ def gptq(weight: Tensor, gram: Tensor, grid: Grid, damping: float = 0.01) -> Ten
 
         q_j = nearest(w_j + sum over i < j of  e_i R_ij / R_jj)       e_j = w_j - number(q_j)
 
-    That is the paper's update without its inverse: the rows of R^-1 give the same coefficients.
+    The update is the paper's without its inverse: the rows of R^-1 give equal coefficients.
 
     Args:
         weight: [groups, outputs, inputs].

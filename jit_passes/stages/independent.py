@@ -12,8 +12,9 @@ def independent(
 ) -> Iterator[list[NodeView]]:
     """Yield layers in program order, in runs of neighbours that do not depend on each other.
 
-    A layer in or behind a branch, a loop or a call stands alone, and so does one behind a value
-    that is written in place, or in a model that assigns attributes: operands do not tell all then.
+    A layer in or behind a branch, a loop or a call stands alone. A layer behind a value that is
+    written in place, or in a model that assigns attributes, does too: operands do not tell all
+    then.
 
     Args:
         graph: of the layers.

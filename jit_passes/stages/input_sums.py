@@ -11,7 +11,7 @@ from torch import Tensor
 class InputSums:
     """Sums over the inputs X of a layer in float, and its inputs Y in the quantized model.
 
-    Both have [groups, rows, inputs of one output]; sums have [groups, inputs, inputs], float32.
+    X and Y have [groups, rows, inputs of one output]; sums have [groups, inputs, inputs], float32.
 
     Attributes:
         quantized: Y^T Y.
@@ -58,7 +58,7 @@ class InputSums:
         return weight.double() + moved
 
     def error(self, weight: Tensor, rounded: Tensor) -> float:
-        """Return the squared error of the result: that of `rounded` and Y for `weight` and X."""
+        """Return the squared error of the result of `rounded` and Y for `weight` and X."""
         w, q = weight.double(), rounded.double()
         parts = (
             (q @ self.quantized.double() * q).sum(),

@@ -30,8 +30,8 @@ def lower(
 
     Args:
         reference: the result of `convert`; it is not touched.
-        target: the backend; "auto" for the one that the model was prepared for, which has chosen
-            the quantized operators. It may be a `Target` of a class of your own.
+        target: the backend; "auto" for the target that the model was prepared for, which has chosen
+            the quantized operators. A `Target` of a class of your own is taken too.
         progress: a progress bar, pass by pass, once it has taken a moment; None for one on
             terminals only.
 

@@ -1,4 +1,4 @@
-"""A model with several methods. Some are quantized, each in a module of its own."""
+"""A model with several methods. The chosen ones are quantized, each in a module of its own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .module import PART, check_module
 def check_methods(model: Any, methods: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of methods to quantize, and the state that methods have in common.
 
-    That is the paths of attributes that one method changes and another one uses, one of the two
-    being quantized.
+    The state is given by paths of attributes that one method changes and another one uses, one of
+    the two being quantized.
 
     Raises:
         JitPassesError: they are not names of methods, or the changes of a method are not known.

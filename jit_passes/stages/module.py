@@ -41,7 +41,7 @@ ALREADY = "quantized already"
 
 @dataclass(frozen=True)
 class OperatorRecord:
-    """One operator of the float model with weights, or a product of matrices.
+    """An operator of the float model with weights, or a product of matrices.
 
     Attributes:
         name: stable name, `layer1.0.conv1:conv2d`.
@@ -112,8 +112,8 @@ class Report:
         operators: all operators with weights and all matrix products.
         calibrated: whether `calibrate` has run batches through it.
         places: for each kind of operator that quantizes, the ids of the places that its nodes in
-            the graph stand for, in program order, None for nodes without one. It is how a converted
-            model's values are known, also from a file.
+            the graph stand for, in program order, None for nodes without one. These ids identify a
+            converted model's values, also from a file.
         codes: for each range of codes that `convert` has chosen, the smallest one, the largest one
             and the ids of the places that have it. Constants show only the codes that occur.
         plan: stands for the places that `convert` found: see `digest_of`.
@@ -240,7 +240,7 @@ def quantized_methods(model: Any) -> list[str]:
 
 
 def quantized_part(model: Any, method: str) -> Any:
-    """Return the same as `part_of`, where a method that is quantized is to be looked at.
+    """Return the result of `part_of`, where a method that is quantized is to be looked at.
 
     Raises:
         JitPassesError: only other methods of the model are quantized.

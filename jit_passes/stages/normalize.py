@@ -99,11 +99,12 @@ def normalized_graph(model: torch.jit.ScriptModule, method: str = "forward") -> 
     Configurations, profiles and reports use its names.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It is not touched.
+        model: scripted, traced or loaded, in eval mode. It does not change.
         method: the method to look at.
 
     Raises:
-        JitPassesError: the model is not a ScriptModule, is in training mode or has no such method.
+        JitPassesError: the model is not a ScriptModule, is in training mode or does not have the
+            method.
     """
     check_module(model, method)
     return GraphView.of(normalize(model._c, method).module, method)

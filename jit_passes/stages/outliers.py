@@ -1,8 +1,8 @@
 """Single numbers in the data that leave others hardly any codes: a bad sample, most of the time.
 
-Observers note no more for it. After each batch their ranges are looked at: one that has become many
-times as wide is suspicious, and so is a first one whose histogram is empty but for its middle and
-its ends. Only then does the batch run once more, to see the numbers.
+Observers note no more for it. After each batch their ranges are looked at. A range that has become
+many times as wide is suspicious. A first range is too, if its histogram is empty but for its middle
+and its ends. Only then does the batch run once more, to see the numbers.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class OutlierWatch:
     def tell(self, report: Report) -> None:
         """Warn of the first place whose grid an outlier has made useless for all other numbers.
 
-        Others get theirs from that one, most of the time.
+        Outliers of later places mostly come from the first one.
         """
         if not self._found:
             return
@@ -178,7 +178,7 @@ class OutlierWatch:
 
 
 def _largest_two(tensors: list[torch.Tensor]) -> tuple[float, float] | None:
-    """Return the largest magnitude, and that of the numbers that are not nearly as large.
+    """Return the largest magnitude, and the largest one that is not nearly as large.
 
     None where too many are, or where all others are 0.
     """

@@ -86,11 +86,11 @@ def prepare(
     quantizer wants quantized. Its results are the model's.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It is not touched.
+        model: scripted, traced or loaded, in eval mode. It does not change.
         quantizer: decides what is quantized and how; None for the target's own.
-        target: the backend that the model is for: a name, a `Target`, or "auto": the one that the
-            quantizer is made for, or the best for this machine, "x86" on a processor with AVX-512
-            VNNI or AVX-VNNI, else "stock". See `quantize_script` for what files of it need.
+        target: the backend that the model is for: a name, a `Target`, or "auto": the quantizer's
+            own, or the best for this machine. This is "x86" on a processor with AVX-512 VNNI or
+            AVX-VNNI, else "stock". See `quantize_script` for what files of it need.
         config: other options, layer by layer: the path of a YAML file, a dict, or a
             `Configuration`. For quantizers of a backend.
         mode: of all operators with weights that no rule of `config` gives another: "auto",
@@ -98,12 +98,12 @@ def prepare(
             the mode of a `quantizer`. A model without static operators needs no calibration.
         strict: raise an error for operators with weights and matrix products, the rows of
             `coverage`, that would stay in float and were not asked to, and for rules of the
-            configuration that change nothing. Others, a softmax or a norm, may stay in float.
+            configuration that change nothing. A softmax or a norm may stay in float.
         method: the method to quantize. The copy has this one only.
 
     Raises:
         JitPassesError: the model is not a ScriptModule, is in training mode, is quantized already
-            or has no such method; the target or mode is unknown; the configuration is wrong.
+            or does not have the method; the target or mode is unknown; the configuration is wrong.
 
     Warns:
         JitPassesWarning: the configuration asks for more than the target can do, and these

@@ -41,7 +41,7 @@ def gathered(own: Callable[[], T]) -> list[T]:
 
 
 def in_turn(own: Callable[[], T], take: Callable[[T], None]) -> None:
-    """Let the ranks work one after another, each on top of the result of the one before.
+    """Let the ranks work one after another, each on the result of the previous one.
 
     Args:
         own: makes this rank's result, which pickle can send.

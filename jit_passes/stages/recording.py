@@ -112,7 +112,7 @@ class Recorder:
 
 
 def check_finite(values: Iterable[torch.Tensor], number: int) -> None:
-    """Raise an error for a batch of which a layer reads or gives a NaN or an infinity."""
+    """Raise an error for a batch if a layer reads or gives a NaN or an infinity."""
     if not all(bool(value.isfinite().all()) for value in values):
         raise JitPassesError(
             f"batch {number} of the data holds a NaN or an infinity, or gives a layer one: leave "

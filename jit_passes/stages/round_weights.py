@@ -124,7 +124,7 @@ class _Site:
         nearest, *chosen = self.errors.tolist()
         by = self.by[max(self.best, 1) - 1]
         if not nearest:
-            return f"its weight is rounded by {by}, which no batch that was held back has checked"
+            return f"its weight is rounded by {by}, without a check on held-back batches"
         gain = 10 * log10(nearest / min(chosen)) if min(chosen) else inf
         if not self.best:
             by = " and ".join(dict.fromkeys(self.by))
@@ -149,8 +149,8 @@ def round_weights(
 
         || E X ||^2 = tr(E X X^T E^T)
 
-    and scales stay. It is worth most with 4 bits and fewer. X X^T is summed in as many passes over
-    the data as `memory` needs. Every fourth batch is held back: the codes with the least error
+    and scales stay. Rounding is worth most with 4 bits and fewer. X X^T is summed in as many passes
+    over the data as `memory` needs. Every fourth batch is held back: the codes with the least error
     there are taken, which may be the nearest ones. `coverage` says for each layer by how much the
     error has changed.
 
@@ -159,11 +159,11 @@ def round_weights(
     sums of pairs have to fit int16. "adaround" begins with the codes of "gptq", takes longer, and
     never has more error on the data that it chooses by.
 
-    The sequential ones go through the layers in order. With Y the inputs of a layer in the model
-    whose layers in front have their codes already, codes are chosen for a small
-    || W X - Q(W) Y ||^2, so a layer makes up for the errors of the layers in front. Layers that do
-    not depend on each other share a pass over the data of both models. Sources: GPTQ, Frantar et
-    al., 2023 (arXiv:2210.17323); AdaRound, Nagel et al., 2020 (arXiv:2004.10568).
+    The sequential ones go through the layers in order. Y are the inputs of a layer once the layers
+    in front have their codes. Codes are chosen for a small || W X - Q(W) Y ||^2, so a layer makes
+    up for the errors of the layers in front. Layers that do not depend on each other share a pass
+    over the data of both models. Sources: GPTQ, Frantar et al., 2023 (arXiv:2210.17323); AdaRound,
+    Nagel et al., 2020 (arXiv:2004.10568).
 
     Args:
         prepared: the result of `prepare`, calibrated; it is not touched.
@@ -172,9 +172,9 @@ def round_weights(
         damping: part of the mean of X X^T's diagonal that is added to it, in (0, 1]; more where
             data are few. None for the best of 0.01, 0.1 and 1 for each layer, or 0.1 where no batch
             is held back.
-        memory: bytes for the matrices X X^T; one larger than that is held alone. The sequential
-            ones hold six of each layer, and besides, of either model, values of this size between
-            layers, for all batches, twice while a pass goes on.
+        memory: bytes for the matrices X X^T; a larger one is held alone. The sequential methods
+            hold six matrices of each layer. In addition, each of the two models may hold values of
+            this size between layers, for all batches, and twice as much during a pass.
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
 

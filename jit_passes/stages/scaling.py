@@ -2,9 +2,9 @@
 
     y = f(W x + b), z = V y   ->   y' = f((W / s) x + b / s), z = (s V) y'       f(x / s) = f(x) / s
 
-One walk over the graph finds the channels that need one factor. A sum joins the channels of its
-operands, a concatenation has the channels of its parts one after another, and the operands of an
-operator that is not known keep factors of 1. A product can take factors back instead:
+A walk over the graph finds the channels that need one factor. A sum joins the channels of its
+operands. A concatenation has the channels of its parts one after another. Operands of unknown
+operators keep factors of 1. A product can take factors back instead:
 
     y = W x + b, z = y + r   ->   y' = (W / s) x + b / s, z = s y' + r
 
@@ -33,7 +33,7 @@ _EVERYWHERE = """
     relu
 """
 _HOMOGENEOUS = frozenset(f"aten::{name}" for name in _EVERYWHERE.split())
-# The same, of operators on as many last axes as their names say, max_pool2d.
+# Likewise, operators on as many last axes as their names say, max_pool2d.
 _LAST_AXES = """
     adaptive_avg_pool adaptive_max_pool avg_pool max_pool reflection_pad replication_pad
     upsample_bicubic upsample_bilinear upsample_linear upsample_nearest upsample_trilinear
@@ -215,7 +215,7 @@ class Scaling:
         self._fixed.update(ids.tolist())
 
     def roots(self) -> tuple[Tensor, Tensor]:
-        """Return for each id the one that stands for its class, and whether it may change."""
+        """Return for each id the representative of its class, and whether it may change."""
         roots = torch.tensor([self._root(i) for i in range(len(self._parent))], dtype=torch.int64)
         free = torch.ones(len(roots), dtype=torch.bool)
         if self._fixed:
@@ -445,7 +445,7 @@ class _Walk:
         return one
 
     def _product(self, node: NodeView) -> Carried | None:
-        """A product by a number, or by values without factors as those of a gate."""
+        """A product by a number, or by values without factors, as a gate's."""
         one, other = node.inputs[:2]
         if node.kind == "aten::mul" and self._of(one) is None:
             one, other = other, one

@@ -72,7 +72,7 @@ class QuantizedPlace:
         dims: the lowest and highest number of dimensions seen, if that was noted.
         node: index of its node in the graph that was read.
         operands: of its node, by name: constants and attributes, others None.
-        function: finds the function by whose error its range is chosen; None for no such choice.
+        function: finds the function by whose error its range is chosen; None for no choice.
     """
 
     place: Place
@@ -199,7 +199,7 @@ class _Functions:
     """The functions behind the values of a prepared model, looked for when one is asked for.
 
     Args:
-        module: the C++ module, which has to stay as it is as long as functions are asked for.
+        module: the C++ module, which must not change as long as functions are asked for.
         method: the method whose values are observed.
 
     Attributes:
@@ -334,7 +334,7 @@ def without_batch(places: list[QuantizedPlace], report: Report) -> dict[int, str
         kind = kinds.get(place.owner, "")
         weighted = TRAITS.get(kind, UNKNOWN).weighted
         if weighted and known.dims is not None and known.dims[0] == weighted.spatial_dims + 1:
-            # It may be in a package of somebody else's, which most models do not need here.
+            # The module may be in another package, which most models do not need here.
             if support is None:
                 support = Target.from_record(report.target).capability.operators
             row = support.get(kind)

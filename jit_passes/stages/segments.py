@@ -59,7 +59,7 @@ class Segments:
         """
         graph = self._graph.copy()
         nodes = list(graph.nodes())
-        # A copy has names of its own: values are the same by their order.
+        # A copy has names of its own: values correspond by their order.
         names = dict(zip(_names(_values(self._graph)), _values(graph), strict=True))
         begin = -1 if first is None else self._marks[first]
         end = self._marks[marks[0]]

@@ -39,16 +39,16 @@ def smooth(
 ) -> torch.jit.ScriptModule:
     """Move large channels of layer norms' results into the weights of the linears behind them.
 
-    In transformers a few channels behind a layer norm are 20 to 100 times larger than the rest. One
-    scale for all channels leaves the others next to no digits. For channel j of the values X that
-    linears with weights W read,
+    In transformers a few channels behind a layer norm are 20 to 100 times larger than the rest. A
+    single scale for all channels leaves the small ones next to no digits. For channel j of the
+    values X that linears with weights W read,
 
         s_j = max|X_j|^a / max|W_j|^(1 - a),    Y = (X / s) (s W)^T
 
     with a the `strength`. The results of the model stay, and both factors are quantized well. X / s
-    is the layer norm with gain and shift divided by s. An operator that is no linear and reads X
-    too, such as a residual sum, gets a layer norm of its own, as it was. Source: SmoothQuant (Xiao
-    et al., 2023, https://arxiv.org/abs/2211.10438, equation 4).
+    is the layer norm with gain and shift divided by s. If an operator other than a linear reads X
+    too, such as a residual sum, it gets an unchanged layer norm of its own. Source: SmoothQuant
+    (Xiao et al., 2023, https://arxiv.org/abs/2211.10438, equation 4).
 
     `quantize_script` smooths by itself where channels are outlying. Ahead of `prepare`, or for all
     layer norms, it is a call of its own, with the data of the calibration:
@@ -94,7 +94,7 @@ def check_strength(strength: Any) -> None:
 class Smoother:
     """Smooths a module ahead of annotation.
 
-    It also scales results Y of linears that are rounded for a residual sum in float32. Where a
+    Results Y of linears that are rounded for a residual sum in float32 are scaled too. Where a
     channel is more than four times the median of max|Y|, the linear makes Y / s, and a product in
     float32 stands in front of the sum:
 
@@ -105,8 +105,8 @@ class Smoother:
 
     Attributes:
         strength: of `smooth`; None for 0.5, and for layer norms alone whose largest channel is more
-            than four times the median one. Results of linears are scaled by that rule whatever the
-            strength is.
+            than four times the median one. Results of linears are scaled by that rule for any
+            strength.
         data: batches; None to take |shift| + 3 |gain| of a layer norm for the size of its channels.
             An iterator becomes a list where it is needed.
         input_fn: see `smooth`.
@@ -141,7 +141,7 @@ class Smoother:
         """Remarks on the linears whose results were scaled."""
         return {
             name: f"large channels of its result were divided by up to {factor:.3g}, so that they "
-            "have one grid with the others; a product in float takes that back in front of the sum"
+            "have one grid with the others; a product in float in front of the sum undoes this"
             for name, factor in self.scaled.items()
         }
 

@@ -43,7 +43,7 @@ class Statistics:
         buffers: that they write to, each once.
         writers: the operators that write to each.
         histograms: of a buffer with a range, the position of its histogram.
-        identity: a text that is the same for equal observers, in equal models, of equal data.
+        identity: a text that is equal for equal observers, in equal models, of equal data.
     """
 
     buffers: list[Tensor] = field(default_factory=list)

@@ -75,7 +75,7 @@ class QuantizedValue:
     def ends(self, dims: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the width of a step, and the smallest and the largest value of the grid.
 
-        They broadcast over a tensor with so many dimensions.
+        The results broadcast over a tensor with so many dimensions.
         """
         sizes = [-1 if self.axis is not None and i == self.axis % dims else 1 for i in range(dims)]
         scale = torch.tensor(self.scale, dtype=torch.float64).reshape(sizes)

@@ -112,12 +112,12 @@ class WatchedRecorder:
 class Walk:
     """A walk through a watched model, layers in front first, with all batches.
 
-    Where the graph allows, each step begins where the one before has ended, with the values that
-    it has left; else each begins anew.
+    Where the graph allows, each step begins with the values at the end of the previous step; else
+    each step begins anew.
 
     Args:
         watched: the model.
-        data: the batches, ones that the model takes: see `check`.
+        data: batches that the model takes: see `check`.
         memory: bytes of the values of all batches; where they are more, the next step begins where
             this one did.
     """

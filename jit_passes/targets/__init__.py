@@ -49,7 +49,7 @@ def resolve_target(target: str | Target) -> Target:
     are exact, and slower than the kernels of `Stock`, which have inputs of 7 bits there.
 
     Raises:
-        JitPassesError: there is none of that name, or it cannot be had here.
+        JitPassesError: no target has this name, or it is not available here.
     """
     if isinstance(target, Target):
         return target

@@ -1,8 +1,8 @@
 """How PyTorch's dynamic operators replace choose_qparams, quantize, dequantize, linear.
 
-`quantized::linear_dynamic` takes and gives floats. It chooses scale and zero point of its input as
-`jit_passes::choose_qparams` does in the range form fbgemm, for 8 bits, or 7 with its argument
-`reduce_range`, and adds the bias in float. Weights in groups of inputs stay codes, and are decoded
+`quantized::linear_dynamic` takes and gives floats. This kernel chooses scale and zero point of its
+input like `jit_passes::choose_qparams` in the range form fbgemm, for 8 bits, or 7 with its argument
+`reduce_range`. The bias is added in float. Weights in groups of inputs stay codes, and are decoded
 for each product.
 """
 
@@ -99,7 +99,7 @@ def fuse_dynamic(
     Args:
         saturates: whether kernels add pairs of products in int16: these get inputs of 7 bits only.
         groups: whether the inputs of weights in groups are rounded too, and products in float. The
-            rules are of the same steps, since a layer that one of them takes needs no remark.
+            rules stand in one step, since a layer that one of them takes needs no remark.
         isolate: whether a NaN makes its own row NaN alone, where weights are in groups.
     """
     ranges = (True,) if saturates else (True, False)

@@ -272,7 +272,7 @@ class UnitFinder:
                 return f"its result has other parameters than scale {fixed[0]:g}, zero {fixed[1]}"
         source = quantizer_of(node.main_operand)
         if row.role is Role.SHARED and source is not None and parameters_of(source) != own:
-            return None if self.capability.mixed else "its result has not its operand's parameters"
+            return None if self.capability.mixed else "its parameters differ from its operand's"
         return None
 
     def _make_units(self) -> None:
@@ -301,7 +301,7 @@ class UnitFinder:
         self._link({n.index: k for k, unit in enumerate(self.found.units) for n in unit})
 
     def _link(self, number: dict[int, int]) -> None:
-        """Link the units; first the pairs of which one hands integers to the other."""
+        """Link the units; first the pairs where one hands integers to the other."""
         shared: list[tuple[int, int]] = []
         readers: dict[int, int] = {}  # the first unit that reads a quantized value
         choosers: dict[int, int] = {}  # the first that reads one quantized as the model runs

@@ -240,7 +240,7 @@ def _result(value: ValueView) -> RegionValue:
 class CompileRegions:
     """A step of `Target.lowering`: the result of `Target.compile` takes the place of each region.
 
-    Operators with weights that are in none, or in one that was not compiled, get a remark.
+    Operators with weights outside of regions, or in a region that was not compiled, get a remark.
 
     Args:
         target: whose regions.

@@ -49,18 +49,17 @@ class PowerOfTwoQuantizer(BackendQuantizer):
 
     Activations, weights and biases are signed, but for `unsigned`, with zero point 0 and one scale
     for each tensor; a bias has the scale of the accumulator, input scale times weight scale.
-    Operands that are added, joined or compared have one scale, so that integers can be: the
-    operands of add, sub, cat, maximum and minimum share, and the result of the last three has it
-    too. Graffitist (Jain et al., arXiv:1903.08066, section 5.1) shares scales so; its own 16-bit
-    accumulators are in
-    `quantize_slots(recipe="graffitist")`.
+    Operands that are added, joined or compared have one scale, so that kernels can add, join and
+    compare integers. Operands of add, sub, cat, maximum and minimum share it, and so does the
+    result of the last three. Graffitist (Jain et al., arXiv:1903.08066, section 5.1) shares scales
+    so; its own 16-bit accumulators are in `quantize_slots(recipe="graffitist")`.
 
     Args:
         bits: of activations.
         weight_bits: of weights.
         lookup_tables: see `Reference`.
-        unsigned: whether activations that cannot be below 0 have codes from 0 on, and so a bit
-            more, as Graffitist has behind a relu.
+        unsigned: whether activations that cannot be below 0 have codes from 0 on, and so one more
+            bit, as Graffitist has behind a relu.
 
     Raises:
         JitPassesError: bits outside of 2 to 16.
@@ -89,7 +88,7 @@ class PowerOfTwoQuantizer(BackendQuantizer):
 
 
 def _with_shared(table: Mapping[str, OperatorSupport]) -> Mapping[str, OperatorSupport]:
-    """Return a table in which results share, and so absorb no clip, where integers are joined."""
+    """Return a table where results of joined integers share, and so absorb no clip."""
     rows = {**table, **{k: replace(table[k], role=Role.SHARED) for k in SHARED_RESULTS}}
     return {
         kind: replace(row, clips=()) if row.role is Role.SHARED else row

@@ -55,7 +55,7 @@ def _average(node: NodeView) -> str | None:
 
 @cache
 def capability_of(activation: QuantizationSpec) -> Capability:
-    """Return the reference model's capability, for activations of that specification.
+    """Return the reference model's capability, for activations of this specification.
 
     The results of sigmoid and tanh take all codes of uint8; of other dtypes they are calibrated.
     """

@@ -77,7 +77,8 @@ def show_constants(graph: GraphView) -> None:
             node.output.constant = Deferred(partial(dequantized, node))
 
 
-# Of a constant they are copied into each region that reads their result, as the constant is.
+# Behind a constant these nodes are copied into each region that reads their result, as the constant
+# is.
 _OF_CONSTANTS = frozenset(f"aten::{kind}" for kind in ("expand", "slice", "narrow", "unsqueeze"))
 
 
@@ -94,7 +95,7 @@ def _is_moved_constant(value: ValueView) -> bool:
 def computes(node: NodeView) -> bool:
     """Say whether a node computes a tensor from others that the model computes.
 
-    One that holds a number, which follows from sizes, is none.
+    A tensor that holds a number, which follows from sizes, does not count.
     """
     return (
         not node.kind.startswith("prim::")
@@ -119,7 +120,7 @@ def specs_of(quantize: NodeView) -> list[Spec]:
 
 
 def specs_of_weight(dequantize: NodeView) -> list[Spec]:
-    """Return a weight's specifications; their range is that of its codes, widened to 0 and 1."""
+    """Return a weight's specifications; their range is its range of codes, widened to 0 and 1."""
     codes, scale, zero_point, *axis = (value.constant for value in dequantize.inputs)
     per = "channel" if axis else "tensor"
     schemes = [f"per_{per}_affine"]

@@ -32,16 +32,16 @@ class Stock(Target):
     """PyTorch's quantized operators on one of its engines.
 
     Args:
-        engine: x86, onednn, fbgemm or qnnpack; None for the best that this build has. It decides
-            how weights are packed in this process. A saved file holds them unpacked, and is packed
-            anew for `torch.backends.quantized.engine` of the process that loads it.
+        engine: x86, onednn, fbgemm or qnnpack; None for the best that this build has. The engine
+            decides how weights are packed in this process. A saved file holds them unpacked, and is
+            packed anew for `torch.backends.quantized.engine` of the process that loads it.
         reduce_range: quantize activations to 7 bits, which processors without VNNI need, where
             the int8 kernels add pairs of products in int16; None to ask this machine's processor.
             The kernels saturate at 8 bits, so codes are clamped to 7 behind each, at the price of a
             pass over 1 byte for each number. In the mode dynamic that costs nothing.
         integer_pools: compute adaptive average pools and means on integers. PyTorch's kernels give
-            the result the scale of their operand, too coarse for the average of many values: on
-            ResNet-18 that alone costs 1.3 dB, and saves next to no time.
+            the result the scale of their operand, which is too coarse for the average of many
+            values. On ResNet-18 this alone costs 1.3 dB, and saves next to no time.
         fuse_sums: on the engine onednn, add within convolutions, so that their own result is not
             rounded: 0.9 dB more on ResNet-18. The kernel overwrites the tensor it adds, so it
             gets a copy, and ResNet-50 takes a third longer. The model then runs only where
@@ -49,13 +49,13 @@ class Stock(Target):
         bfloat16_weights: multiply by 8-bit weights whose input stays in float in bfloat16, by
             `aten::_weight_int8pack_mm`: for few rows of input as fast as float. Weights of normal
             numbers lose 43 dB by 8 bits, and half a dB more by this. False decodes the weight, to
-            the bit as the reference model has it. PyTorch does so in the first call and keeps it,
-            so that memory and time are as in float.
+            the bit as the reference model has it. PyTorch decodes in the first call and keeps the
+            result, so memory and time are as in float.
         isolate_nan: in the mode dynamic, look for NaN and infinity in the input of each linear,
-            LSTM and GRU, so that a row that holds one becomes NaN and the others stay as they are.
-            It takes 3 µs for each linear: of 768 features, a seventh of the time for one row, 5 %
-            for 32 rows, 2 % for 128. PyTorch's kernels by themselves give numbers for all rows, and
-            wrong ones.
+            LSTM and GRU. A row that holds one becomes NaN, and all other rows stay right. The check
+            takes 3 µs for each linear. With 768 features this is a seventh of the time for one row,
+            5 % for 32 rows, 2 % for 128. PyTorch's kernels by themselves give numbers for all rows,
+            and wrong ones.
 
     Raises:
         JitPassesError: the engine is unknown, or this build of PyTorch does not have it.

@@ -137,8 +137,8 @@ def _wrong_on_fbgemm(shape: ConvolutionShape) -> str | None:
 def _misses_input(window: int, stride: int, padding: int, dilation: int) -> bool:
     """Say whether windows along an axis may read padding alone, for some length of the input.
 
-    A padding beyond the window does so to the first one. Dilated windows may step over an input
-    that is shorter than the dilation: then the answer is whether all of them do.
+    A padding beyond the window has this effect on the first one. Dilated windows may step over an
+    input that is shorter than the dilation: then the answer is whether all of them do.
     """
     reach = dilation * (window - 1)
     if padding > reach:
@@ -156,8 +156,8 @@ def _misses_input(window: int, stride: int, padding: int, dilation: int) -> bool
 def _wrong_on_onednn(shape: ConvolutionShape) -> str | None:
     """Refuse shapes for which oneDNN, as PyTorch 2.13 calls it, gives wrong numbers.
 
-    Each is wrong for small inputs only: outputs of width 1, a depth of 1, windows on padding. The
-    size of the input is not known here. Refused on every engine, since the file may be loaded
+    Each shape is wrong for small inputs only: outputs of width 1, a depth of 1, windows on padding.
+    The size of the input is not known here. Refused on every engine, since the file may be loaded
     under one that takes oneDNN.
     """
     window, stride, padding, dilation = shape.window, shape.stride, shape.padding, shape.dilation

@@ -1,7 +1,7 @@
 """How each quantized operator of PyTorch replaces dequantize, operator, quantize.
 
-%a and %b are activations: integers, which are dequantized before the float operator and go as they
-are into the quantized one. %scale and %zero_point belong to the result.
+%a and %b are activations: integers, which are dequantized before the float operator, and which the
+quantized operator reads directly. %scale and %zero_point belong to the result.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ TRANSPOSED_PACKED = ", %stride, %padding, %output_padding, %dilation, %groups"
 def saturates(match: Match) -> bool | str:
     """Refuse a clip that saturation of the result's integers does not implement.
 
-    It does when both bounds are quantized to the ends of the dtype:
+    Saturation implements the clip when both bounds are quantized to the ends of the dtype:
         bound_low / scale + zero_point <= lowest + 1/2
         bound_high / scale + zero_point >= highest - 1/2
     """

@@ -100,7 +100,7 @@ WEIGHTS = SpecSupport(
         "per_channel_power_of_two",
     ),
 )
-# One scale, and room for the shift of the codes: see stock_rules.WEIGHTS.
+# A single scale, and room for the shift of the codes: see stock_rules.WEIGHTS.
 SHIFTED_WEIGHTS = SpecSupport(
     {"int8": (-127, 126)}, ("per_tensor_symmetric", "per_tensor_power_of_two")
 )
@@ -213,7 +213,7 @@ def _qnnpack_average(node: NodeView) -> str | None:
     names = ("padding", "count_include_pad", "divisor_override")
     padding, counts, divisor = (node.operand(name).constant for name in names)
     if divisor is not None or (counts is not True and padding != [0, 0]):
-        return "PyTorch's engine 'qnnpack' divides by the size of the window, whatever is asked for"
+        return "PyTorch's engine 'qnnpack' always divides by the size of the window"
     return None
 
 

@@ -1,4 +1,4 @@
-"""How PyTorch's operators replace lookup tables, of which its quantized ones have none.
+"""Lookup tables as PyTorch's operators; its quantized operators have no tables.
 
 A table gives codes; the dequantize behind it has their grid.
 """

@@ -33,7 +33,10 @@ class Target(Registered, ABC, noun="target"):
     @property
     @abstractmethod
     def capability(self) -> Capability:
-        """All that it can compute on integers. It is asked for often: compute it once."""
+        """The operators that it can compute on integers, and how.
+
+        Callers ask often: compute it once.
+        """
 
     def refusal(
         self,
@@ -70,7 +73,7 @@ class Target(Registered, ABC, noun="target"):
 
         Returns:
             A ScriptModule whose forward has the region's inputs and outputs; or an object of a
-            custom class, `torch.ScriptObject`, with `run(Tensor[] inputs) -> Tensor[]`. It is saved
-            with the model.
+            custom class, `torch.ScriptObject`, with `run(Tensor[] inputs) -> Tensor[]`. The object
+            is saved with the model.
         """
         return None

@@ -111,8 +111,8 @@ class IntegerOperators:
         In front of integers, floats come in to an operator at which a region may begin, and to the
         operators that lead to it. Operators that average or sum do not come in, nor do operators at
         the rim that only rearrange, or whose results are read outside of the region too. An
-        operator that may compute with whole numbers or cast them stays out as well: nothing says
-        that the numbers which come in are floats.
+        operator that may compute with whole numbers or cast them stays out as well: its inputs need
+        not be floats.
         """
         chosen = self._with_truths_inside(chosen)
         makers, readers = self._paths(chosen)

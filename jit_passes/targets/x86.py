@@ -94,7 +94,7 @@ def _in_plan(node: NodeView) -> str | None:
 def _in_region(node: NodeView) -> str | None:
     """Say why no region has a node: a region has a lookup only where a plan computes it."""
     if node.kind in LOOKUPS and node.kind not in _C.planned_kinds():
-        return "a plan has no such operator"
+        return "a plan does not have this operator"
     return _in_plan(node)
 
 
@@ -116,9 +116,7 @@ def _tensors_or_constants(node: NodeView) -> str | None:
         if isinstance(constant, torch.Tensor) and not constant.isfinite().all():
             return "its constant is not finite"
         if isinstance(constant, torch.Tensor) and _hides(node, constant):
-            return (
-                "its constant hides scores from softmax, and one grid with it would lose the others"
-            )
+            return "its constant hides scores from softmax, and a grid for both would lose scores"
     return _in_plan(node)
 
 
@@ -253,10 +251,10 @@ class X86(Target):
     Linears and convolutions in the mode dynamic take and give float32 within a plan, and so do
     layer norm, sums, gelu and attention between them. LSTM, GRU and plain recurrent layers are part
     of a plan too; packed sequences, and LSTM and GRU on processors without VNNI, are computed by
-    PyTorch's kernels. Linears whose weights have 4 or 8 bits and a scale for each group of inputs,
-    in the modes dynamic and weight_only, are part of a plan, where weights are symmetric and groups
-    are multiples of 32 inputs. So are embeddings in the mode weight_only, whose tables stay codes;
-    embedding bags are computed as on the target `stock`.
+    PyTorch's kernels. Linears with weights of 4 or 8 bits in groups of inputs are part of a plan in
+    the modes dynamic and weight_only. Weights must be symmetric, and groups multiples of 32 inputs.
+    So are embeddings in the mode weight_only, whose tables stay codes; embedding bags are computed
+    as on the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 
@@ -264,7 +262,7 @@ class X86(Target):
         integer_layer_norm: compute layer norm, and the sums that it reads, on integers. A
             transformer takes a few per cent less time. But rows share one scale. Rows that are much
             smaller than others, as a class token may be, lose their digits right before the norm
-            makes them large; and so do all rows where a few channels are large.
+            makes them large. If a few channels are large, all rows lose digits.
     """
 
     name: ClassVar[str] = "x86"

@@ -8,7 +8,7 @@
 
 Modules are drawn at random: a few operators in a row, by value and in place, on the values that
 those before have left, with branches, loops, shared modules and results of several tensors. Each
-is Python source that stands on its own, and is a function of seed and index alone.
+module is Python source that stands on its own, and is a function of seed and index alone.
 """
 
 from __future__ import annotations

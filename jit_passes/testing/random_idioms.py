@@ -3,7 +3,7 @@
 Each function adds a statement, or raises `DoesNotFit`.
 """
 
-# ruff: noqa: D103 - the docstring above is that of all
+# ruff: noqa: D103 - one docstring above for all
 from __future__ import annotations
 
 from .random_writer import DoesNotFit, Writer
@@ -125,7 +125,7 @@ def rows(w: Writer) -> None:
 
 
 def written_bias(w: Writer) -> None:
-    """A bias of which one part is taken away in each call."""
+    """A bias that loses one part in each call."""
     x, y, bias, copy = w.pick((2, 3)), w.new(), w.new("bias"), w.new("copy")
     member, part = w.new("linear"), w.rng.choice((":2", "1:3", f"self.{bias}.numel() // 3:"))
     w.add(
@@ -137,7 +137,7 @@ def written_bias(w: Writer) -> None:
 
 
 def resize_as(w: Writer) -> None:
-    """A pool of an image, made as large as the image again, as pyramids of features have it."""
+    """A pool of an image, resized to the image's size, as in feature pyramids."""
     x, y, conv, z = w.pick((4,)), w.new(), w.new("conv"), w.new()
     channels = w.shape(x)[1]
     smooth = w.rng.choice(("", ", mode='bilinear', align_corners=False"))

@@ -3,7 +3,7 @@
 Each function adds a statement, or raises `DoesNotFit`.
 """
 
-# ruff: noqa: D103 - the docstring above is that of all
+# ruff: noqa: D103 - one docstring above for all
 from __future__ import annotations
 
 from typing import Any
@@ -240,7 +240,7 @@ def layers(w: Writer) -> None:
 
 
 def concatenation(w: Writer) -> None:
-    """Of convolutions, in front of another one."""
+    """Convolutions, in front of another one."""
     x = w.pick((3, 4))
     rank, channels = len(w.shape(x)) - 2, w.shape(x)[1]
     names = [w.new("conv") for _ in range(3)]

@@ -3,7 +3,7 @@
 Each function adds a statement, or raises `DoesNotFit`.
 """
 
-# ruff: noqa: D103 - the docstring above is that of all
+# ruff: noqa: D103 - one docstring above for all
 from __future__ import annotations
 
 from .random_writer import Writer
@@ -186,7 +186,7 @@ def loop(w: Writer) -> None:
 
 
 def state(w: Writer) -> None:
-    """A buffer that calls change, or an attribute that nobody reads."""
+    """A buffer that calls change, or an attribute without readers."""
     name, y, x = w.new("state"), w.new(), w.pick()
     members = [f"self.register_buffer({name!r}, torch.ones(1))"]
     line = w.rng.choice(

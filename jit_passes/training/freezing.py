@@ -49,7 +49,7 @@ class _Threshold:
         return float(self.total.abs().mean()) / self.seen
 
     def settled(self) -> bool:
-        """Return whether its scale is the one that it had most of the time, in all channels."""
+        """Return whether its scale is its most frequent one, in all channels."""
         return torch.equal(self.parameter.detach().double().ceil(), self.average.ceil())
 
     def reset(self) -> None:
@@ -60,10 +60,10 @@ class _Threshold:
 class ThresholdFreezer:
     """Freezes trained log2 thresholds one by one, the calmest first, as TQT does.
 
-    The scale of a threshold is `2^ceil(log2 t)` times a constant, so one that wanders around a
-    whole number switches the scale of its tensor back and forth, and the weights never settle.
-    After `start_step` steps the gradient of each threshold is averaged. Every `interval` further
-    steps, thresholds are sorted by |mean gradient|, smallest first, and the first one with
+    The scale of a threshold is `2^ceil(log2 t)` times a constant. If `log2 t` wanders around a
+    whole number, the scale switches back and forth, and the weights never settle. After
+    `start_step` steps the gradient of each threshold is averaged. Every `interval` further steps,
+    thresholds are sorted by |mean gradient|, smallest first, and the first one with
 
         ceil(log2 t) == ceil(average)
         average <- momentum * average + (1 - momentum) * log2 t, at each step
@@ -72,8 +72,8 @@ class ThresholdFreezer:
     runs from the first step on, and begins with the threshold's value at construction.
 
     A threshold with several channels counts as one: sorted by the mean of its channels' |mean
-    gradient|, frozen when all of them are where they mostly were. One that had no gradient since
-    the last decision is not frozen, as its mean says nothing.
+    gradient|, frozen when all of them are where they mostly were. A threshold without a gradient
+    since the last decision is not frozen, as its mean says nothing.
 
     Call `step` after the optimizer's, while gradients are still there:
 

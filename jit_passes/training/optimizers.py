@@ -18,12 +18,12 @@ _PATIENCE = 2  # steps with the weights, before the first one with quantization 
 
 @dataclass(eq=False)
 class _Watched:
-    """Parameters of a prepared module by id. They are held, so an id is not given to another."""
+    """Parameters of a prepared module by id, held so that no id is given to another one."""
 
     module: weakref.ref[Any]  # to forget it with
     weights: dict[int, Parameter]
     quantization: dict[int, Parameter]
-    # Of each optimizer that knows weights and no quantization parameters.
+    # Steps of each optimizer that knows weights and no quantization parameters.
     steps: weakref.WeakKeyDictionary[Optimizer, int] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -37,10 +37,10 @@ _hook: Any = None
 def watch(module: Any, weights: Iterable[Parameter], quantization: Iterable[Parameter]) -> None:
     """Warn, once, if an optimizer trains the weights of a module and none its quantization.
 
-    Such an optimizer was built before the module was prepared: it trains, and ranges stay
-    as they were at first. It shows when it steps for the second time, with no optimizer having
-    stepped so far that knows a quantization parameter which trains; in between, one for those may
-    step before or after. Nothing is said while no quantization parameter trains.
+    This happens if the optimizer was built before the module was prepared: weights train, and
+    ranges stay at their first values. The warning comes at the second step, if no optimizer with a
+    quantization parameter that trains has stepped so far: such an optimizer may step before or
+    after the first one. Nothing is said while no quantization parameter trains.
 
     Modules are referenced weakly, and watched until one of the two is known. While none is, a step
     of an optimizer costs a call; while one is, a pass over the optimizer's parameters.

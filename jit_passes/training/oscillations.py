@@ -106,10 +106,10 @@ class Oscillations:
     """Counts weights that jump between two codes while they train, and damps or freezes them.
 
     A weight whose best value lies between two codes is pulled from one to the other by the
-    straight-through gradient, and back, for as long as it trains. That keeps statistics of batch
-    norms moving, and which of the two the end of training finds is chance. Few bits and few
-    weights for each result, as in depthwise convolutions, have most of it. With c_t the code of a
-    weight after step t,
+    straight-through gradient, and back, for as long as it trains. The jumps keep statistics of
+    batch norms moving, and the code at the end of training is chance. Few bits and few weights for
+    each result, as in depthwise convolutions, have most of it. With c_t the code of a weight after
+    step t,
 
         o_t = 1 where c_t != c_(t-1), in the other direction than the change before, else 0
         f_t = m o_t + (1 - m) f_(t-1),  f_0 = 0
@@ -211,7 +211,7 @@ class Oscillations:
             sum over weights of (w - s c / f)^2 where they are not clipped, else 0
 
         s is the scale and f the factor of the batch norm behind, or 1: the distance is in units of
-        the weight. Its gradient is that of the weights alone; s, c and f are constants in it.
+        the weight. Only the weights get a gradient; s, c and f are constants in it.
 
         Returns:
             A tensor without axes, on the device of the first weight.

@@ -52,41 +52,42 @@ def prepare_qat(
     """Return a model that trains with the quantization it will have.
 
     Fake quantization stands in the graph ahead of autograd, where `prepare` would have observers:
-    the same annotations say where. The result has the model's own parameters, the same tensors
-    with the same names in the same order, and its buffers, so training one trains both; scales and
-    thresholds come on top, named `<module>.<slot>_scale`, ..., see `fake_quantizers`. Build the
-    optimizer afterwards, so that it knows them: see `quantization_parameters`.
+    the same annotations say where. The result has the model's own parameters and buffers: its
+    tensors, with its names, in its order, so training one trains both. Scales and thresholds are
+    added, named `<module>.<slot>_scale`, ..., see `fake_quantizers`. Build the optimizer
+    afterwards, so that it knows them: see `quantization_parameters`.
 
-    Batch norms behind convolutions and linears stay where they are and train as ever; weights are
-    quantized as they will be once these are folded into them. `train()` and `eval()` keep their
-    meaning; ranges follow and scales begin in training mode only. `disable_observers`,
-    `disable_fake_quantize` and `freeze_statistics` are for schedules.
+    Batch norms behind convolutions and linears stay there and train as usual. Weights are quantized
+    in their folded form. `train()` and `eval()` keep their meaning; ranges follow and scales begin
+    in training mode only. `disable_observers`, `disable_fake_quantize` and `freeze_statistics` are
+    for schedules.
 
     Under DistributedDataParallel, call this after `init_process_group`, and wrap the result without
-    further arguments. First values and ranges are then those of all ranks' batches together, and
+    further arguments. First values and ranges then come from all ranks' batches together, and
     scales, thresholds and ranges stay equal on all ranks. `find_unused_parameters=True` is for
     models with branches, and while thresholds are frozen.
 
     Args:
         model: scripted, traced or loaded, with its parameters, in training or eval mode. A traced
-            model keeps the mode that it was traced in. It is not touched, but for parameters that
-            are no leaves of autograd, as copy.deepcopy of a ScriptModule leaves them: they are
-            again.
+            model keeps the mode that it was traced in. The model does not change, except that its
+            parameters become leaves of autograd again where copy.deepcopy of a ScriptModule has
+            left none.
         quantizer: decides what is quantized and how; None for the target's own.
         fake_quantizer: how: "lsq", "lsq_plus", "tqt", "moving_average", or one of
             `jit_passes.fake_quantizers`.
         bits: of weights and of weighted operators' inputs, 2 to 16; or by slot, {"weight": 4,
             "input": 8, "output": 8}. None for the target's. With it, "auto" means "reference".
-        first_last_bits: of the same of the first and last weighted operators, otherwise.
-        target: the backend that the model is for; see `prepare`. It decides what trains, so name it
-            where a state dict or a group of processes is shared between processors.
+        first_last_bits: for these tensors of the first and last weighted operators, in place of
+            `bits`.
+        target: the backend that the model is for; see `prepare`. The target decides what trains, so
+            name it where a state dict or a group of processes is shared between processors.
         config: options of single layers; see `prepare`.
         mode: of all operators with weights; see `prepare`. In the mode "dynamic" inputs are
             fake-quantized with the parameters that each batch has, and only weights have scales
             to train.
         strict: raise an error for operators with weights and matrix products, the rows of
             `coverage`, that would stay in float and were not asked to, and for rules of the
-            configuration that change nothing. Others, a softmax or a norm, may stay in float.
+            configuration that change nothing. A softmax or a norm may stay in float.
         method: the method to quantize; the others stay in float.
 
     Raises:

@@ -69,8 +69,8 @@ def quantize_slots(
     Slots that are not given stay float. Without a bias, q_sum(q_correlation(...)) is left. A linear
     is a convolution whose window has no axes: y[n, o] of x[n, c] and w[o, c].
 
-    The result is a model like that of `prepare_qat`, for `convert`, `lower`, `coverage`, `parity`
-    and the rest. Convolutions and linears are split, and batch norms stay behind them, in float.
+    The result is a model as from `prepare_qat`, for `convert`, `lower`, `coverage`, `parity` and
+    the rest. Convolutions and linears are split, and batch norms stay behind them, in float.
 
     For a target that computes with integers alone, `FixedPoint`, the model is on integers from
     its input to its last code. All other operators that the target has, such as residual sums,
@@ -87,8 +87,8 @@ def quantize_slots(
     the layer's module. Other methods train scales: see `fake_quantizers`.
 
     Args:
-        model: scripted, traced or loaded, in training or eval mode. It is not touched, but the
-            result has the same parameters and buffers: training one trains both.
+        model: scripted, traced or loaded, in training or eval mode. The model does not change, but
+            the result has its parameters and buffers: training one trains both.
         recipe: a name in `quantizer.RECIPES` that says how to quantize slots that are not given:
             "graffitist" is q8(q16(sum q8(w) * q8(x)) + q16(b)), all signed, one power of two each.
         input: the layer's input: `TensorOptions`, or a number of bits; missing options
@@ -104,7 +104,8 @@ def quantize_slots(
         target: the backend that the model is for. "stock" and "x86" take layers whose input, weight
             and sum are quantized as they can, and whose correlation is not; lowered, these are
             single operators again. "fixed_point" takes layers whose input, weight and sum are
-            quantized, and rounds the correlation too where it has a slot. Others stay in float.
+            quantized, and rounds the correlation too where it has a slot. Other layers stay in
+            float.
         method: the method to quantize; the others stay in float.
 
     Raises:
@@ -140,8 +141,8 @@ def split(model: torch.jit.ScriptModule, method: str) -> Any:
 def split_for_integers(model: torch.jit.ScriptModule, method: str, where: Sequence[str]) -> Any:
     """Return a C++ module as `split` does, in the canonical form of a model that trains.
 
-    Operators between layers then have the forms that targets know, batch norms behind the layers
-    that `where` names are a part of these, others are layers of their own, and dropout that a trace
+    Operators between layers then have the forms that targets know. Batch norms behind the layers
+    that `where` names are a part of these; all others are layers of their own. Dropout that a trace
     has switched off is gone.
     """
     module = normalize_training(model, method)

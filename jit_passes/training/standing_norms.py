@@ -25,7 +25,7 @@ class StandingNorm:
     """A batch norm of a graph that has running statistics.
 
     Attributes:
-        spatial_dims: axes behind that of the channels.
+        spatial_dims: number of axes behind the channels.
         channels: how many it has.
     """
 
@@ -52,8 +52,8 @@ def standing_norms(module: Any, method: str) -> dict[int, StandingNorm]:
 def _rank(norm: NodeView) -> int | None:
     """Return the number of axes of a batch norm's operand, which its result has too.
 
-    A write that may be to any tensor, as that to `num_batches_tracked` in a script, leaves
-    `operand_ranks` with no answer.
+    A write that may be to any tensor, such as the write to `num_batches_tracked` in a script,
+    leaves `operand_ranks` without an answer.
     """
     both = norm.main_operand, norm.output
     return rank_of(norm.main_operand) or next(filter(None, map(rank_read, both)), None)

@@ -24,8 +24,8 @@ def start_from(model: torch.jit.ScriptModule, rounded: torch.jit.ScriptModule) -
 
     s and c are the scale and the code that the weight has in the calibrated model, f is the factor
     of the batch norm behind, or 1. A weight starts in the middle of its code, and the scale that
-    trains at s. So training goes on where `round_weights` and ranges of weights by error have
-    come to, where LSQ alone starts at the nearest codes of a scale by a rule:
+    trains at s. So training continues from the codes of `round_weights` and from ranges of weights
+    by error. LSQ alone starts at the nearest codes of a scale by a rule:
 
         prepared = jit_passes.calibrate(jit_passes.prepare(model, config=config), batches)
         rounded = jit_passes.round_weights(prepared, batches, how="gptq_sequential")
@@ -40,11 +40,11 @@ def start_from(model: torch.jit.ScriptModule, rounded: torch.jit.ScriptModule) -
     Args:
         model: from `prepare_qat`, with LSQ or LSQ+. Its weights and their scales change.
         rounded: from `calibrate` or `round_weights`, of the same float model with equal numbers of
-            bits. It is not touched.
+            bits. It does not change.
 
     Raises:
-        JitPassesError: the models are at other stages; a weight of the one is not in the other, or
-            has other codes there; its scale does not train; or two places that read one parameter
+        JitPassesError: the models are at other stages; a weight is in one model alone, or has other
+            codes in the second one; its scale does not train; or two places that read one parameter
             have codes of their own. Nothing has changed then.
     """
     report = stage_of(model, ModelStage.QAT, INSTEAD, "the first model")
@@ -108,7 +108,7 @@ def _scale_of(model: torch.jit.ScriptModule, weight: TrainedWeight) -> Tensor:
 
 
 def _codes_of(source: QuantizedPlace, found: QParams) -> Tensor:
-    """Return the codes that the calibrated model will be converted to, counted from that of 0."""
+    """Return the codes that the calibrated model will be converted to, with 0 for the number 0."""
     codes = source.operands.get("codes")
     numbers = source.operands["x"].detach()
     scale, zero = _along(found.scale, found, numbers), _along(found.zero_point, found, numbers)

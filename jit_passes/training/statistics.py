@@ -85,7 +85,7 @@ class _Norm:
         """Take the mean of all batches."""
         if self.seen:
             self.mean.copy_(self.sums[0] / self.seen)
-            # Of a dead channel the difference of two averages may be below 0.
+            # In a dead channel the difference of two averages may be below 0.
             self.var.copy_((self.sums[1] / self.seen).clamp_min(0))
 
 
@@ -101,13 +101,13 @@ def estimate_statistics(
     running_mean = 1 / B sum over batches b of mean_b, and running_var likewise
 
     Running averages follow training with a delay, and codes of few bits that change from step to
-    step shift them: at the end of training they fit no model. This takes B batches through the
-    model in training mode, weights and scales as they are, and averages the statistics of the
-    batches, as torch.optim.swa_utils.update_bn does for models in float. In that mode a batch norm
-    normalizes by the batch, so batch norms behind others have inputs as in training.
+    step shift them: at the end of training they fit no model. `estimate_statistics` takes B batches
+    through the model in training mode, with fixed weights and scales, and averages the statistics
+    of the batches. torch.optim.swa_utils.update_bn does this for models in float. In that mode a
+    batch norm normalizes by the batch, so batch norms behind others have inputs as in training.
 
-    Codes of weights stay: where a weight has a scale for each channel, the scale changes as the
-    factor gamma / sqrt(running_var + eps) does that will be folded into it. With one scale for the
+    Codes of weights stay: where a weight has a scale for each channel, the scale changes with the
+    factor gamma / sqrt(running_var + eps), which will be folded into it. With one scale for the
     weight, codes are found anew.
 
     Call it after the last step, ahead of `convert`. Statistics that were frozen in training are
@@ -116,7 +116,7 @@ def estimate_statistics(
 
     Args:
         model: from `prepare_qat`, trained; statistics and scales change, its mode does not.
-        data: batches as in training, as many as give calm means, 20 of 64 say; each counts alike.
+        data: batches as in training, enough for stable means, 20 of 64 say; each counts alike.
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
 
@@ -135,7 +135,7 @@ def estimate_statistics(
     if not norms:
         raise JitPassesError(
             "the model has no batch norm whose statistics follow data in training mode: there is "
-            "nothing to estimate. One that was traced in eval mode has constant ones"
+            "nothing to estimate. A model traced in eval mode has constant ones"
         )
     followers = _followers(trained_weights(model, report.method)[0])
     factors = [weight.fold.read(model) for weight in followers if weight.fold is not None]

@@ -35,7 +35,7 @@ from .variants import Variants
 from .workers import measuring, measuring_recipes
 
 WORTH = 0.1  # dB; a smaller gain on few batches is chance
-LAYERS = "layers otherwise"
+LAYERS = "layers changed"
 
 
 @dataclass(frozen=True)
@@ -176,21 +176,21 @@ def improve(
 
     Tried are, in the order of cost: calibration methods of activations; ranges of weights by error;
     `smooth` of several strengths, where there are layer norms; `equalize`; bias correction, fast;
-    codes of weights by `round_weights`; sequential bias correction. Of alternatives the best is
+    codes of weights by `round_weights`; sequential bias correction. Among alternatives the best is
     taken. A step is kept where the loss on the batches held back falls, and the next ones are
-    measured on top of it. It ends as soon as the budget is kept, or the time is over. Where all
-    steps are not enough for the budget, single layers get other options, as in `tune`.
+    measured on top of it. The search ends as soon as the budget is kept, or the time is over. Where
+    all steps are not enough for the budget, single layers get other options, as in `tune`.
 
-    What a configuration of yours says holds: its options are not tried otherwise.
+    Options of your configuration hold: no other values are tried for them.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It is not touched.
+        model: scripted, traced or loaded, in eval mode. It does not change.
         data: batches, as for `calibrate`. Without a metric and `held_back`, every fourth one, at
-            least the last, is held back, and the others calibrate. All are kept in memory.
+            least the last, is held back, and the others calibrate. All batches are kept in memory.
         metric: a function that takes a model and returns a number, larger is better, of data of its
             own; of a loss, its negative. None for the SQNR of the output on the batches held back,
             in dB.
-        budget: with a metric, by how much it may be below that of the float model; without one, the
+        budget: with a metric, by how much it may be below the float model's; without a metric, the
             least SQNR in dB. None to try all steps, and to leave layers as they are.
         time: seconds after which no further step begins; None for no limit.
         held_back: batches to check steps with; then all of `data` calibrates.
@@ -202,8 +202,8 @@ def improve(
         strict: as in `quantize_script`; a step with which an operator stays in float is not taken.
         method: as in `quantize_script`.
         input_fn: makes a batch of inputs out of an item of `data`.
-        resume: a file to which scores are written as they are measured; a run that was interrupted
-            goes on from it.
+        resume: a file for the scores, written as they are measured; a run that was interrupted goes
+            on from it.
         progress: a progress bar; None for one on terminals only.
         executor: as in `tune`: the steps of one kind are measured side by side.
 

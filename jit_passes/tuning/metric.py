@@ -26,7 +26,7 @@ class Metric:
     Attributes:
         name: for tables.
         measure: gives it for a model.
-        of_float: that of the float model.
+        of_float: the metric of the float model.
         unit: `dB` or "".
         power: of the float model's outputs, where the metric compares outputs.
     """
@@ -129,7 +129,7 @@ def own_metric(function: MetricFn, model: torch.jit.ScriptModule) -> Metric:
 
 @dataclass(frozen=True)
 class _Own:
-    """The measure of `own_metric`, which can be sent to workers as far as the function can."""
+    """The measure of `own_metric`; it can be sent to workers if the function can."""
 
     function: MetricFn
     name: str

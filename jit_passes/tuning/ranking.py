@@ -14,10 +14,10 @@ from .variants import Layer, Variants
 def suspects(variants: Variants) -> list[tuple[Layer, float]]:
     """Return the layers, likely the most costly first, with their noise over signal.
 
-    One comparison with the float model gives the own error of each value, that is with everything
-    before it as in float. A layer is as suspect as the worst of its values, or of their readers:
-    a value on too coarse a grid is seen by its reader, and both have to change for it to be finer.
-    Without data, all are equally suspect, in program order.
+    A comparison with the float model gives the own error of each value: the error with everything
+    before it as in float. A layer counts by the worst of its values, or of their readers: a coarse
+    grid shows in the reader of the value, and both layers must change for a finer grid. Without
+    data, all are equally suspect, in program order.
     """
     if not variants.data:
         return [(layer, 1.0) for layer in variants.layers]

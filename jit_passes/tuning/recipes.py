@@ -37,7 +37,7 @@ class NotPossible(JitPassesError):
 class Recipes:
     """Quantizes a model by one recipe after another, and measures the results.
 
-    A result is exactly that of `quantize_script` with the recipe and the calibrating batches.
+    A result is exactly what `quantize_script` makes with the recipe and the calibrating batches.
 
     Attributes:
         base: the configuration that the caller asked for.
@@ -109,7 +109,7 @@ class Recipes:
                 raise NotPossible(str(error), command=error.command) from error
 
     def score(self, recipe: Configuration) -> tuple[float, torch.jit.ScriptModule | None]:
-        """Return the metric of a recipe, and the model where this process made it for that.
+        """Return the metric of a recipe, and the model if this process made it.
 
         Raises:
             NotPossible: as `model_of`.

@@ -63,7 +63,7 @@ class Found:
 
     Attributes:
         choices: their options, by name.
-        without: by name, the score that ruled out that it is as the others.
+        without: by name, the score without the change, which was too low.
     """
 
     choices: dict[str, LayerOptions]

@@ -138,22 +138,23 @@ def sensitivity(
 ) -> Sensitivity:
     """Measure the cost of quantizing each layer: quantized alone, and left out alone.
 
-    With m the metric, L the layers, and m(S) that of the model in which the layers S are quantized:
+    With m the metric, L the layers, and m(S) the metric of the model in which the layers S are
+    quantized:
 
         alone(l) = m({l})        left_out(l) = m(L - {l})        gain(l) = left_out(l) - m(L)
 
     A layer is an operator on integers with the operators computed together with it, as a relu
-    behind a convolution. An addition between layers is a layer too. It has nothing to compute on
-    integers where all others are in float: alone, it costs nothing.
+    behind a convolution. An addition between layers is a layer too. An addition has nothing to
+    compute on integers where all others are in float: alone, it costs nothing.
 
     The float model runs over the data once, for ranges. Then at most 2 |L| + 1 quantized models are
-    measured, each as `quantize_script` would make it; the log `jit_passes` and the progress bar say
-    before the first one how long that will take, and the bar then how much is left.
+    measured, each as `quantize_script` would make it. Before the first one, the log `jit_passes`
+    and the progress bar say how long the measurement will take. The bar then shows the time left.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It is not touched.
-        data: batches, as for `calibrate`. They are kept, and so are the float model's outputs:
-            pass a hundred samples or so. None with a metric, if nothing needs data.
+        model: scripted, traced or loaded, in eval mode. It does not change.
+        data: batches, as for `calibrate`. The batches are kept, and so are the float model's
+            outputs: pass a hundred samples or so. None with a metric, if nothing needs data.
         metric: a function that takes a model and returns a number, larger is better, such as its
             accuracy on labelled data; of a loss, its negative. None for the SQNR of the output on
             the data, in dB, which is infinite for the float model.
@@ -164,12 +165,12 @@ def sensitivity(
         mode: as in `quantize_script`.
         method: as in `quantize_script`.
         input_fn: makes a batch of inputs out of an item of `data`.
-        resume: a file to which scores are written as they are measured; a run that was interrupted
-            goes on from it.
+        resume: a file for the scores, written as they are measured; a run that was interrupted goes
+            on from it.
         progress: a progress bar; None for one on terminals only.
-        executor: of `concurrent.futures`, whose workers measure; the result and the file of
-            `resume` are equal to a run in one process, as far as arithmetic does not depend on the
-            number of threads. Workers need to import the metric. None for this process.
+        executor: of `concurrent.futures`, whose workers measure. The result and the file of
+            `resume` equal a run in one process, unless arithmetic depends on the number of threads.
+            Workers need to import the metric. None for this process.
 
     Raises:
         JitPassesError: the model or the data do not allow it, nothing would be quantized, `layers`

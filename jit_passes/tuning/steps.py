@@ -30,7 +30,7 @@ class Step:
     def after(self, steps: Sequence[Step], base: Configuration) -> Configuration:
         """Return a configuration with the options of these steps and of this one.
 
-        What the base says holds.
+        Options of the base hold.
         """
         layers, stages = LayerOptions(), StageOptions()
         for step in (*steps, self):
@@ -56,7 +56,7 @@ def _stage(name: str, option: str | float, needs: str = "") -> Step:
 
 
 NORM = "aten::layer_norm"
-# Of each row the best step is kept, if it lowers the loss. Later rows are measured on top of it.
+# The best step of each row is kept, if it lowers the loss. Later rows are measured on top of it.
 STEPS: tuple[tuple[Step, ...], ...] = (
     tuple(map(_activations, (MinMax(), Entropy(), MeanSquaredError(), Percentile()))),
     tuple(map(_weights, (MeanSquaredError(), OutputError()))),

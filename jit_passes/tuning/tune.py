@@ -89,8 +89,8 @@ class Tuned:
         least: the lowest metric that the budget allows.
         evaluations: how many quantized models were measured.
         objective: "layers", "size" or "latency".
-        costs: with one of the latter two, the bytes of the file or the seconds of a call, with all
-            layers quantized and with the configuration.
+        costs: with the objective "size" or "latency", the bytes of the file or the seconds of a
+            call, with all layers quantized and with the configuration.
     """
 
     configuration: Configuration
@@ -113,7 +113,7 @@ class Tuned:
         lines = (
             f"{self.metric}: {shown(self.score)}, at least {shown(self.least)} asked for; "
             f"{shown(self.quantized)} with all layers quantized, {shown(self.of_float)} in float\n"
-            f"{len(self.layers)} of {count_of(self.of, 'layer')} otherwise, found by measuring "
+            f"{len(self.layers)} of {count_of(self.of, 'layer')} changed, found by measuring "
             f"{count_of(self.evaluations, 'model')}"
         )
         if self.costs is None:
@@ -180,19 +180,19 @@ def tune(
 
     With m(F) the metric of the model in which the layers F are in float, and all others quantized:
 
-    1. One comparison with the float model puts the layers in an order: see `compare`, own errors.
-    2. The shortest beginning F of that order with m(F) within the budget is found by doubling, then
+    1. A comparison with the float model puts the layers in an order: see `compare`, own errors. 2.
+    The shortest beginning F of that order with m(F) within the budget is found by doubling, then
        by halving.
     3. Halves, quarters, ... of F, and at last single layers, are quantized again where the budget
        allows it. So each layer that stays in F is needed there, if more float is never worse.
     4. Each layer of F gets the first alternative that keeps to the budget, in place of float.
 
-    With the objective "size" or "latency", each layer's cost is measured: by how many bytes the
-    file grows, or by how much longer calls on the first batch take (medians), where that layer
-    alone is in float. Steps 2 and 3 are done three times: in that order, in the order of noise over
-    cost, and in the order of cost alone; step 3 begins with the costly layers. The result whose
-    model is cheapest, as measured, counts. Step 4 then takes the cheapest of float and all
-    alternatives that keep to the budget.
+    With the objective "size" or "latency", each layer's cost is measured, with this layer alone in
+    float: the additional bytes of the file, or the additional time of calls on the first batch
+    (medians). Steps 2 and 3 are done three times: in that order, in the order of noise over cost,
+    and in the order of cost alone; step 3 begins with the costly layers. The result whose model is
+    cheapest, as measured, counts. Step 4 then takes the cheapest of float and all alternatives that
+    keep to the budget.
 
     So about 2 log2 |F| + |F| (1 + alternatives) quantized models are measured, where trying each
     set of layers L takes 2^|L|. Equal variants are measured once, and variants that the target
@@ -200,13 +200,13 @@ def tune(
     except with the objective "latency", since times differ.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It is not touched.
+        model: scripted, traced or loaded, in eval mode. It does not change.
         data: batches, as for `calibrate`; see `sensitivity`. None with a metric, if nothing needs
             data.
         metric: a function that takes a model and returns a number, larger is better; of a loss,
             its negative. None for the SQNR of the output on the data, in dB.
-        budget: with a metric, by how much it may be below that of the float model; without one,
-            the least SQNR in dB.
+        budget: with a metric, by how much it may be below the float model's; without a metric, the
+            least SQNR in dB.
         objective: "layers" for few layers that are otherwise; "size" for a small file; "latency"
             for a fast model, on this machine, which needs data and should do nothing else.
         alternatives: options for layers that cost too much, the most wanted first; float comes
@@ -218,8 +218,8 @@ def tune(
         mode: as in `quantize_script`.
         method: as in `quantize_script`.
         input_fn: makes a batch of inputs out of an item of `data`.
-        resume: a file to which scores are written as they are measured; a run that was interrupted
-            goes on from it.
+        resume: a file for the scores, written as they are measured; a run that was interrupted goes
+            on from it.
         progress: a progress bar; None for one on terminals only.
         executor: of `concurrent.futures`, whose workers measure; the result and the file of
             `resume` are equal to a run in one process, as far as arithmetic does not depend on the

@@ -76,7 +76,7 @@ def _named(layer: Layer) -> tuple[str, ...]:
 
 
 def digest_of(data: Any) -> str:
-    """Return a text that is the same for equal batches."""
+    """Return a text that is equal for equal batches."""
     digest = hashlib.sha256()
 
     def add(item: Any) -> None:
@@ -311,7 +311,7 @@ class Variants:
         return convert(self._staged.finished(prepared), progress=False)
 
     def _prepared(self, choices: Choices) -> torch.jit.ScriptModule:
-        # One rule for all layers with equal options: thousands are slow to look up one by one.
+        # A single rule for all layers with equal options: thousands are slow to look up one by one.
         names: dict[LayerOptions, list[str]] = {}
         for layer in self.layers:
             if layer.name in choices:

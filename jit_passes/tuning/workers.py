@@ -47,7 +47,7 @@ class Measuring:
 
     A task names a folder with the model, the profile and the data, and has the choices of one
     variant. The scores are handed out as they are asked for, so a search takes them in one order,
-    whatever the order in which tasks end.
+    independent of the order in which tasks end.
     """
 
     def __init__(self, tasks: Tasks) -> None:
@@ -195,4 +195,4 @@ def _told(choices: Choices) -> str:
     if not choices:
         return "the model with all layers quantized"
     first = ", ".join(sorted(choices)[:3])
-    return f"a variant with {len(choices)} layers otherwise ({first}{', ...' * (len(choices) > 3)})"
+    return f"a variant with {len(choices)} layers changed ({first}{', ...' * (len(choices) > 3)})"

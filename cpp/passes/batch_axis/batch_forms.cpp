@@ -146,8 +146,8 @@ AssumedRanks BatchForms::assuming(const Value* root, int64_t rank, int64_t other
   return AssumedRanks(shapes_, std::move(ranks));
 }
 
-// Whether the model raises an error if the tensor has another rank than with or without a batch, and if only one of
-// two tied tensors has a batch.
+// Whether the model raises an error for any rank but the two with and without a batch, and if only one of two tied
+// tensors has a batch.
 bool BatchForms::takesNoOther(const Value* root) const {
   for (const int64_t rank : {0, 1, 4, 5}) {
     for (const int64_t others : {kBatched - 1, kBatched}) {

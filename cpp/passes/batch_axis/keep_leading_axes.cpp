@@ -8,7 +8,7 @@
 //
 // GPT-2 and PyTorch's attention have their layers in this form. Where keys come from another tensor, the graph does
 // not know that both have the same batch. But the number of elements does not change, so if all sizes but one are
-// equal, that one is equal too.
+// equal, the last one is equal too.
 //
 // Convolutions and pools take data without a batch axis too, so this must hold with that axis and without.
 //
@@ -42,8 +42,8 @@ int64_t countReaders(const Value* value) {
   });
 }
 
-// If the node splits the rows of a layer into the axes that were joined: how many of its sizes are only known to be
-// equal because all others are.
+// For a node that splits the rows of a layer into the joined axes: the number of sizes that are known to be equal
+// only because all others are.
 std::optional<size_t> readsRows(const Shapes& shapes, const Node* node) {
   const Node* linear = node->kind() == aten::reshape ? inputOf(node, "self")->node() : nullptr;
   if (linear == nullptr || linear->kind() != aten::linear || countReaders(linear->output()) != 1 ||
@@ -65,8 +65,8 @@ std::optional<size_t> readsRows(const Shapes& shapes, const Node* node) {
   return same ? std::optional(others) : std::nullopt;
 }
 
-// Whether it does so with a batch axis of convolutions and pools, and without. If all sizes are those of axes with a
-// batch axis, they tell that there is one.
+// Whether it splits the rows with a batch axis of convolutions and pools, and without. If all sizes are sizes of
+// axes with a batch axis, they tell that there is one.
 bool readsRowsInEitherCase(
     const Shapes& batched, const Shapes& single, const Shapes& certain, const Node* node) {
   const auto others = readsRows(batched, node);

@@ -162,7 +162,7 @@ class BatchAxis {
         ->setType(value->type());
   }
 
-  // The sizes of the value in the form of the model. They do not need the value itself.
+  // The sizes of the value in the form of the model. These sizes do not need the value itself.
   Value* restoreSizes(Value* value, Node* size) {
     Value* lifted = lifted_.at(value);
     const auto ints = c10::ListType::ofInts();
@@ -194,7 +194,7 @@ bool settleBatchAxis(PassContext& context) {
     return node->kind() == prim::If && std::ranges::any_of(node->outputs(), isTensor);
   };
   bool changed = liftBranches(context);
-  // One layer may tell the batch axis of another tensor, so this repeats, at most once for each branch.
+  // A layer may tell the batch axis of another tensor, so this repeats, at most once for each branch.
   for (size_t left = nodesWhere(*context.graph(), decides).size(); left > 0; --left) {
     if (!BatchAxis(context).run()) {
       break;

@@ -143,7 +143,7 @@ Node* earlyReturn(Node* fused) {
   return goes_on && asksForGradients(branch->input(), seen) ? branch : nullptr;
 }
 
-// Replaces outputs with one constant on both sides by that constant.
+// Replaces outputs with one constant on both sides by the constant.
 bool foldOutputs(Node* branch) {
   bool changed = false;
   const auto *then = branch->blocks()[0], *otherwise = branch->blocks()[1];

@@ -15,10 +15,10 @@
 //   aten::einsum("bct,bcs->bts", [%a, %b])                  ->  aten::matmul(aten::transpose(%a, -2, -1), %b)
 //   aten::einsum("bts,bcs->bct", [%a, %b])                  ->  aten::matmul(%b, aten::transpose(%a, -2, -1))
 //
-// The labels of the batch come first, in one order, in operands and result. One label is summed over, and the other
-// two stand for rows and columns. There may be no batch. Other equations stay as they are. So do equations whose
-// operands may have different sizes along the summed label: einsum repeats a size of 1 there, and a product raises
-// an error.
+// The labels of the batch come first, in one order, in operands and result. The label in both operands alone is
+// summed over; the other two stand for rows and columns. There may be no batch. Other equations stay as they are. So
+// do equations whose operands may have different sizes along the summed label: einsum repeats a size of 1 there, and
+// a product raises an error.
 #include "facts/einsum.h"
 #include "facts/known_values.h"
 #include "facts/shapes.h"

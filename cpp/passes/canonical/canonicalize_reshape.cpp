@@ -25,8 +25,8 @@
 //   %y = aten::reshape(%x, [%n, %h // 4, 4, %w // 4, 4, %c])
 //     ->   aten::unflatten(aten::unflatten(%x, 2, [-1, 4]), 1, [-1, 4])
 //
-// Several axes become several others if all sizes but one are numbers. If the numbers divide the last axis, that one
-// is split, and its first part joins the axes in front. PyTorch's attention joins heads and batch so:
+// Several axes become several others if all sizes but one are numbers. If the numbers divide the last axis, the last
+// axis is split, and its first part joins the axes in front. PyTorch's attention joins heads and batch so:
 //
 //   %y = aten::reshape(%x, [%n, %t * 8, 16]), of [%n, %t, 128]
 //     ->   aten::flatten(aten::unflatten(%x, 2, [8, 16]), 1, 2)
@@ -266,7 +266,7 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
   return fits ? std::optional(NamedAxes{node, {{aten::unflatten, -1, asParts(*given)}}}) : std::nullopt;
 }
 
-// Several axes that become several others, one of which is open. If the product of the others divides the last axis,
+// Several axes that become several others; one of these is open. If the product of the others divides the last axis,
 // that axis is split, and its first part joined with the axes in front. `end` names the last axis in steps.
 std::optional<NamedAxes> regrouped(
     const Shapes& shapes, Node* node, const std::vector<Extent>& sizes, int64_t first, int64_t last,
@@ -322,7 +322,7 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, 
     return NamedAxes{node, {{aten::flatten, front, end}}};
   }
   const auto parts = asParts(std::span(*sizes).subspan(front, left));
-  // One part may be open: it follows from the others.
+  // A part may be open: it follows from the others.
   if (left > 1 && axes == front + behind + 1 && std::count(parts.begin(), parts.end(), -1) <= 1 &&
       std::count(parts.begin(), parts.end(), 0) == 0) {
     return NamedAxes{node, {{aten::unflatten, front, parts}}};

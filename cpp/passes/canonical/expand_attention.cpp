@@ -171,8 +171,8 @@ Value* insertComputedMask(Value* mask, Node* next, const Node* like) {
 // Zero, as the addend without a mask.
 Value* insertNoMask(Node* next) { return insertConstant(next, at::zeros({1, 1}, at::kFloat)); }
 
-// The addend for a computed mask, which may be None. It is made right after the mask, so that all layers with this
-// mask share it.
+// The addend for a computed mask, which may be None. The addend is made right after the mask, so that all layers
+// with this mask share it.
 Value* insertSharedMask(Value* mask, const Node* like) {
   Node* maker = mask->node();
   Node* next = maker->kind() == prim::Param ? *maker->owningBlock()->nodes().begin() : maker->next();

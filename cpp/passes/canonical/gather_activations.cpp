@@ -8,10 +8,10 @@
 //   %y = aten::div(aten::mul(%x, aten::relu6(aten::add(%x, 3, 1))), 6)     ->   %y = aten::hardswish(%x)
 //
 // An activation is recognized by its values rather than its operators. The operators between a tensor and a product
-// or quotient must work element by element, on that tensor and numbers alone. They are run in float64, and an
-// activation that agrees with them everywhere replaces them: Hendrycks and Gimpel, 2016,
-// https://arxiv.org/abs/1606.08415, section 2, for both forms of gelu; Howard et al., 2019,
-// https://arxiv.org/abs/1905.02244, section 5.2, for hardswish.
+// or quotient must work element by element, on that tensor and numbers alone. The pass runs them in float64, and an
+// activation that agrees everywhere replaces them: Hendrycks and Gimpel, 2016, https://arxiv.org/abs/1606.08415,
+// section 2, for both forms of gelu; Howard et al., 2019, https://arxiv.org/abs/1905.02244, section 5.2, for
+// hardswish.
 //
 // The single operator rounds at other places, so this is no part of the canonical form.
 #include "facts/float_values.h"

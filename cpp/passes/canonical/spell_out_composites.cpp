@@ -67,7 +67,7 @@ const Rules& compositeRules() {
       {{"aten::addcmul(%x, %a, %b, %factor)", "aten::add(%x, aten::mul(%a, %b), %factor)"},
        {"aten::rsub(%x, %from : Tensor, %factor)", "aten::sub(%from, %x, %factor)"},
        {"aten::rsub(%x, %from : Scalar, 1)", "aten::add(aten::neg(%x), %from, 1)"},
-       // With beta 0, %x is not read. It is often an uninitialized tensor.
+       // With beta 0, %x is not read. %x is often an uninitialized tensor then.
        {"aten::baddbmm(%x, %a, %b, 0, %alpha)", "aten::mul(aten::bmm(%a, %b), %alpha)"},
        {"aten::baddbmm(%x, %a, %b, %beta, %alpha)",
         "aten::add(aten::mul(aten::bmm(%a, %b), %alpha), %x, %beta)",
@@ -214,8 +214,8 @@ Value* spelledGate(Node* node, int64_t size) {
   return insertValue(node, aten::mul, {front, gate}, node);
 }
 
-// A layer norm over one axis, to which the last axes are joined. An unflatten before checks all sizes but the first,
-// since 6 times 4 elements are as many as 4 times 6. The unflatten after checks the first size.
+// A layer norm over one axis: the last axes, joined. An unflatten before checks all sizes but the first, since 6
+// times 4 elements are as many as 4 times 6. The unflatten after checks the first size.
 Value* spelledNorm(Node* node, const std::vector<int64_t>& shape) {
   const auto number = [&](int64_t value) { return insertConstant(node, value); };
   const auto join = [&](Value* tensor) {

@@ -7,7 +7,7 @@
 //         ...
 //         %w = prim::ListConstruct(%rnn.weight_ih_l0, %rnn.weight_hh_l0, %rnn.bias_ih_l0, ...)
 //
-// Names are those of torch.nn. A list of another length, for example with projections, gets none.
+// Names are as in torch.nn. A list of another length, for example with projections, gets none.
 #include "graph/graph.h"
 #include "graph/registry.h"
 

@@ -61,7 +61,7 @@ bool isWithin(const Node* node, const CodeGrid& grid) {
          (narrow || clampsWithin(codes, grid));
 }
 
-// The grid of a quantize whose codes are fewer than those of its dtype, and the first and last code of the dtype.
+// The grid of a quantize with fewer codes than its dtype has, and the first and last code of the dtype.
 struct NarrowGrid : CodeGrid {
   int64_t first, last;
 };
@@ -106,7 +106,7 @@ void clampCodes(Node* node, const NarrowGrid& grid, bool contiguous) {
 
 bool clampAllCodes(PassContext& context) {
   const bool contiguous = context.option("contiguous").toBool();
-  // All are found ahead of the first change: an average looks at the quantize of its operand.
+  // All grids are found ahead of the first change: an average looks at the quantize of its operand.
   const auto found = nodesWhere(*context.graph(), [](const Node* node) {
     const auto grid = narrowGridOf(node);
     return grid && !isWithin(node, *grid);

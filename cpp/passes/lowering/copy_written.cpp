@@ -1,5 +1,5 @@
-// Give operators with integer weights copies of values that are written in place. They can then be fused with other
-// operators, and run at another time than the writes.
+// Give operators with integer weights copies of values that are written in place. The operators can then be fused
+// with others, and run at another time than the writes.
 //
 //   %s, %z = jit_passes::choose_qparams(%x, ...)            %c = aten::clone(%x, None)
 //   %q = jit_passes::quantize_dynamic(%x, %s, %z, ...)      %s, %z = jit_passes::choose_qparams(%c, ...)

@@ -11,8 +11,8 @@
 //         %y = the states, %h = the last one
 //
 // The state is quantized in each step, and the input of later layers as a whole, with the options of the first
-// input. PyTorch's quantized LSTM does so too; it has no kernel for these layers. The reference model leaves both in
-// float.
+// input. PyTorch's quantized LSTM does this too, but has no kernel for these layers. The reference model leaves both
+// in float.
 #include <torch/csrc/jit/ir/irparser.h>
 
 #include "graph/dialect.h"
@@ -24,7 +24,7 @@ namespace {
 
 const auto tanh_layer = symbol("aten::rnn_tanh"), relu_layer = symbol("aten::rnn_relu");
 
-// One direction of one layer, time first.
+// A direction of a layer, time first.
 const std::string scan = R"IR(
 graph(%steps, %start, %weight, %bias, %low : int, %high : int, %scheme : str, %form : str, %dtype : int):
   %zero : int = prim::Constant[value=0]()
@@ -55,7 +55,7 @@ std::shared_ptr<Graph> scanWith(const std::string& function) {
   return graph;
 }
 
-// The options by which the input is quantized, which the state shares.
+// The options of the input's quantization, which the state shares.
 struct DynamicGrid {
   Value *low, *high, *scheme, *form, *dtype;
 };

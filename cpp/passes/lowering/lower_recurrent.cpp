@@ -7,13 +7,13 @@
 //   %w : Tensor[] = prim::ListConstruct(%w_ih, %w_hh, %b_ih, %b_hh, ...)   where the first two are dequantized
 //   %y, %h, %c = aten::lstm(%d, %hx, %w, ...)
 //
-//     ->  %p = quantized::linear_prepack(%w_ih_codes, %b_ih), the same of %w_hh
+//     ->  %p = quantized::linear_prepack(%w_ih_codes, %b_ih), and likewise %w_hh
 //         %cell = quantized::make_quantized_cell_params_dynamic(%p_ih, %p_hh, %b_ih, %b_hh, %reduce_range)
 //         %cells = prim::ListConstruct(%cell, ...)
 //         %y, %h, %c = aten::quantized_lstm(%x, %hx, %cells, ..., None, True)
 //
-// The kernel chooses equal parameters for %x. It also quantizes the inputs of later layers, and the states in each
-// step, which the reference model leaves in float. It has no projections.
+// The kernel chooses equal parameters for %x. The kernel also quantizes the inputs of later layers, and the states
+// in each step, which the reference model leaves in float. Projections are not supported.
 #include "graph/alias.h"
 #include "graph/dialect.h"
 #include "graph/registry.h"
@@ -138,7 +138,7 @@ bool lowerRecurrentLayer(Node* node, const std::unordered_set<const Value*>& wri
   operands[params] =
       insertValue(node, prim::ListConstruct, made, node, c10::ListType::create(made.front()->type()));
   if (node->kind() == lstm) {
-    operands.push_back(insertConstant(node, c10::IValue())); // no dtype: that of the weights
+    operands.push_back(insertConstant(node, c10::IValue())); // no dtype: the weights'
     operands.push_back(insertConstant(node, true));
   }
   const auto kind = symbol(node->kind() == lstm ? "aten::quantized_lstm" : "aten::quantized_gru");

@@ -231,7 +231,7 @@ class Lowering {
     return write("aten::reshape", picked, sizesWith(write, indices, 0, weight.columns()));
   }
 
-  // The first result of the bag. The others serve training only.
+  // The first result of the bag. All further results serve training only.
   Value* lowerBag(Node* node, const Coded& weight, const c10::IValue& rows) {
     Writer write(node);
     const bool skips = node->inputs().size() > 8 && !isNone(node, "padding_idx");

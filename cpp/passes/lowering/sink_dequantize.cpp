@@ -7,7 +7,7 @@
 // for the shape ask the integers. A value that an in-place operator writes to stays in place.
 //
 // Move quantize in front of an operator that only moves the result of a convolution, if both results have no other
-// reader. It then stands after the convolution, or after its clips, and their kernel rounds.
+// reader. Quantize then stands after the convolution, or after its clips, and their kernel rounds.
 //
 //   %y = aten::conv2d(...)                                %y = aten::conv2d(...)
 //   %v = aten::reshape(%y, %shape)                 ->     %p = jit_passes::quantize(%y, ...)
@@ -34,8 +34,8 @@ void redirect(Value* from, Value* to) {
   to->node()->replaceInput(0, from);
 }
 
-// For an operator whose result is a list: dequantizes the results of the node that unpacks it, if there is one such
-// node.
+// For an operator whose result is a list: dequantizes the results of the node that unpacks it, if there is exactly
+// one.
 bool sinkThroughList(Node* node, Node* source) {
   const auto& uses = node->output()->uses();
   if (uses.size() != 1 || uses[0].user->kind() != prim::ListUnpack) {

@@ -164,8 +164,8 @@ class Freezer {
     return result;
   }
 
-  // Attributes that the method may change: assigned, written to, or sharing memory with one of these; or used in a
-  // forked branch or in an object of the user's class, where writes cannot be seen.
+  // Attributes that the method may change: assigned, written to, or sharing memory with one of these. Attributes
+  // that are used in a forked branch or in an object of the user's class count too: writes cannot be seen there.
   std::set<Attribute> changed() {
     auto result = assigned();
     const AliasDb aliases(graph_, /*isFrozen=*/true);

@@ -36,11 +36,11 @@ struct MethodState {
 // Nothing if the method picks modules at run time.
 std::optional<MethodState> stateOf(const Module& module, const std::string& method);
 
-// State that methods have in common, at least one of them quantized: attributes that one method changes and another
-// uses, and attributes that share memory with these.
+// State that methods share, if at least one of the methods is quantized: attributes that one method changes and
+// another uses, and attributes that share memory with these.
 struct CommonState {
   std::map<Attribute, std::string> attributes; // each with a path
-  // A method whose effect is not known, since it picks modules at run time, or uses such an attribute in a forked
+  // A method whose effect is not known, since it picks modules at run time, or uses this attribute in a forked
   // branch. "" if there is none.
   std::string opaque;
 };

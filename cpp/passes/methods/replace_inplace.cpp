@@ -2,10 +2,10 @@
 //
 //   %y = aten::relu_(%x)   ->   %y = aten::relu(%x)     if no other value that shares memory with %x is read later
 //
-// A value that an operator has just made shares memory with no earlier value. Nor does a part of it that is the only
-// read part, such as the first channels of a concatenation. Otherwise PyTorch's alias analysis decides, which
-// assumes that values in a list or dict may share memory with all weights. If neither proves it, the operator stays
-// in place, and later passes leave its values in float.
+// A value that an operator has just made shares memory with no earlier value. A part of it does not either, if no
+// other part is read, such as the first channels of a concatenation. Otherwise PyTorch's alias analysis decides,
+// which assumes that values in a list or dict may share memory with all weights. If neither proves it, the operator
+// stays in place, and later passes leave its values in float.
 //
 // Operators stay in place if their functional form is another one:
 // - comparisons and logical operators, whose functional form returns bool;
@@ -134,7 +134,7 @@ const Value* wholeOf(const Value* value) {
   return value;
 }
 
-// Whether no result shares memory with an operand, whatever the schema says.
+// Whether no result shares memory with an operand, even if the schema says so.
 bool onlyComputes(const Node* node) {
   static const auto kinds = symbols({"aten::sum", "aten::mean", "aten::softmax", "aten::bmm"});
   return hasOwnMemory(node) || kinds.count(node->kind()) > 0;

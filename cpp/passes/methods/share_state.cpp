@@ -1,8 +1,7 @@
 // Move state that several methods have in common into one module.
 //
 // Each quantized method is a module of its own, which the joined module calls. State that one method changes and
-// another uses, such as the state of a stream and the method that resets it, moves into a further module, which all
-// of them hold:
+// another uses, such as a stream's state and its reset, moves into a further module, which all methods hold:
 //
 //   graph(%self):                                            graph(%self):
 //     %state : Tensor = prim::GetAttr[name="state"](%self)     %common = prim::GetAttr[name="common_state"](%self)

@@ -11,8 +11,8 @@
 // quantize the product of %w and the batch norm's factor, and the bias %shift. Fake quantizations of weight and bias
 // act on these two.
 //
-// The batch norms are those that fold_batch_norm will fold, except after transposed convolutions in groups, whose
-// weight has no axis for all output channels.
+// The pass marks all batch norms that fold_batch_norm will fold, except after transposed convolutions in groups,
+// whose weight has no axis for all output channels.
 #include "facts/known_values.h"
 #include "graph/dialect.h"
 #include "graph/registry.h"

@@ -58,7 +58,7 @@ std::optional<std::string> foldInto(Node* norm, const NormalizedRanks& ranks, co
   const auto op = normalizedOperator(norm, ranks, &shapes);
   if (!op) {
     return weightedOperator(inputOf(norm, "input")->node())
-               ? "the result in front of it has other users, or axis 1 may not be that of its channels"
+               ? "the result in front of it has other users, or axis 1 may not be its axis of channels"
                : "no convolution or linear is in front of it";
   }
   Node* producer = op->node;

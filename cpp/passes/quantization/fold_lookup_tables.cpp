@@ -5,10 +5,10 @@
 //   %y = aten::mul(%x, %s)
 //   %q = jit_passes::quantize(%y, ...)
 //
-// The operators between both must work element by element, and their other operands must be numbers. They are run on
-// all codes that the input can have, from its quant_min, %first, to its quant_max. So an entry is the reference
-// model's result for its code, and fake_quantize in front of quantize rounds it as there. Inputs of more than 16
-// bits stay as they are. A dequantized value with other users is kept for them.
+// The operators between both must work element by element, and their other operands must be numbers. The operators
+// are run on all codes that the input can have, from its quant_min, %first, to its quant_max. So an entry is the
+// reference model's result for its code, and fake_quantize in front of quantize rounds it as there. Inputs of more
+// than 16 bits stay as they are. A dequantized value with other users is kept for them.
 //
 // A table of a table becomes one table, if no other node reads the codes in between:
 //

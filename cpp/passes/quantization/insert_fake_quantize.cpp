@@ -13,7 +13,7 @@
 //
 // The results are new tensors. Uses of a value that is written to are quantized one by one, since each may read
 // other content, and from a copy, since the operators save their operand for autograd. An annotation of all uses of
-// such a value is an error unless the value is a new tensor: the writes would go into a copy.
+// a written value is an error unless the value is a new tensor: the writes would go into a copy.
 #include "facts/known_values.h"
 #include "quantization/insertion.h"
 

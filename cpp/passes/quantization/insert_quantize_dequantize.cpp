@@ -104,7 +104,7 @@ void destroyObserver(Node* observer) {
   }
 }
 
-// The value without the copy that insert_fake_quantize has made for autograd. Only that one: the model itself may
+// The value without the copy that insert_fake_quantize has made for autograd. Only this copy: the model itself may
 // have made another copy, with writes in between.
 Value* uncopied(Node* trained) {
   Node* maker = trained->prev();

@@ -82,7 +82,7 @@ class Merger {
   }
 
  private:
-  // `sum` is the addition, or the branch around it. It uses the correlation's result `uses` times.
+  // `sum` is the addition, or the branch around it. `sum` uses the correlation's result `uses` times.
   void merge(Node* correlation, Node* sum, Value* bias, size_t uses) {
     if (!isCorrelation(correlation) || correlation->output()->uses().size() != uses ||
         correlation->owningBlock() != sum->owningBlock() || known_.isWritten(correlation->output())) {
@@ -98,7 +98,7 @@ class Merger {
     }
   }
 
-  // The node, `correlation` or `sum`, in front of which the convolution reads all operands unchanged; null for
+  // The node, `correlation` or `sum`, where the convolution can stand and read all operands unchanged; null for
   // neither.
   Node* placeFor(Node* correlation, Node* sum, const Value* bias) const {
     const auto inputs = correlation->inputs();

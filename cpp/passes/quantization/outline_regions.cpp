@@ -9,9 +9,9 @@
 //
 // A region takes and gives floats: it quantizes its inputs, and dequantizes its results. The codes do not change,
 // since quantize returns the codes that dequantize with equal parameters has read. For a quantized value, the region
-// takes the float value in front of quantize; if the codes are rearranged, the dequantized result of that; if the
-// float value may be written in place later, the value dequantized from the codes. Constants move in, and attributes
-// that do not change and need no gradient.
+// takes the float value in front of quantize. If the codes are rearranged, it takes the dequantized result of the
+// last move. If the float value may be written in place later, it takes the value dequantized from the codes.
+// Constants move in, and attributes that do not change and need no gradient.
 //
 // With the option `shapes`, if others only ask for the shape of a value, a region gives a tensor of that shape
 // without memory:
@@ -38,7 +38,7 @@ namespace {
 
 using Nodes = std::vector<Node*>;
 
-// One region, while it is made.
+// A region, while it is made.
 class Outline {
  public:
   Outline(Graph& outer, const Order& order, const KnownValues& known, bool shapes, Nodes nodes)
@@ -160,7 +160,7 @@ class Outline {
     return inside_.at(value);
   }
 
-  // The region's value for a value of which only the shape is read. Codes come in as they are, not as floats.
+  // The region's value for a value whose shape alone is read. Codes come in as they are, not as floats.
   Value* takeShape(Value* value) {
     const Value* source = value;
     while (source->node()->kind() == dequantize || source->node()->kind() == quantize) {
@@ -396,7 +396,7 @@ class Outline {
   Nodes nodes_;
   std::unordered_set<const Node*> members_;
   std::shared_ptr<Graph> inner_ = std::make_shared<Graph>();
-  std::unordered_map<Value*, Value*> inside_, shapes_; // `shapes_` for values of which only the shape is read
+  std::unordered_map<Value*, Value*> inside_, shapes_; // `shapes_` for values whose shape alone is read
   std::vector<Value*> inputs_;                         // of the outer graph
   std::vector<Result> results_;
   mutable std::unordered_map<const Node*, bool> read_behind_; // for copied nodes

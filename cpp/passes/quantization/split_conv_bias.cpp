@@ -31,10 +31,11 @@
 // run time. Both new results are new tensors, like the convolution's, and both nodes stand at the convolution's
 // place, so writes before and after it have equal effects.
 //
-// Left alone: _convolution and the like if neither a list of more than one number nor the weight tells the number of
-// axes; a linear whose weight is not known to have two axes; nodes in a forked branch; and nodes in scripted code's
-// `with torch.autocast(...)`, which TorchScript implements by casts in front of PyTorch's own operators only. The
-// flags of _convolution (benchmark, deterministic, ...) go: the flags of the process apply, as in scripted code.
+// Four kinds of nodes stay: _convolution and the like if neither a list of more than one number nor the weight tells
+// the number of axes; a linear whose weight is not known to have two axes; nodes in a forked branch; and nodes in
+// scripted code's `with torch.autocast(...)`. TorchScript implements autocast by casts in front of PyTorch's own
+// operators only. The flags of _convolution (benchmark, deterministic, ...) go: the flags of the process apply, as
+// in scripted code.
 //
 // Under autocast, a correlation casts as conv2d does. PyTorch on the CPU does not cast for a traced
 // _convolution_mode, so the result then has another dtype, as in canonicalize_convolution.

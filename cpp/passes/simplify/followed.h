@@ -1,8 +1,8 @@
 // Lists and dictionaries that a graph fills step by step, with their content at each node.
 //
 // A container is followed from its literal on, through the block that makes it. Its content is known as long as no
-// other node can keep it, pass it on, or write to it in another way. The first such node and all nodes after it
-// share one last literal, which is the object from there on. Nested blocks may read the container.
+// other node can keep it, pass it on, or write to it in another way. This node and all nodes after it share one last
+// literal, which is the object from there on. Nested blocks may read the container.
 #pragma once
 
 #include "graph/graph.h"

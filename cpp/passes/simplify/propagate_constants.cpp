@@ -97,7 +97,8 @@ bool findSplitSizes(Node* node) {
   return true;
 }
 
-// Whether PyTorch's pass could change anything. It analyses aliases of the whole graph before it looks for work.
+// Whether PyTorch's pass could change anything. PyTorch's pass analyses aliases of the whole graph before it looks
+// for work.
 bool hasWorkFor(const Node* node) {
   return node->kind() != prim::Constant &&
          (!node->blocks().empty() || std::ranges::all_of(node->inputs(), isConstant));

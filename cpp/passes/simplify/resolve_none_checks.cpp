@@ -1,5 +1,5 @@
-// Decide checks for None by the type of the value, and drop casts to a type that the value has. Both come from
-// inlined functions with an optional argument.
+// Decide checks for None by the type of the value, and drop casts to a type that the value has. Checks and casts
+// come from inlined functions with an optional argument.
 //
 //   %b : bool = aten::__isnot__(%tensor, %none)        ->   %b : bool = prim::Constant[value=1]()
 //   %y : Tensor = prim::unchecked_cast(%tensor)        ->   %tensor
@@ -10,9 +10,9 @@
 //     block0(): -> (%tensor)
 //     block1(): -> (%other)
 //
-// Decide checks whether two values are one, by which PyTorch's attention finds that query, key and value are one
-// tensor. Two results of a branch are one if they are one on both sides. Two equal views of one value count as one,
-// as in PyTorch's elimination of common subexpressions.
+// Decide checks whether two values are one: PyTorch's attention asks whether query, key and value are one tensor.
+// Two results of a branch are one if they are one on both sides. Two equal views of one value count as one, as in
+// PyTorch's elimination of common subexpressions.
 //
 //   %b : bool = aten::__is__(%x, %x)                   ->   %b : bool = prim::Constant[value=1]()
 //

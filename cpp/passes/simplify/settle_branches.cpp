@@ -1,4 +1,4 @@
-// Decide branches that the graph has decided before.
+// Fold branches whose condition an earlier check implies.
 //
 //   %a : bool = prim::is_nested(%x)                    %a : bool = prim::is_nested(%x)
 //   %b : bool = prim::is_nested(%x)                     = prim::If(%a)
@@ -11,10 +11,10 @@
 //
 // Known ranks decide questions about the number of axes. A question that is asked twice has one answer. A result has
 // the device of its operands, and is nested only if they are. Inside a branch its condition is known, and after a
-// check that raises an error the check has not failed. If such a condition compares a number with a constant, the
-// number is known too, such as the rank that `interpolate` checks. A branch's result with one value on both sides is
-// that value, and a result that is true on one side and false on the other is the condition. The propagation of
-// constants handles branches on constants.
+// check that raises an error the check has not failed. If a known condition compares a number with a constant, the
+// number is known too, such as the rank that `interpolate` checks. A branch's result with one value on both sides
+// becomes this value, and a result that is true on one side and false on the other becomes the condition. The
+// propagation of constants handles branches on constants.
 //
 // Scripted transformers repeat all their checks in each layer.
 #include "facts/assumed_ranks.h"
@@ -102,8 +102,8 @@ bool isWithin(const Node* node, const Block* block) {
 
 using Fact = std::pair<Value*, c10::IValue>;
 
-// The fact about an operand that follows from the node's result: the condition that the node negates, or the number
-// that it compares with a constant or adds a constant to.
+// The fact about an operand that follows from the node's result. Known are the negated condition, or the number that
+// the node compares with a constant or adds a constant to.
 std::optional<Fact> factBehind(const Node* node, const c10::IValue& result) {
   if (node->kind() == aten::__not__) {
     return Fact(const_cast<Value*>(node->input()), !result.toBool());

@@ -1,13 +1,13 @@
-// Compute all that is known before a graph runs: constants, checks for None, ranks, sizes, dtypes, the content of
-// containers, and the branches and loops that they decide. Without the option `tensors`, functions of constant
-// tensors stay: a reference model computes with the integers of its weights.
+// Compute everything that is known before a graph runs: constants, checks for None, ranks, sizes, dtypes, the
+// content of containers, and the branches and loops that these decide. Without the option `tensors`, functions of
+// constant tensors stay: a reference model computes with the integers of its weights.
 //
-// One answer leads to the next: constants decide branches, branches tell ranks, ranks tell sizes, and sizes are
+// Each answer leads to the next: constants decide branches, branches tell ranks, ranks tell sizes, and sizes are
 // constants. So the steps take turns until none of them changes anything. Each file of this folder has one step, and
 // begins with the change that it makes to the IR.
 //
-// The pass propagate_constants runs the steps that look at constants and types alone, once each. It also takes
-// graphs with calls, and loaded files, which have lists of numbers element by element.
+// The pass propagate_constants runs the steps that look at constants and types alone, once each. This pass also
+// takes graphs with calls, and loaded files, which have lists of numbers element by element.
 #include "simplify.h"
 
 namespace jit_passes {

@@ -235,7 +235,8 @@ Value* SizeFormulas::ofSlice(const Node* slice, int64_t axis) {
   return by == 1 ? end : make(aten::floordiv, make(aten::add, end, by - 1), by);
 }
 
-// The size of an axis that broadcasts: max(a, b), or 0 if one of them is 0. Both are equal, or one of them is 1.
+// The size of an axis that broadcasts: max(a, b), or 0 if one of them is 0. Both sizes are equal, or one of them is
+// 1.
 Value* SizeFormulas::ofBroadcast(const Node* node, int64_t axis) {
   const int64_t behind = axis - *shapes_.rank(node->output());
   std::vector<Value*> sizes;

@@ -186,7 +186,7 @@ class Walk : ProgramWriter {
     const Grid& grid = program_.grids[codes->second.value];
     refuseUnless(
         scale == grid.scale && zero_point + codes->second.shift == grid.zero_point,
-        "its scale or zero point is not that of quantize");
+        "its scale or zero point differs from quantize's");
     floats_[node->output()] = codes->second.value;
   }
 
@@ -299,7 +299,7 @@ class Walk : ProgramWriter {
     if (isRecurrent(node)) {
       return visitRecurrent(node);
     }
-    refuseUnless(isPlanned(node), "a plan has no such operator");
+    refuseUnless(isPlanned(node), "a plan does not have this operator");
     if (keepsCodes(node)) {
       Planned planned = plannedOperator(reader_, node);
       if (isTensor(resultOf(node))) { // for a list, the node that unpacks it moves codes

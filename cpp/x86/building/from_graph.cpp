@@ -67,7 +67,7 @@ bool keepsCodes(const Node* node) {
 
 Planned plannedOperator(const RegionReader& reader, Node* node) {
   const auto found = planners().find(node->kind());
-  refuseUnless(found != planners().end(), "a plan has no such operator");
+  refuseUnless(found != planners().end(), "a plan does not have this operator");
   return found->second.plan(reader, node);
 }
 
@@ -100,7 +100,7 @@ Planned withChoice(const RegionReader& reader, const Node* node, Planned planned
       codes->kind() == quantize_dynamic && codes->input(1)->node()->kind() == choose_qparams &&
           codes->input(1)->node() == codes->input(2)->node() &&
           codes->input(0) == codes->input(1)->node()->input(0),
-      "the grid of its input is not that of its own numbers");
+      "the grid of its input does not follow from its numbers");
   Node* choice = codes->input(1)->node();
   const auto text = [&](const char* name) { return reader.operand(choice, name).toStringRef(); };
   const std::string scheme = text("qscheme"), form = text("range_form");
@@ -116,7 +116,7 @@ Planned withChoice(const RegionReader& reader, const Node* node, Planned planned
       is(codes, "quant_min", 0) && is(codes, "quant_max", 255) &&
           is(codes, "dtype", static_cast<int64_t>(at::kByte)) && is(choice, "quant_min", 0) &&
           is(choice, "quant_max", 255),
-      "its input has other codes than those of uint8");
+      "its input has other codes than uint8");
   const char* kind = declarationOf(planned.op.kind).dynamic_form;
   refuseUnless(kind != nullptr, "it has no form whose input is quantized as the plan runs");
   planned.op.kind = kindNamed(kind);

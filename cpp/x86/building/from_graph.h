@@ -1,4 +1,4 @@
-// Functions by which several operators of a plan are made from nodes of a reference model.
+// Functions that make several operators of a plan from nodes of a reference model.
 #pragma once
 
 #include "reader.h"
@@ -10,7 +10,7 @@ namespace jit_passes::x86 {
 // The dynamic form of a linear layer or convolution, if its input is quantized at run time.
 Planned withChoice(const RegionReader& reader, const Node* node, Planned planned);
 
-// Writes the numbers of the last spatial axes to the positions of depth, height and width. The other positions get
+// Writes the numbers of the last spatial axes to the positions of depth, height and width. All further positions get
 // `rest`.
 void setLast(std::vector<int64_t>& attributes, size_t at, const std::vector<int64_t>& numbers, int64_t rest);
 // The tensors of an operator with weights: weight, scales and bias.

@@ -21,7 +21,7 @@ struct Codes {
 // Attributes of an operator that the model computes from sizes, by position.
 using Computed = std::vector<std::pair<int64_t, Value*>>;
 
-// One number or several. `known` has 1 in place of the numbers that the model computes.
+// An attribute has one number or several. `known` has 1 in place of the numbers that the model computes.
 struct Numbers {
   std::vector<int64_t> known;
   Computed computed;

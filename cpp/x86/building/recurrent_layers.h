@@ -16,8 +16,9 @@ std::vector<Value*> recurrentOperands(const RegionReader& reader, Node* node);
 void checkRecurrent(const RegionReader& reader, Node* node);
 
 // Writes the node's layers one after the other, and returns its results. `operands` are the program's values of its
-// operands. One operator computes the products of a layer's input for all steps and directions, and another one goes
-// through the steps. The input of a later layer is quantized like the first input, as a whole or row by row.
+// operands. The first operator computes the products of a layer's input for all steps and directions, and the second
+// one goes through the steps. The input of a later layer is quantized like the first input, as a whole or row by
+// row.
 std::vector<int64_t> writeRecurrent(
     const RegionReader& reader, Node* node, const std::string& name, const std::vector<int64_t>& operands,
     ProgramWriter& to);

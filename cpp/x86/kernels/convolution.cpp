@@ -1,7 +1,7 @@
 // Convolution: packing, and the plain form.
 //
-// The plain form keeps the given order of weights: [out channel][tap][in channel of the group]. It copies the window
-// of a pixel into one row, so that a sum is one product of two rows.
+// The plain form keeps the given order of weights: [out channel][tap][in channel of the group]. The kernel copies
+// the window of a pixel into one row, so that a sum is one product of two rows.
 #include <algorithm>
 #include <stdexcept>
 #include <string>

@@ -2,8 +2,8 @@
 //
 // 12 of the 16 registers hold sums, two weights, one input. The pixels are any six of the output, with one pointer
 // each; one number, added to all pointers, moves them on together. With AVX-VNNI, four neighbouring bytes of a pixel
-// are broadcast and multiplied by the weights of these four for 8 channels each (vpdpbusd): per four bytes that is 12
-// multiplications, 6 broadcasts, which are loads, and 2 loads.
+// are broadcast and multiplied by the weights of these four for 8 channels each (vpdpbusd): per four bytes this
+// takes 12 multiplications, 6 broadcasts, which are loads, and 2 loads.
 //
 // AVX2 alone multiplies pairs of int16 (vpmaddwd), which is exact, and adds them in a separate instruction.
 // vpmaddubsw multiplies bytes, but its sum of two products saturates. Codes are widened ahead, once for all
@@ -24,8 +24,8 @@ namespace jit_passes::x86 {
 
 // clang-format off
 
-// Multiplies pixel `p`, if there are so many, by step number `\u` of weights, which is four bytes of the pixel. The
-// other arguments are numbers of registers.
+// Multiplies pixel `p`, if there are so many, by step number `\u` of weights, which is four bytes of the pixel. All
+// further arguments are numbers of registers.
 #define JIT_PASSES_SIX_PIXEL(p, a0, a1)                           \
   ".if %c[pixels] > " #p "\n"                                     \
   "vpbroadcastd 4*\\u(%[pixel" #p "],%[at]), %%ymm14\n"           \

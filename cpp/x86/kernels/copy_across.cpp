@@ -119,7 +119,7 @@ JIT_PASSES_AVX2 void transposeBytes(const From& from, const To& to, int64_t pixe
   }
 }
 
-// Copies every second byte of `from`. One byte after the last one may be read.
+// Copies every second byte of `from`. A byte after the last one may be read.
 JIT_PASSES_AVX2 void copySeconds(const uint8_t* from, int64_t count, uint8_t* to) {
   const __m256i lower = _mm256_set1_epi16(255);
   const __m128i lower_half = _mm256_castsi256_si128(lower);

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kChannels256 = 32;
 
-// One block of channels along one row of the output, or two rows.
+// A block of channels along one row of the output, or two rows.
 struct Stretch256 {
   const uint8_t* in;   // the first tap of the first pixel
   const int64_t* rows; // bytes to each row of the window, in fours

@@ -34,7 +34,7 @@ JIT_PASSES_VNNI_INLINE Floats mixed(const float* from, int64_t count, bool split
   return exchanged(n);
 }
 
-// One block of channels along one row of the output, or two rows.
+// A block of channels along one row of the output, or two rows.
 struct Stretch {
   const uint8_t* in;     // of the first pixel's first tap
   int64_t second;        // bytes to the right half of a split block
@@ -56,8 +56,8 @@ struct Stretch {
   const uint8_t* table;
 };
 
-// Scales and bounds for codes. They are separate from the stretch, so that no store of bytes can change them for the
-// compiler.
+// Scales and bounds for codes. Scales and bounds are separate from the stretch, so that no store of bytes can change
+// them for the compiler.
 struct Scaling {
   Floats scale, offset;
   Rounding rounding;
@@ -83,8 +83,8 @@ JIT_PASSES_VNNI_INLINE void storeFloats(const __m512i (&sums)[4], const Stretch&
   }
 }
 
-// The form of results: float32; codes; or direct codes (see Rounding) without a residual and a table. It is decided
-// at compile time, since branches for each pixel took a tenth of the time.
+// The form of results: float32; codes; or direct codes (see Rounding) without a residual and a table. The form is
+// decided at compile time, since branches for each pixel took a tenth of the time.
 enum class Ends { Floats, Codes, BareCodes };
 
 // Packs the sums of two of a block's four registers, with the residual, to int16: half of a pixel's codes, not
@@ -138,7 +138,7 @@ JIT_PASSES_VNNI_INLINE void storeCodes(__m512i codes, const Stretch& s, int row,
   }
 }
 
-// Sets the fields that all blocks of a result share. setScales sets those of each block.
+// Sets the fields that all blocks of a result share. setScales sets the fields of each block.
 JIT_PASSES_VNNI inline void setHow(const Requantize& how, int64_t channels, Stretch& s) {
   s.residual_step = how.residual ? how.residual->pixel : 0;
   s.residual_multiplier = _mm512_set1_ps(how.residual_multiplier);

@@ -5,8 +5,8 @@
 // 128-bit lanes: register i of four has the channels 16 L + 4 i to 16 L + 4 i + 3 in lane L. Weights, starts and
 // scales come in that order, and packing the results to bytes undoes it.
 //
-// Two neighbouring rows of the output share interleaved columns if four rows are enough for both. Each has its own
-// weights; the second row's are one row further down.
+// Two neighbouring rows of the output share interleaved columns if four rows are enough for both. Each row has its
+// own weights; the second row's are one row further down.
 //
 // A block has 64 channels. If at most 32 are left for the last block, the two halves of a register compute the left
 // and the right half of a row.
@@ -14,8 +14,8 @@
 // Weights: see depthwise_packing.cpp.
 //
 // Share of the peak, one thread, in the caches: 17 to 22 % for 3 x 3, 13 % with stride 2, 15 to 23 % for 5 x 5, 40 %
-// for 7 x 7. Of 36 vector instructions per pixel and 64 channels, 12 are products for 3 x 3, 17 round and store the
-// result.
+// for 7 x 7. A pixel of 64 channels takes 36 vector instructions: for 3 x 3, 12 are products, and 17 round and store
+// the result.
 #include <algorithm>
 #include <cstring>
 

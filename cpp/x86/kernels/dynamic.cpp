@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kExtentParts = 64;
 constexpr float kNoNumber = std::numeric_limits<float>::quiet_NaN();
 
-// One by one, since numbers that are not finite are rare.
+// Number by number, since numbers that are not finite are rare.
 Extent extentOfFinite(const float* x, int64_t count) {
   Extent found{0, 0, false};
   for (int64_t i = 0; i < count; ++i) {

@@ -1,6 +1,6 @@
 // Kernels of linear layers and convolutions whose input is quantized at run time: float32 in, float32 out. kernels.h
-// has the rules for all kernels, and floats.h those for images of float32. A row is a pixel of an image, with its
-// channels.
+// has the rules for all kernels, and floats.h the rules for images of float32. A row is a pixel of an image, with
+// its channels.
 #pragma once
 
 #include "floats.h"
@@ -27,7 +27,7 @@ RowGrid gridOf(const Extent& extent, RangeForm form);
 // The grid of a pixel with a number that is not finite: its scale is NaN.
 RowGrid withoutNumbers(const RowGrid& grid);
 
-// The extents of the parts of an image, some of which may be empty. Items: parts.
+// The extents of the parts of an image; parts may be empty. Items: parts.
 struct Measure {
   static constexpr int64_t kParts = 64;
 

@@ -210,13 +210,13 @@ void multiplyFloatsAvx2(const FloatTile& tile, int64_t rows) {
 constexpr auto multiplyFloatsAvx2 = multiplyFloatsPlain;
 #endif
 
-// The number of the matrix in a batch. One image, plane or row of images may serve for all.
+// The number of the matrix in a batch. A single image, plane or row of images may serve for all.
 int64_t floatMatrixOf(const Image& image, int64_t n, int64_t z, int64_t y) {
   const int64_t of_n = image.images == 1 ? 0 : n, of_z = image.depth == 1 ? 0 : z;
   return (of_n * image.depth + of_z) * image.height + (image.height == 1 ? 0 : y);
 }
 
-// The number of tiles of a matrix. They have nearly equal numbers of rows.
+// The number of tiles of a matrix. Tiles have nearly equal numbers of rows.
 int64_t tilesOf(const Image& out) { return (out.width + kTileRows - 1) / kTileRows; }
 
 } // namespace

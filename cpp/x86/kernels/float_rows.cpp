@@ -12,7 +12,7 @@
 namespace jit_passes::x86 {
 namespace {
 
-// Some rows, and the places of their results as float32 and as codes. One of the two may be null.
+// Some rows, and the places of their results as float32 and as codes. Either place may be null.
 template <size_t kRows>
 struct Rows {
   const float* in[kRows];
@@ -40,7 +40,7 @@ inline __attribute__((always_inline)) void addToParts(
   }
 }
 
-// Stores results from a block, so that each loop is simple enough to vectorize. One destination may be null.
+// Stores results from a block, so that each loop is simple enough to vectorize. Either destination may be null.
 inline __attribute__((always_inline)) void storeBlock(
     const float* y, int64_t count, const ToCodes& to, float* floats, uint8_t* codes) {
   const float inverse = to.inverse_scale, offset = to.offset;

@@ -1,6 +1,6 @@
 // Kernels of float32. kernels.h has the rules for all kernels. Strides of a float32 image are in bytes too, and
-// `channels` counts floats. Results equal PyTorch's operators to the bit, except for exponentials, gelu, square
-// roots, which are rounded once here, and sums of more than two numbers, which PyTorch adds in another order.
+// `channels` counts floats. Results equal PyTorch's operators to the bit, with four exceptions: exponentials; gelu;
+// square roots, which are rounded once here; and sums of more than two numbers, which PyTorch adds in another order.
 #pragma once
 
 #include "kernels.h"

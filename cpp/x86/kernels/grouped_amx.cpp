@@ -38,7 +38,7 @@ const uint8_t* scalesOf(const GroupedShape& shape, const uint8_t* block, int64_t
   return block + kGroupedHeader + group * shape.groupBytes();
 }
 
-// At most sixteen rows, for the steps from `begin` to `end`. The sums of a group pass through memory. They are
+// At most sixteen rows, for the steps from `begin` to `end`. The sums of a group pass through memory. These sums are
 // scaled and added while the products of the next group are computed.
 template <int kBits, int kHalf>
 JIT_PASSES_VNNI void halfAmx(

@@ -233,8 +233,8 @@ JIT_PASSES_AVX2_INLINE void addOctets256(
   }
 }
 
-// Parts of sums stay in `parts`, [rows][4 octets][16 outputs], until all steps of their group are done. They are
-// then added, scaled, and added to `a`. With two octets at a time, products of three rows need 12 registers.
+// Parts of sums stay in `parts`, [rows][4 octets][16 outputs], until all steps of their group are done. The parts
+// are then added, scaled, and added to `a`. With two octets at a time, products of three rows need 12 registers.
 template <int kRows, bool kFetches = false>
 JIT_PASSES_AVX2 void addDecoded(
     const DecodedSteps& decoded, const float* const* x, const float* scales, float* parts, float* a) {

@@ -25,7 +25,7 @@ JIT_PASSES_VNNI_INLINE void fetchAhead(const uint8_t* weights) {
   }
 }
 
-// The sums of products of a step, in two parts, to which instructions add in turn.
+// The sums of products of a step, in two parts; instructions add to them in turn.
 template <int kRows, int kBits>
 JIT_PASSES_VNNI_INLINE void addCodes(
     const uint8_t* step, const GroupedRows<uint8_t>& rows, int64_t first, __m512i (&sums)[kRows][2]) {
@@ -194,9 +194,9 @@ JIT_PASSES_VNNI_INLINE void addOctets512(
   }
 }
 
-// Parts of sums stay in `parts`, [rows][blocks][4 octets][16 outputs], until all steps of their group are done. They
-// are then added, scaled, and added to `a`, [blocks][all rows][16 outputs]. With two octets at a time, products of
-// four rows and two blocks need 16 registers, and half as many loads as products.
+// Parts of sums stay in `parts`, [rows][blocks][4 octets][16 outputs], until all steps of their group are done. The
+// parts are then added, scaled, and added to `a`, [blocks][all rows][16 outputs]. With two octets at a time,
+// products of four rows and two blocks need 16 registers, and half as many loads as products.
 template <int kRows, int kBlocks, bool kFetches = false>
 JIT_PASSES_VNNI void addDecoded(
     const DecodedSteps& decoded, const float* const* x, const float* const* scales, int64_t rows,

@@ -1,4 +1,4 @@
-// Kernels on integer codes for x86, of which plans of int8 regions consist. They do not depend on PyTorch.
+// Kernels on integer codes for x86: plans of int8 regions consist of these. No kernel depends on PyTorch.
 //
 // A value is a batch of images of uint8 codes, with channels innermost and one scale and zero point. int8 codes and
 // their zero points are stored plus 128. Weights are int8 and symmetric.
@@ -34,12 +34,12 @@ const char* nameOf(Form form);
 Form formNamed(const std::string& name);
 bool hasForm(Form form);
 // The form of kernels that are made later: the last one that the processor supports; or the form of setBestForm; or
-// that of the environment variable JIT_PASSES_X86_LEVEL at the first call. Throws std::invalid_argument if the
-// variable names no level, or a level that the processor does not support.
+// the form that the environment variable JIT_PASSES_X86_LEVEL names at the first call. Throws std::invalid_argument
+// if the variable names no level, or a level that the processor does not support.
 Form bestForm();
 void setBestForm(Form form);
 
-// Kernels may read so many bytes after the end of an image or of its border. They never use them.
+// Kernels may read so many bytes after the end of an image or of its border. Kernels never use these bytes.
 constexpr int64_t kSlack = 64;
 
 // The most products in a sum, so that it fits int32 for all codes and weights.
@@ -338,8 +338,7 @@ struct Interleave {
       const Image* parts, size_t first, size_t count, const Image& out, int64_t begin, int64_t end) const;
 };
 
-// The pixels that an output pixel of a pool reads along one axis, without padding, and the number by which an
-// average divides.
+// The pixels that an output pixel of a pool reads along one axis, without padding, and the divisor of an average.
 struct Span {
   int64_t begin, end, count;
 };

@@ -72,7 +72,7 @@ void multiplyPlain(
   }
 }
 
-// The number of the matrix in a batch. One image may serve for all.
+// The number of the matrix in a batch. A single image may serve for all.
 int64_t matrixOf(const Image& image, int64_t n, int64_t z, int64_t y) {
   const int64_t of_n = image.images == 1 ? 0 : n, of_z = image.depth == 1 ? 0 : z;
   return (of_n * image.depth + of_z) * image.height + (image.height == 1 ? 0 : y);

@@ -1,8 +1,9 @@
 // Functions for all forms of products of two activations.
 //
-// Codes of the right operand minus 128 are int8. They are packed in blocks of 32 columns, each after the 32 numbers
-// with which its sums begin: for vector forms in the order of a convolution's weights (convolution_packing.cpp),
-// padded with zeros; for the plain form row by row. With b' = b - 128 and z' = z_b - 128,
+// Codes of the right operand minus 128 are int8. These codes are packed in blocks of 32 columns, each after the 32
+// numbers with which its sums begin. Vector forms have the order of a convolution's weights
+// (convolution_packing.cpp), padded with zeros; the plain form goes row by row. With b' = b - 128 and z' = z_b -
+// 128,
 //
 //   sum of (a - z_a) (b - z_b) = sum of a b' + (K z_a z' - z_a sum of b') - z' sum of a
 //

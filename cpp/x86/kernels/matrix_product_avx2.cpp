@@ -15,7 +15,7 @@ namespace {
 // Rows of the left operand are widened whole.
 static_assert((kMostCodeProducts + 3) / 4 * 4 <= kMostWidened);
 
-// Rows `k` to `k + 3` of 16 neighbouring columns, of which `rows` exist: four bytes of each column.
+// Rows `k` to `k + 3` of 16 neighbouring columns; `rows` of them exist: four bytes of each column.
 JIT_PASSES_AVX2_INLINE void fourRowsOfSixteen(
     const Columns& from, int64_t k, int64_t rows, __m128i (&columns)[4]) {
   __m128i row[4];
@@ -28,7 +28,7 @@ JIT_PASSES_AVX2_INLINE void fourRowsOfSixteen(
   columns[2] = _mm_unpacklo_epi16(ab1, cd1), columns[3] = _mm_unpackhi_epi16(ab1, cd1);
 }
 
-// Rows `k` to `k + 15`, of which `rows` exist, of columns whose rows are neighbours: [four rows][four columns].
+// Rows `k` to `k + 15`; `rows` of them exist, of columns whose rows are neighbours: [four rows][four columns].
 JIT_PASSES_AVX2_INLINE void sixteenRowsOfFour(
     const Columns& from, int64_t k, int64_t rows, int64_t first, int64_t count, __m128i (&quads)[4]) {
   const __m128i mask = _mm256_castsi256_si128(firstBytes(rows));

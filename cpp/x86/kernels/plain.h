@@ -28,7 +28,7 @@ struct ToCode {
 };
 
 // x * factor + offset has mean 0 and variance 1. Operations that a compiler may fuse are fused explicitly here, so
-// that all forms round alike. It is inlined, since a call from the vector form would take 200 ns.
+// that all forms round alike. The function is inlined, since a call from the vector form would take 200 ns.
 struct Normal {
   float factor, offset;
 };

@@ -1,9 +1,9 @@
 // Recurrent layers: products of the state and the weights, and the cell's functions, for 16 hidden units at a time.
 //
 // A step reads all weights for a few rows. So at small batches it takes as long as reading the weights from the cache:
-// 1 MB for an LSTM with 512 units. They stay in the second cache if each thread has its own units. Each thread
-// quantizes the state that it needs: this takes a few per cent of the products' time, and waiting for another thread
-// takes more.
+// 1 MB for an LSTM with 512 units. The weights stay in the second cache if each thread has its own units. Each
+// thread quantizes the state that it needs: this takes a few per cent of the products' time, and waiting for another
+// thread takes more.
 #include "recurrent.h"
 
 #include <algorithm>

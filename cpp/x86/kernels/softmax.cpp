@@ -60,8 +60,8 @@ JIT_PASSES_VNNI_INLINE uint8_t largestOf(const uint8_t* in, int64_t count) {
   const __m256i half =
       _mm256_max_epu8(_mm512_castsi512_si256(largest), _mm512_extracti64x4_epi64(largest, 1));
   const __m128i quarter = _mm_max_epu8(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-  // One instruction finds the smallest of eight numbers of 16 bits. It is applied to complements, of the maxima of
-  // pairs.
+  // An instruction finds the smallest of eight numbers of 16 bits. Complements of the maxima of pairs are its
+  // operand.
   const __m128i inverted = _mm_xor_si128(quarter, _mm_set1_epi8(-1));
   const __m128i pairs =
       _mm_and_si128(_mm_min_epu8(inverted, _mm_srli_epi16(inverted, 8)), _mm_set1_epi16(0xFF));

@@ -18,9 +18,9 @@ struct SixPixels {
 };
 constexpr int64_t kSixChannels = 16;
 
-// Divides rows into `parts` of `pixels` pixels, some of which make a tile. The last part of a row overlaps the part
-// before. Sizes from `kFewest` on keep the multipliers busy. Among them this takes the size with the fewest pixels
-// computed twice: 32 are eight times 4 rather than five times 7.
+// Divides rows into `parts` of `pixels` pixels; a tile is some of the parts. The last part of a row overlaps the
+// part before. Sizes from `kFewest` on keep the multipliers busy. Among them this takes the size with the fewest
+// pixels computed twice: 32 are eight times 4 rather than five times 7.
 template <typename Shape>
 struct Division {
   Division() = default;

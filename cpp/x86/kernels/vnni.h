@@ -20,8 +20,8 @@ namespace jit_passes::x86 {
 
 // Converts floats to codes like ToCode, 64 at a time. Packing saturates, at 0 and 255 in the end, so the zero point
 // is added to int16, and `low` and `high` are applied to bytes. Only a float of 2^31 or more, which does not fit
-// int32, needs a minimum of floats before. `direct`: there is no such float, the zero point is 0, and all bytes are
-// codes.
+// int32, needs a minimum of floats before. `direct`: no float is outside of int32, the zero point is 0, and all
+// bytes are codes.
 struct Rounding {
   __m512 most;
   __m512i zero_point, low, high, order;

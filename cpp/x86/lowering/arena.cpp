@@ -137,7 +137,7 @@ void findUses(Lowered& lowered) {
   }
 }
 
-// The operands of which a step reads each element before it writes the element of the result at that place.
+// The operands that a step reads element by element, each before it writes the result's element at that place.
 std::span<const size_t> operandsInPlace(const Lowered& lowered, const Step& step) {
   const std::span<const size_t> all(step.inputs);
   if (step.elementwise) {
@@ -161,7 +161,7 @@ bool takesPlaceOf(Lowered& lowered, const Step& step, size_t index, const Memory
          owner.bytes() == to.bytes() && std::ranges::count_if(step.inputs, reads) == 1;
 }
 
-// Lets results take the place of an operand where possible. They are then written to memory that is in the cache,
+// Lets results take the place of an operand where possible. Results are then written to memory that is in the cache,
 // and all values together need less of it.
 void reusePlaces(Lowered& lowered) {
   for (size_t i = 0; i < lowered.steps.size(); ++i) {

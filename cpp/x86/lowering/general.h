@@ -1,4 +1,4 @@
-// Functions that lower several operators: see Declaration::lower. Each makes the step of the declaration.
+// Functions that lower several operators: see Declaration::lower. Each function makes the step of the declaration.
 #pragma once
 
 #include "lowering.h"
@@ -19,7 +19,7 @@ void lowerAsTheyAre(Lowering& state, size_t index);
 // Layers that give float32, and may quantize their input at run time. Includes a function and a sum that are the
 // only readers of the result, if the sum's other operand is computed already.
 void lowerFloatLayer(Lowering& state, size_t index);
-// Matrix products. They read rearranged operands in place, and write their result transposed if a transposition
+// Matrix products. Products read rearranged operands in place, and write their result transposed if a transposition
 // follows.
 void lowerProduct(Lowering& state, size_t index);
 

@@ -46,7 +46,7 @@ Dims axisDims(const Sizes& sizes, int64_t axis) {
   }
   TORCH_CHECK(
       all.size() <= dims.size(), "a plan takes up to ", dims.size(),
-      " axes besides that of the channels, got the shape ", sizes);
+      " axes besides the channels, got the shape ", sizes);
   std::copy(all.begin(), all.end(), dims.end() - all.size());
   return dims;
 }

@@ -10,14 +10,14 @@ Border borderOf(const Operator& op, const Packed& packed, const Image& in, const
 // Makes a border at least as wide as `by`.
 void widen(Border& border, const Border& by);
 
-// One of images, planes, rows and columns of a value: its axis, and the number of the axis's elements in each.
+// Either images, planes, rows or columns of a value: its axis, and the number of the axis's elements in each.
 struct Dim {
   int64_t size = 1, axis = -1, factor = 1;
 };
 using Dims = std::array<Dim, 4>;
 
-// All axes but the channels; the last one is columns. With more than `kMostAxes` axes, some count as one. They are
-// neighbours in memory, also in contiguous tensors.
+// All axes but the channels; the last one is columns. With more than `kMostAxes` axes, some count as one. Axes that
+// count as one are neighbours in memory, also in contiguous tensors.
 Dims axisDims(const Sizes& sizes, int64_t axis);
 // axisDims for kernels that go pixel by pixel: if there are few rows, the last axis is divided into several.
 Dims pixelDims(const Sizes& sizes, int64_t axis);

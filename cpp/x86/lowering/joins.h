@@ -1,16 +1,16 @@
 // Values next to each other in memory: concatenations, and operators that read several values as one.
 //
-// One list of values may begin with another list, as in a dense block, where each layer reads all earlier results.
+// A list of values may begin with another list, as in a dense block, where each layer reads all earlier results.
 // Both then have one memory, and the shorter list is the front of it. A value is computed at its place in the list.
-// It is copied only if it has another grid, another layout, or a place in another list already.
+// The value is copied only if it has another grid, another layout, or a place in another list already.
 #pragma once
 
 #include "steps.h"
 
 namespace jit_passes::x86 {
 
-// The program without concatenated operands of shape [0], such as a cache before the first call, for inputs of these
-// sizes. Nothing if there are none. A list of such operands alone stays.
+// The program for inputs of these sizes, without concatenated operands of shape [0], such as a cache before the
+// first call. Nothing if there are none. A list of these operands alone stays.
 std::optional<Program> withoutEmptyParts(const Program& program, const std::vector<Sizes>& inputs);
 
 class Joins {
@@ -28,7 +28,7 @@ class Joins {
     int64_t along; // axis
     std::vector<Entry> entries;
     Sizes sizes;
-    const Grid* grid; // the grid of the list; if grids differ, that of the first value
+    const Grid* grid; // the grid of the list; if grids differ, the first value's
     bool mixed;       // whether grids differ
     size_t whole;     // the operator with the longest list that begins with this one
   };

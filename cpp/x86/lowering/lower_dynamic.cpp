@@ -1,4 +1,4 @@
-// Layers that give float32. Most of them quantize their input at run time.
+// Layers that give float32. Most layers quantize their input at run time.
 #include "general.h"
 
 namespace jit_passes::x86 {

@@ -16,7 +16,7 @@ struct Rearranged {
   const Operator* op;
   Sizes sizes;
 };
-// The view after these operators, each of which reads the result of the one before.
+// The view after these operators; each operator reads the result of the one before.
 View through(const std::vector<Rearranged>& operators, View view);
 
 // The axes of the operands; -1 for the axis that a vector lacks.

@@ -6,7 +6,7 @@
 
 namespace jit_passes::x86 {
 
-// The range of the grid's codes, for numbers to which offsetOf(grid) was added.
+// The range of the grid's codes, for numbers with offsetOf(grid) added.
 inline CodeRange codeRangeOf(const Grid& grid) {
   return {
       static_cast<int32_t>(grid.low), static_cast<int32_t>(grid.high),

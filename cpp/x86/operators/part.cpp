@@ -81,7 +81,7 @@ void checkPart(const Operator& op) {
           }));
 }
 
-// Whether the operator removes the axis, of which one element is left.
+// Whether the operator removes the axis, with one element left.
 bool axisGoes(const Operator& op) {
   return op.kind == narrow_kind
              ? op.attributes[3] != 0

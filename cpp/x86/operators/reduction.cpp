@@ -128,7 +128,7 @@ Planned reduction(const RegionReader& reader, Node* node) {
   refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
   refuseUnless(
       which != ReduceFloats::Length || numberOf(reader, node->input(1)) == 2.0,
-      "it is another norm than that of 2");
+      "its norm is not the norm of order 2");
   const auto dims = reader.operand(node, "dim");
   const auto axes = dims.isInt() ? std::vector{dims.toInt()} : dims.toIntVector();
   refuseUnless(!axes.empty(), "it goes over all axes");

@@ -94,7 +94,7 @@ Planned reshape(const RegionReader& reader, Node* node) {
   return planned;
 }
 
-// `whole` are the operand's sizes; `from` are the ones that change.
+// `whole` are the operand's sizes; `from` are the axes that change.
 Sizes reshaped(const Operator& op, const Sizes& whole, const Sizes& from, Sizes sizes) {
   const auto open = std::find(sizes.begin(), sizes.end(), -1);
   const int64_t count = countOf(from);

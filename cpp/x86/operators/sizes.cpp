@@ -38,7 +38,7 @@ size_t spatialAxis(const Operands& operands, int64_t spatial) {
       " axes, and got the shape ", first);
   for (int64_t axis = rank - spatial - 1; axis < rank; ++axis) {
     require(
-        operands.op, first[axis] > 0, "takes no empty axes but that of the batch, and got the shape ", first);
+        operands.op, first[axis] > 0, "takes no empty axes but the batch axis, and got the shape ", first);
   }
   return rank - spatial;
 }

@@ -6,10 +6,10 @@
 namespace jit_passes::x86 {
 
 Sizes broadcast(const Operator& op, const Sizes& a, const Sizes& b);
-// The sizes to which all operands broadcast.
+// The sizes of all operands after broadcasting.
 Sizes sizesOfAll(const Operands& operands);
 int64_t mostAxesOfAny(const Operator& op, int64_t first, int64_t most);
-// One axis for each attribute.
+// An axis for each attribute.
 int64_t asManyAxes(const Operator& op, int64_t first, int64_t most);
 // The first spatial axis. The operand may have a batch axis, which alone may be empty.
 size_t spatialAxis(const Operands& operands, int64_t spatial);

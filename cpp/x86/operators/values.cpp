@@ -83,7 +83,8 @@ void lowerDequantize(Lowering& state, size_t index) {
   lowerInPlace(state, index);
 }
 
-// Operators that quantize the input read its tensor in place. Others do so if its memory order suits them.
+// Operators that quantize the input read its tensor in place. All other operators do so if its memory order suits
+// them.
 void lowerInput(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   const auto& uses = state.uses[op.output];

@@ -94,7 +94,7 @@ void checkDynamic(const Operator& op) {
       "whether rows have grids is 0 or 1, and 0 where they are no rows of a linear layer");
   refuseUnless(
       between(dynamicAttribute(op, DynamicAttributes::Form), 0, int64_t(RangeForm::Count) - 1),
-      "no formulas of that number find a grid");
+      "no formulas with this number find a grid");
 }
 
 } // namespace jit_passes::x86

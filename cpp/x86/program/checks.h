@@ -17,7 +17,7 @@ void checkEach(const std::vector<int64_t>& numbers, int64_t low, int64_t high, c
 // Checks that attributes from number `from` on are axes.
 void checkAxesFrom(const Operator& op, size_t from);
 void checkAllAxes(const Operator& op);
-// Checks that attributes from number `from` on are sizes. One may be -1, which means open.
+// Checks that attributes from number `from` on are sizes. A single size may be -1, which means open.
 void checkShapeFrom(const Operator& op, size_t from);
 void checkSpatial(int64_t spatial);
 // Checks the window along one axis. `used` is false for the axes of size 1 in front of the spatial ones.

@@ -1,4 +1,4 @@
-// One declaration for each operator of a plan. Defining a RegisterOperator registers it.
+// The declarations of operators of a plan, one for each. Defining a RegisterOperator registers it.
 #pragma once
 
 #include "shapes.h"

@@ -159,7 +159,7 @@ void checkNumbersOf(const Program& program) {
       TORCH_CHECK(
           how >= How::Constant && how <= How::Larger && between(a, 0, before - 1) &&
               between(b, 0, before - 1) && isOne(a) && isOne(b),
-          "not a plan: number ", before, " is made of none, or of others than those before it");
+          "not a plan: number ", before, " is made of none, or of numbers that do not precede it");
       depth = 1 + std::max(depths[a], depths[b]);
     }
     TORCH_CHECK(depth <= kMostDepth, "not a plan: number ", before, " lies deeper than ", kMostDepth);

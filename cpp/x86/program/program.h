@@ -22,7 +22,7 @@ void refuseUnless(bool condition, const Message&... message) {
   }
 }
 
-// The type of a value: codes, or float32. For float32 the numbers have no meaning, and equal those of `kFloat32`.
+// The type of a value: codes, or float32. For float32 the numbers have no meaning, and equal `kFloat32`'s.
 struct Grid {
   double scale;
   int64_t zero_point, low, high; // codes lie in [low, high], the zero point in [0, 255]
@@ -65,8 +65,8 @@ class Kind {
 };
 
 // Positions in `attributes`. Three numbers are for depth, height and width. An operator with fewer spatial axes has
-// the last ones, and the others are those of an axis of size 1. Transposed convolutions remove paddings from their
-// result, and the padding at the end may be negative.
+// the last ones; all further ones are for axes of size 1. Transposed convolutions remove paddings from their result,
+// and the padding at the end may be negative.
 struct ConvolutionAttributes {
   enum : size_t {
     Spatial,
@@ -99,7 +99,7 @@ struct DynamicAttributes {
   enum : size_t { PerRow, Form, Count };
 };
 
-// A linear layer with weights of few bits and a scale for each group of inputs. These are the fields of GroupedShape
+// A linear layer with weights of few bits and a scale for each group of inputs. The fields are those of GroupedShape
 // (kernels/grouped.h).
 struct GroupedAttributes {
   enum : size_t { Inputs, Outputs, Group, Bits, Count };
@@ -117,7 +117,7 @@ struct RecurrentAttributes {
   enum : size_t { Cell, Directions, BatchFirst, Form, Count }; // Form as in DynamicAttributes
 };
 
-// One of the parts of an axis. There must be `Parts` of them, since the graph unpacks so many.
+// A part of an axis. There must be `Parts` of them, since the graph unpacks so many.
 struct PartAttributes {
   enum : size_t {
     Axis,
@@ -173,7 +173,7 @@ struct Operator {
   // in]; float64 [out], the scales; float32 [out], the bias; float64 [2], the factors of a sum. A table: uint8
   // [256]. Factors: float64 [count]. A constant: uint8 or float32, in its shape. A power: float64 [2].
   std::vector<at::Tensor> tensors;
-  // Attributes that the model computes from sizes: (position of the attribute, position of the number). They are
+  // Attributes that the model computes from sizes: (position of the attribute, position of the number). Numbers are
   // known once the program is prepared (numbers.h). Until then `attributes` has 1 at their positions.
   std::vector<std::pair<int64_t, int64_t>> computed = {};
 };

@@ -17,7 +17,8 @@ std::pair<double, double> rangeOf(const Grid& grid, double factor) {
   return std::minmax(one, other);
 }
 
-// A grid for the first operand, over all values for which the sum is within its own codes. It has a code for 0.
+// A grid for the first operand, over all values for which the sum is within its own codes. The grid has a code for
+// 0.
 Grid gridOfFirst(const Grid& sum, const Grid& second, const double* factors) {
   const auto whole = rangeOf(sum, 1), other = rangeOf(second, factors[1]);
   const double ends[] = {

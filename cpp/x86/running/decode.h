@@ -8,8 +8,8 @@ namespace jit_passes::x86 {
 // A limit for the decoded channels of a pixel, and for the numbers that are decoded at once.
 constexpr int64_t kMostDecoded = 4096;
 
-// The operand of a float32 kernel that works over the channels of each pixel: as it is, or decoded, some pixels at a
-// time, which stay in the first cache.
+// The operand of a float32 kernel that works over the channels of each pixel. The operand is read directly, or
+// decoded some pixels at a time, which stay in the first cache.
 struct Decode {
   std::optional<Dequantize> of_codes;
 

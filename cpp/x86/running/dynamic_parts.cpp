@@ -1,4 +1,4 @@
-// Parts of layers that give float32, most of which are dynamic, and functions of float32.
+// Parts of layers that give float32, mostly dynamic layers, and functions of float32.
 #include "placed.h"
 #include "x86/kernels/dynamic.h"
 #include "x86/lowering/transposed.h"

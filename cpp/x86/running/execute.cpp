@@ -51,7 +51,7 @@ Call ofThread(Call call, int64_t thread) {
 constexpr int64_t kMostUnits = 1 << 12;
 
 // Whether ranges are claimed in chunks. So many multiply-adds take a thread at least 10 us, and starting a kernel
-// once more takes a few per cent of that.
+// once more takes a few per cent of this time.
 bool isCut(const Phase& phase, int64_t threads) {
   constexpr int64_t kShort = 1 << 22;
   return phase.products > kShort * threads &&
@@ -93,9 +93,10 @@ class Clock {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-// The progress of a call. Each thread has a range of a phase's units. It claims chunks of its own range, and then of
-// the ranges of other threads. A phase ends when all of its units are finished, even if some threads are absent. The
-// thread that finishes the last unit opens the next phase, and a late thread joins the phase that is open.
+// The progress of a call. Each thread has a range of a phase's units. A thread claims chunks of its own range, and
+// then of the ranges of other threads. A phase ends when all of its units are finished, even if some threads are
+// absent. The thread that finishes the last unit opens the next phase, and a late thread joins the phase that is
+// open.
 class Progress {
  public:
   Progress(

@@ -5,7 +5,7 @@
 
 namespace jit_passes::x86 {
 
-// Several threads may call one plan. It stays prepared for the last used sizes of inputs.
+// Several threads may call one plan. A plan stays prepared for the last used sizes of inputs.
 class Plan : public torch::CustomClassHolder {
  public:
   explicit Plan(Program program); // must have been checked

@@ -22,7 +22,7 @@ class Prepared {
   // The size of the arena that `run` needs for so many threads.
   int64_t bytes(int threads) const { return bytes_ + std::max(threads, 1) * scratch_bytes_; }
   // `inputs` are float32 tensors of the prepared sizes, with any strides except where contiguous ones are expected.
-  // An input of which only the sizes are read is undefined.
+  // An input whose sizes alone are read is undefined.
   std::vector<at::Tensor> run(
       const std::vector<at::Tensor>& inputs, uint8_t* arena, int threads,
       std::vector<int64_t>* nanoseconds = nullptr) const;

@@ -1,6 +1,6 @@
 // The processors on which the threads of a call run. An idle virtual processor is halted, and Linux treats it as
-// absent: it wakes a thread on the processor of the thread that wakes it, and both take turns for milliseconds. So a
-// thread that works moves another one that should work, but does not, to another processor.
+// absent. Linux wakes a thread on the processor of its waker, and both take turns for milliseconds. So a working
+// thread moves a thread that should work, but does not, to another processor.
 #pragma once
 
 #include <array>
@@ -46,8 +46,8 @@ class Processors {
   // The thread waits for others.
   void leave(int thread) { at(thread).state.store(State::Away, std::memory_order_release); }
 
-  // The thread's part of the call is over. It gets its former set of processors back, and is not moved again. A
-  // thread of the pool is absent until the next call.
+  // The thread's part of the call is over. The thread gets its former set of processors back, and is not moved
+  // again. A thread of the pool is absent until the next call.
   void finish(int thread) {
 #if defined(__linux__)
     Place& own = at(thread);

@@ -36,16 +36,16 @@ def export_c(
 ) -> None:
     """Write a model that is lowered for `fixed_point` as a program in C99, with test vectors.
 
-    The function `<name>_run` takes codes and gives codes, the integers of the lowered model. It
-    uses no floats, no library, and one arena of memory, whose size is in the header. It has the
-    sizes of the example, batch included. Files: `<name>.c`, `<name>.h`, `<name>_vectors.h`,
-    `main.c` and `Makefile`; `make test` runs the vectors.
+    The function `<name>_run` takes codes and gives codes, the integers of the lowered model. The
+    program uses no floats, no library, and one arena of memory, whose size is in the header. Its
+    sizes are fixed by the example, batch included. Files: `<name>.c`, `<name>.h`,
+    `<name>_vectors.h`, `main.c` and `Makefile`; `make test` runs the vectors.
 
     Args:
         model: lowered for the target `fixed_point`; it is not touched.
         folder: of the files; it is made.
         example_inputs: a tensor, or tensors in a tuple or dict; arguments with a default may be
-            left out. It is the first test vector.
+            left out. The example is the first test vector.
         vectors: further ones, of the same sizes. Three are added: inputs with the lowest codes,
             with the highest, and with random ones.
         name: of the function and the files.
@@ -95,7 +95,7 @@ def examples_of(
         if shapes[0] != shapes[1]:
             raise JitPassesError(
                 f"a test vector has the sizes {shapes[0]}, and the example {shapes[1]}: the "
-                "program in C has those of the example"
+                "program in C has the example's sizes"
             )
         yield found
 

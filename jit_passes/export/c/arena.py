@@ -15,9 +15,9 @@ _Lives = Mapping[Buffer, tuple[int, int]]
 class Ring:
     """Buffers that take each other's place from round to round, in slots side by side.
 
-    Buffer number `k` is in slot `k % slots`. One slot serves buffers that a round makes and uses
-    up, two a state that the next round reads; there is a slot for each buffer where all are read in
-    the end.
+    Buffer number `k` is in slot `k % slots`. A single slot serves buffers that a round makes and
+    uses up. A state that the next round reads takes two. If all buffers are read in the end, each
+    has a slot.
 
     Attributes:
         buffers: in the order of rounds, forwards or backwards.

@@ -237,7 +237,7 @@ def _layer_norm(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled
         for kind in ("aten::unflatten", "aten::flatten", "aten::unsqueeze"):
             steps = made(steps, kind).main_operand
         if (longest := prod(groups[1:])) > LONGEST:
-            why = f"its groups have {longest} numbers, and 64 bits hold those of {LONGEST}"
+            why = f"its groups have {longest} numbers, and 64 bits hold only groups of {LONGEST}"
             raise FormError(why)
     codes = reader.sums.steps(steps)
     x, y = reader.buffer(node, codes.codes), reader.new(node)
@@ -347,7 +347,7 @@ _FORMS: Mapping[str, _Form] = {
     "aten::sub": _regridded,
     "aten::to": _regridded,
 }
-# Of sums that are divided by those of their rows.
+# Sums that are divided by the sums of their rows.
 _QUOTIENTS: Mapping[str, _Form] = {
     **dict.fromkeys(("aten::take", "aten::masked_fill", "aten::bitwise_right_shift"), _softmax),
     "aten::add": _layer_norm,

@@ -1,8 +1,8 @@
-"""Calls of CMSIS-NN in place of own loops, where its arithmetic is that of the model.
+"""Calls of CMSIS-NN in place of own loops, where its arithmetic is the model's.
 
 CMSIS-NN has images with channels last, `[batch, places, channels]`. A convolution gives its result
-so, and what follows stays so as long as it is computed number by number, or is a pool or another
-convolution of CMSIS-NN. Copies stand where the order changes.
+in this order. Later operators keep the order as long as they compute number by number, or are pools
+or convolutions of CMSIS-NN. Copies stand where the order changes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def with_cmsis(program: Program) -> Program:
 
 
 class _Translation:
-    """One run over the calls."""
+    """A run over the calls."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -139,7 +139,7 @@ class _Translation:
         return y
 
     def _number_by_number(self, call: Call) -> bool:
-        """Add a call that takes any order, in that of its operands; say whether it is one."""
+        """Add a call that takes any order of axes, if it is one; say whether it is."""
         if call.kernel not in _POINTWISE and not _in_step(call):
             return False
         if any(buffer not in self._last for buffer in call.reads) or not call.reads:

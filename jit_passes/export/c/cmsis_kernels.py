@@ -1,7 +1,7 @@
 """Functions of C that call CMSIS-NN, as text.
 
-They take what the functions of `kernels` take, and rescalings as CMSIS-NN has them: a multiplier
-from 2^30 on, and a shift to the left. Images have their channels last.
+The arguments are as in `kernels`, but rescalings as CMSIS-NN has them: a multiplier from 2^30 on,
+and a shift to the left. Images have their channels last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ INCLUDE = """\
 #error "CMSIS-NN rounds otherwise on processors with Helium: write the program with its own loops"
 #endif
 """
-# Of the target's rounding: what CMSIS-NN must be compiled with.
+# Macros for CMSIS-NN by the target's rounding.
 MACRO = "CMSIS_NN_USE_SINGLE_ROUNDING"
 MACROS: Mapping[str, str] = {
     "half_up": f"""\

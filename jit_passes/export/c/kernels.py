@@ -1,8 +1,8 @@
 """The functions of C that the operators call, as text.
 
-Each is written once for all types of codes: X, X2 and Y stand for those of operands and result, W
-for that of weights, SUM for the accumulator. Loops are plain, since this is the program that a
-kernel of hardware is compared with.
+Each function is written once for all types of codes: X, X2 and Y stand for the types of operands
+and result, W for the type of weights, SUM for the accumulator's. Loops are plain, since this is the
+program that a kernel of hardware is compared with.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def from_strides(begin: int, steps: Sequence[int], shape: Sequence[int]) -> torc
 
 
 def all_axes(numbers: Sequence[int], fill: int) -> tuple[int, ...]:
-    """Return numbers of axes, with those in front that are missing."""
+    """Return numbers of axes, with missing ones added in front."""
     return (fill,) * (AXES - len(numbers)) + tuple(numbers)
 
 

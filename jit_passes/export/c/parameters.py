@@ -14,7 +14,7 @@ class Parameters:
     """The arguments of a call of a function in C.
 
     Attributes:
-        numbers: ints, and those of a struct in a dict under the name of its type.
+        numbers: ints; a struct's are in a dict under the name of its type.
         buffers: codes, by name, operands and the result.
         constants: arrays, by name.
     """

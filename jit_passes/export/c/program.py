@@ -138,7 +138,7 @@ Argument = int | tuple[int, ...] | Buffer | Constant | Struct | None  # None: a 
 
 @dataclass(frozen=True)
 class Call:
-    """One operator.
+    """An operator of the program.
 
     Attributes:
         kernel: name of the function in `FUNCTIONS`.

@@ -92,9 +92,9 @@ class Chains:
 def find_repeats(calls: Sequence[Call]) -> tuple[list[Repeat], Chains]:
     """Return repetitions that do not overlap, in order, and the chains of their buffers.
 
-    The one that makes the program shortest is taken first; of equal ones the one with the shortest
-    round, and then the first. A loop begins as late as its rounds allow, and so ends where the last
-    step does.
+    The loop that makes the program shortest is taken first; among equal ones, the loop with the
+    shortest round, and then the first one. A loop begins as late as its rounds allow, and so ends
+    where the last step does.
     """
     found: list[Repeat] = []
     chains = Chains()
@@ -138,7 +138,7 @@ def _candidates(calls: Sequence[Call]) -> Iterator[Repeat]:
 
 
 def _fixed(call: Call) -> Hashable:
-    """Return what a call has in common with that of another round."""
+    """Return the parts that a call shares with the call of another round."""
     own = [_part(name, argument) for name, argument in call.arguments.items()]
     return (call.kernel, *call.types.items(), *own)
 

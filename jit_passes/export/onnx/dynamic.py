@@ -1,7 +1,7 @@
 """Scales that are chosen as the model runs: DynamicQuantizeLinear.
 
-ONNX has one form of it: uint8, affine, codes 0 to 255, one scale for the whole tensor. It finds
-scale and zero point as `jit_passes::choose_qparams` with the range form "pytorch" does.
+ONNX has one form of it: uint8, affine, codes 0 to 255, one scale for the whole tensor. This form
+finds scale and zero point like `jit_passes::choose_qparams` with the range form "pytorch".
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ def _described(program: torch.export.ExportedProgram, name: str, operator: str) 
 
 
 def _operators_of(node: torch.fx.Node) -> tuple[str, str]:
-    """Return an operator's name without its overload, and that of the part it may be taken into.
+    """Return an operator's name without its overload, and the name of its decomposition.
 
-    It is `add` of aten.add.Tensor; aten.special_bessel_j0 becomes prims.bessel_j0.
+    For example, aten.add.Tensor gives `add`; aten.special_bessel_j0 becomes prims.bessel_j0.
     """
     name = str(getattr(node.target, "__name__", "")).partition(".")[0]
     return name, name.removeprefix("special_")

@@ -42,8 +42,8 @@ from .sums import add_within_convolutions
 
 FORMS = ("qdq", "qonnx")
 FIRST, LAST = 18, 23  # opsets
-# They tell of operators of torchvision and results None that are left out, and of operators that
-# are not folded.
+# Messages about operators of torchvision and results None that are left out, and about operators
+# that are not folded.
 _LOGGERS = (
     "torch.onnx._internal.exporter._registration",
     "torch.onnx._internal.exporter._core",
@@ -65,7 +65,7 @@ def export_onnx(
 ) -> None:
     """Write a float model, or a reference model with its quantization, as an ONNX file.
 
-    Inputs have the names of the method's arguments, values those that reports and encodings have,
+    Inputs have the names of the method's arguments, values their names in reports and encodings,
     and initializers the paths of parameters. An open size is called as its `Dim`.
 
     Args:
@@ -75,10 +75,10 @@ def export_onnx(
         dynamic_shapes: the sizes that are open, as `torch.export.export` takes them; None for none.
         opset: of the file, 18 to 23. Codes of 16 bits and groups need 21.
         output_names: names of the results, one for each, all different, and none an argument's;
-            None for those of their values. Results that are text or None have none.
+            None for the names of their values. Results that are text or None have none.
         form: "qdq" for QuantizeLinear and DequantizeLinear, "qonnx" for the operator `Quant` of
-            QONNX; None for that of the model's target, which is "qonnx" for the target `qonnx` and
-            "qdq" for all others.
+            QONNX; None for the form of the model's target: "qonnx" for the target `qonnx`, "qdq"
+            for all others.
         method: the method to export.
 
     Raises:

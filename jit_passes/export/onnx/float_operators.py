@@ -2,7 +2,8 @@
 
 - copy: it leaves the shape of the copied tensor, whose values are to be repeated.
 - clamp: of a whole and a real number it fails.
-- pad: circular, it writes a mode that OpenVINO does not read. Others are written for all axes:
+- pad: circular, it writes a mode that OpenVINO does not read. Other operators are written for all
+  axes:
   ONNX Runtime 1.31 fails on some axes as it puts channels last around convolutions on integers.
 - scaled_dot_product_attention: it takes four axes alone.
 """
@@ -38,7 +39,7 @@ def float_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
         return op.Constant(value_ints=list(values))
 
     def amounts(*values: Any) -> Any:
-        """Return numbers, some of which may be open sizes, as one tensor."""
+        """Return numbers as one tensor; some may be open sizes."""
         if all(isinstance(value, int) for value in values):
             return numbers(*values)
         one = numbers(1)

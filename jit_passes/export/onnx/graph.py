@@ -54,7 +54,7 @@ def operand(node: Any, name: str) -> Any:
 
 
 def _version(node: Any) -> Any:
-    """Return the opset of a node, or else that of its graph; None where a branch notes none."""
+    """Return the opset of a node, or else of its graph; None where a branch notes none."""
     if node.version is not None or node.graph is None:
         return node.version
     return node.graph.opset_imports.get(node.domain)
@@ -107,7 +107,7 @@ def is_read_once(value: Any) -> bool:
 def limited(value: Any, name: str, *, ahead: Any = None, behind: Any = None) -> Any:
     """Return a Max of a value and the lowest number of its dtype, which changes nothing.
 
-    It is inserted ahead of a node, or behind one.
+    The Max is inserted ahead of a node, or behind one.
     """
     ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
     dtype, in_float = value.dtype.numpy(), value.dtype.is_floating_point()
@@ -132,7 +132,7 @@ def block_size(decoded: Any) -> int:
 def grid_of(node: Any) -> tuple[Any, Any] | None:
     """Return scale and zero point of a quantize or a dequantize, as numbers of numpy.
 
-    None if they are no constants, or those of channels, or if there is no zero point.
+    None if they are no constants, or have one for each channel, or if there is no zero point.
     """
     _, *grid = node.inputs
     arrays = [constant_of(value) for value in grid]

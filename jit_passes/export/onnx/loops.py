@@ -40,7 +40,7 @@ def loop_translations(op: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
             [*own, *carried], [further.outputs[0], *call.outputs], nodes=[call, further],
             name=f"{body_fn.name}:round",
         )  # fmt: skip
-        # `op` binds operands behind one that is left out wrongly, and gives one result of many.
+        # `op` binds operands wrongly behind an omitted one, and gives one result of many.
         node = op.Loop(None, *carried_inputs[1:], body=body).producer()
         given = (None, carried_inputs[1], *carried_inputs)
         node.resize_inputs(len(given))

@@ -7,13 +7,13 @@
 
 with the lowest number of float32: no value changes.
 
-OpenVINO 2026.4 moves a dequantize behind a mean, and its kernel then averages codes. If a mean of a
-tensor of three axes goes over axis 1 and not over axis 0, and its result stays in float, the kernel
-averages the first sample only: the means of all other samples are 0. Sums are like means. Behind
-a product with a constant, and of pools, any sample may be wrong.
+OpenVINO 2026.4 moves a dequantize behind a mean, and its kernel then averages codes. A mean of a
+tensor of three axes over axis 1, without axis 0, goes wrong if its result stays in float. The
+kernel averages the first sample only: the means of all other samples are 0. Sums are like means.
+Behind a product with a constant, and of pools, any sample may be wrong.
 
 OpenVINO moves the dequantize behind transposes, reshapes, splits, clips and maxima of pools too, so
-other ways of writing a mean do not help. It does not move it behind Max.
+other ways of writing a mean do not help. OpenVINO does not move it behind Max.
 """
 
 from __future__ import annotations

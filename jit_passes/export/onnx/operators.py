@@ -97,7 +97,7 @@ def translations(
 
 
 def _type(dtype: int, quant_min: int, quant_max: int, opset: int) -> int:
-    """Return ONNX's number of the type of computed codes; those of 16 bits are int32 here.
+    """Return ONNX's number of the type of computed codes; codes of 16 bits are int32 here.
 
     Raises:
         JitPassesError: ONNX does not quantize to these codes, or not in this opset.

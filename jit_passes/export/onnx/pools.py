@@ -1,9 +1,10 @@
 """Pools in the forms that `torch.onnx` translates rightly, and engines put on integers.
 
-`torch.onnx` 2.13 writes a global average as ReduceMean, which ONNX Runtime computes in float,
-leaves out the divisor of a pool, and has no adaptive pools of maxima. Adaptive averages of windows
-that overlap become up to a hundred operators there, behind which OpenVINO computes wrong numbers;
-of an open size it writes the windows of the example.
+`torch.onnx` 2.13 has three faults here. It writes a global average as ReduceMean, which ONNX
+Runtime computes in float. It leaves out the divisor of a pool. And it has no adaptive pools of
+maxima. Adaptive averages of windows that overlap become up to a hundred operators, and OpenVINO
+computes wrong numbers behind these. For an open size, `torch.onnx` writes the windows of the
+example.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _AVERAGES = {getattr(_ATEN, f"avg_pool{n}d").default: n for n in (2, 3)}
 def spell_out_pools(program: torch.export.ExportedProgram) -> None:
     """Write average pools with operators that `torch.onnx` translates rightly, in place.
 
-    Adaptive ones that give one value become means, and a divisor a factor: `torch.onnx` 2.13 leaves
-    it out.
+    Adaptive pools that give one value become means, and a divisor becomes a factor: `torch.onnx`
+    2.13 leaves it out.
 
     Raises:
         JitPassesError: the places of adaptive maxima are read.

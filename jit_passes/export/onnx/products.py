@@ -79,7 +79,7 @@ def product_translations(
         options = _options(window, stride, padding, dilation) | {"group": groups}
         alone, front = len(input.shape) == len(weight.shape) - 1, op.Constant(value_ints=[0])
         decoded, chosen = made_by(weight, "DequantizeLinear"), chosen_of(input)
-        # ONNX Runtime takes one zero point for a weight, so those of channels have to be 0.
+        # ONNX Runtime takes one zero point for a weight, so zero points of channels have to be 0.
         fits = decoded is not None and in_bytes(decoded)
         if not fits or chosen is None or not around_zero(operand(decoded, "x_zero_point")):
             x = op.Unsqueeze(input, front) if alone else input
@@ -105,7 +105,7 @@ def product_translations(
             return bool(constant.attributes["value_int"].as_int() == 0)
         return source.name in state and not state[source.name].any()
 
-    # `torch.onnx` 2.13 takes one number for all axes as that of the first.
+    # `torch.onnx` 2.13 takes one number for all axes as the first axis's.
     return {_ATEN.linear.default: linear} | dict.fromkeys(_KINDS, convolution)
 
 

@@ -13,10 +13,10 @@ OpenVINO 2026.4 quantizes the largest and the smallest values as it reduces, at 
 and gives wrong codes. Functions, products with constants and concatenations may be between the two.
 Where the operand is dequantized, it reduces codes, which is right.
 
-It multiplies by a constant, or adds one, as it reduces. Of a tensor of three axes over the last
-one, it takes wrong elements of a constant that has one for each row, unless there is one sample.
-The two may have functions, and numbers, between them. It is so with a constant in front too, and
-with the scales of a convolution's channels if there is no bias.
+The kernel multiplies by a constant, or adds one, as it reduces. For a tensor of three axes and a
+reduction over the last one, it takes wrong elements of a constant with one number for each row,
+unless there is one sample. The two may have functions, and numbers, between them. Constants in
+front have this fault too, and scales of a convolution's channels if there is no bias.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _is_extreme(node: Any) -> bool:
 def _is_scaled(value: Any) -> bool:
     """Say whether a value is a function of a product or a sum with a constant of several numbers.
 
-    A convolution without a bias is such a product, with the scales of its weight.
+    A convolution without a bias counts as a product, with the scales of its weight.
     """
     while (node := value.producer()) is not None and node.op_type in {*_PASSED} - {"Max", "Concat"}:
         if node.op_type in _WITH_CONSTANTS and _has_constant(node):

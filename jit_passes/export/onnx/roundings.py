@@ -8,8 +8,8 @@
 with the codes low to high of the second grid, which saturates there: no code changes.
 
 Where nothing else reads %a and %y, ONNX Runtime merges both pairs to one on the part that the grids
-have in common. It does so ahead of dropping clips that a quantize makes needless, and a clip is in
-the way. So the optimized graph has neither of them.
+have in common. ONNX Runtime merges before it drops clips that a quantize makes needless, so a clip
+is in the way. So the optimized graph has neither of them.
 
 Source: onnxruntime/core/optimizer/double_qdq_pairs_remover.cc.
 """

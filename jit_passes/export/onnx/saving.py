@@ -1,7 +1,8 @@
 """Files of a written model: one of protobuf, which ends below 2 GiB, or two with weights apart.
 
-A message of protobuf is there twice while it is written: as an object, and as bytes. So weights are
-written apart at first, and one file is put together of that and of one weight after another:
+A message of protobuf is there twice while it is written: as an object, and as bytes. So the graph
+is written without weights first. The final file is put together from it and one weight after
+another:
 
     ModelProto    other fields, graph
     graph         other fields, initializer, initializer, ...
@@ -55,7 +56,7 @@ def save(written: Any, path: str | os.PathLike[str]) -> None:
             written.save(file, external_data=True)
             _check(os.fspath(file))
             if apart:
-                # The weights first: a file without its weights is read by nobody.
+                # The weights first: a file without its weights is of no use.
                 for name in (f"{place.name}.data", place.name):
                     os.replace(file.with_name(name), place.with_name(name))
                 return

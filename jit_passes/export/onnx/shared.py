@@ -6,10 +6,10 @@
                                              %v = DequantizeLinear(%codes#1, s#1, z#1)
     %b = Conv(%y, %w, %bias)                 %b = Conv(%y, %v, %bias#1)
 
-OpenVINO 2026.4 multiplies a weight by a constant that one of the convolutions is multiplied by, and
-all that read this weight have the product then. Nor does it add within convolutions that share a
-weight, and rounds in front of the sum. A further dequantize of the same codes changes nothing of
-this. Linears with a weight in common are computed rightly.
+If one of the convolutions is multiplied by a constant, OpenVINO 2026.4 multiplies the weight by it.
+Then all convolutions with this weight read the product. Nor does it add within convolutions that
+share a weight, and rounds in front of the sum. A further dequantize of the same codes changes
+nothing of this. Linears with a weight in common are computed rightly.
 """
 
 from __future__ import annotations

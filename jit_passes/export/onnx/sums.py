@@ -10,22 +10,22 @@
 
 with a relu or a clip in front of the last line, or none.
 
-OpenVINO 2026.4 adds within a convolution if both operands are quantized. It then clips the
-convolution's result to the grid and does not round it, whatever the scale. Without the pair, the
+OpenVINO 2026.4 adds within a convolution if both operands are quantized. OpenVINO then clips the
+convolution's result to the grid and does not round it, for any scale. Without the pair, the
 convolution writes its result in float, in bfloat16 by default on processors with AMX, and another
 kernel adds.
 
-The sum takes the place of the other operand in memory. The other operand must have the shape of the
-sum, and all its other readers must lead to the convolution. Other sums get no pair, as OpenVINO
-would round there. Sums of two convolutions get none either, as one of them is quantized anyway:
-OpenVINO adds within the other.
+The sum takes the place of the other operand in memory. This operand must have the shape of the sum,
+and all its other readers must lead to the convolution. Other sums get no pair, as OpenVINO would
+round there. Sums of two convolutions get none either, as one of them is quantized anyway: OpenVINO
+adds within the other.
 Sums whose two operands come from one value by functions alone, as in %y + conv(relu(%y)), get none
-too: with fixed sizes one kernel computes the functions, and OpenVINO then rounds and adds with
+either. With fixed sizes one kernel computes the functions, and OpenVINO then rounds and adds with
 another one.
 
-The grid changes no code of the sum. The other operand has values from a to b, and the sum's codes
-stand for values from low to high. Where the convolution gives less than low - b, the sum saturates
-below, and does so too if it gives low - b. Above high - a it is alike. The grid reaches both ends.
+The grid changes no code of the sum. The second operand has values from a to b, and the sum's codes
+stand for values from low to high. Where the convolution gives low - b or less, the sum saturates
+below. Above high - a the sum saturates likewise. The grid reaches both ends.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _adds_in_place(add: Any, convolution: Any, other: Any) -> bool:
 
 
 def _is_of_convolution(codes: Any) -> bool:
-    """Say whether codes are those of a convolution, or of functions behind it."""
+    """Say whether codes come from a convolution, or from functions behind it."""
     node = codes.producer()
     while node is not None and node.op_type not in ("Conv", "DequantizeLinear"):
         node = main_operand(node).producer() if node.inputs else None
@@ -96,7 +96,7 @@ def _is_of_convolution(codes: Any) -> bool:
 
 
 def _functions_of(value: Any) -> set[Any]:
-    """Return the nodes that make a value, back to those with kernels of their own."""
+    """Return the nodes that make a value, back to nodes with kernels of their own."""
     node = value.producer()
     if node is None or node.op_type in _KERNELS:
         return set()
@@ -144,7 +144,7 @@ def _quantize(add: Any, place: int, low: float, high: float, like: Any) -> None:
     ir, numpy = (importlib.import_module(name) for name in ("onnx_ir", "numpy"))
     value = add.inputs[place]
     codes = numpy.iinfo(like.dtype.numpy())
-    # One code less: the zero point is a whole number, and the grid reaches both ends all the same.
+    # A code less: the zero point is a whole number, and the grid must still reach both ends.
     step = numpy.float32((high - low) / (codes.max - codes.min - 1))
     zero = codes.min + int(numpy.ceil(-low / step))
     numbers = {"scale": step, "zero_point": numpy.array(zero, codes.dtype)}

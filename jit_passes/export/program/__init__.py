@@ -12,12 +12,12 @@ __all__ = ["from_exported_program", "to_exported_program"]
 def from_exported_program(program: torch.export.ExportedProgram) -> torch.jit.ScriptModule:
     """Return a program of `torch.export` as a ScriptModule, which all functions here take.
 
-    Its results are those of the program, on tensors of any size that its operators take: the
-    program's own bounds of sizes are not checked. Parameters share their memory with the program's
-    and have its paths, and so do buffers; of a program that writes to tensors the model has copies
-    of the buffers, since its calls change no state of the program. Operators are in the modules
-    that they come from, so that rules of configurations and names in reports are those of the model
-    that was exported. Arguments are called and nested as they were.
+    Its results equal the program's, on tensors of any size that its operators take: the program's
+    own bounds of sizes are not checked. Parameters and buffers share their memory with the
+    program's, and have its paths. If the program writes to tensors, the model has copies of the
+    buffers, since its calls change no state of the program. Operators are in the modules that they
+    come from, so that rules of configurations and names in reports fit the model that was exported.
+    Arguments are called and nested as they were.
 
     `torch.cond` becomes a branch, and `torch.while_loop` a loop. Operators of
     `quantized_decomposed` stay as they are.
@@ -27,8 +27,8 @@ def from_exported_program(program: torch.export.ExportedProgram) -> torch.jit.Sc
             best ahead of `run_decompositions`, which takes linears and attention apart.
 
     Raises:
-        JitPassesError: it is no such program; an operator is none of PyTorch's dispatcher, as
-            `scan` is none; or TorchScript has no type for an argument or a result, as for dicts by
+        JitPassesError: the argument is no program; PyTorch's dispatcher has no such operator, as
+            for `scan`; or TorchScript has no type for an argument or a result, as for dicts by
             numbers.
     """
     from .read import read_program
@@ -45,14 +45,14 @@ def to_exported_program(
 ) -> torch.export.ExportedProgram:
     """Return a model as a program of `torch.export`, for AOTInductor, ONNX, ExecuTorch and others.
 
-    Of a float model the program has the canonical form, batch norms folded. Of a reference model it
-    has quantize and dequantize as operators of `quantized_decomposed`, and weights as integers.
-    Values keep their names: `node.meta["custom"]["name"]` is `layer1.0.conv1:conv2d`, and
-    `["source"]` the line of the model's code.
+    The program of a float model has the canonical form, batch norms folded. The program of a
+    reference model has quantize and dequantize as operators of `quantized_decomposed`, and weights
+    as integers. Values keep their names: `node.meta["custom"]["name"]` is `layer1.0.conv1:conv2d`,
+    and `["source"]` the line of the model's code.
 
     Branches that the data or an open size decide become `torch.cond`, and loops whose rounds they
-    decide `torch.while_loop`; other loops are unrolled. A tensor from outside, to which a branch or
-    a round writes, is one of its results.
+    decide `torch.while_loop`; other loops are unrolled. If a branch or a round writes to a tensor
+    from outside, the tensor is one of its results.
 
     Args:
         model: a float ScriptModule in eval mode, or a reference model, the result of `convert`; it
@@ -65,8 +65,9 @@ def to_exported_program(
 
     Raises:
         JitPassesError: the model is neither of these; an operator has no form in a program; a
-            branch does not fit `torch.cond`, or a loop `torch.while_loop`, whose rounds keep shapes
-            and dtypes; or the inputs are not the model's. The message has the line of source.
+            branch does not fit `torch.cond`; the rounds of a loop change shapes or dtypes, which
+            `torch.while_loop` does not allow; or the inputs are not the model's. The message has
+            the line of source.
         ArgumentError: `dynamic_shapes` has another form, or an axis that a tensor has not.
     """
     from .shapes import check_dynamic_shapes

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...graph.view import GraphView, NodeView
 
-# Of a node, what its view does not show.
+# Facts of a node that its view does not show.
 _DETAILS: dict[str, Callable[[Any], Any]] = {
     "prim::GetAttr": lambda node: node.s("name"),
     "prim::SetAttr": lambda node: node.s("name"),
@@ -48,8 +48,8 @@ class Step:
     Attributes:
         node: the view of it.
         blocks: of a branch its two ways, of a loop its round; else none.
-        detail: the attribute that `prim::GetAttr` and `prim::SetAttr` name, the kinds of types that
-            `prim::isinstance` asks for, the context that `prim::Enter` enters; else None.
+        detail: the attribute of `prim::GetAttr` and `prim::SetAttr`, the types that
+            `prim::isinstance` asks for, or the context that `prim::Enter` enters; else None.
     """
 
     node: NodeView

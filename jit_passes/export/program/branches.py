@@ -2,8 +2,8 @@
 
     y = f(x) if x.sum() > 0 else g(x)   ->   cond(x.sum() > 0, f, g, (x,))
 
-All that a branch reads from outside is an operand, and its results are one flat list of tensors,
-which is what `cond` gives. Truths and numbers become tensors on the way; the rest of a result, a
+Every value that a branch reads from outside is an operand. Its results are one flat list of
+tensors, as `cond` gives them. Truths and numbers become tensors on the way; the rest of a result, a
 structure or None, has to be equal in both.
 """
 

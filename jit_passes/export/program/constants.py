@@ -18,7 +18,7 @@ _SUFFIXES = {"scales": "_scale", "zero_points": "_zero_point"}
 
 
 def hold(root: nn.Module, path: str, tensor: Tensor) -> str:
-    """Give a module a buffer at a path, and return its path: that one, or the first free one."""
+    """Give a module a buffer at a path, or at the first free one like it, and return its path."""
     *owners, name = path.split(".")
     owner, found = root, []
     for part in owners:
@@ -35,8 +35,8 @@ def hold(root: nn.Module, path: str, tensor: Tensor) -> str:
 def constant_of(value: ValueView) -> Tensor:
     """Return a constant tensor as a program has it.
 
-    It shares its memory with the model, unless the model writes to it: a program has a state of its
-    own. Scales of channels are float32, which is what operators compute with.
+    The constant shares its memory with the model, unless the model writes to it: a program has a
+    state of its own. Scales of channels are float32, which is what operators compute with.
     """
     tensor: Tensor = value.constant.detach()
     scales = value.uses and all(node.kind in _CHANNELS and at == 1 for node, at in value.uses)
@@ -45,7 +45,7 @@ def constant_of(value: ValueView) -> Tensor:
 
 
 def _free(owner: nn.Module, name: str, *, or_module: bool = False) -> str:
-    """Return the name, or with a number the first one that the owner does not have.
+    """Return the name, with the first free number if the owner has the name already.
 
     A word of Python's gets a `_`: the code of a program has the names.
     """

@@ -1,4 +1,4 @@
-"""The dialect's operators as those of `quantized_decomposed`, which compilers of programs know.
+"""The dialect's operators as operators of `quantized_decomposed`, which compilers of programs know.
 
     jit_passes::quantize                quantize_per_tensor
     jit_passes::dequantize              dequantize_per_tensor

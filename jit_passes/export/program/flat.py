@@ -77,7 +77,7 @@ def tensor_of(leaf: Any) -> torch.Tensor:
     """Return a tensor, or a truth or number as one without axes."""
     if isinstance(leaf, torch.Tensor):
         return leaf
-    # Of truths, kind_of says what they become.
+    # `kind_of` says how truths return.
     dtype = {int: torch.int64, float: torch.float64}.get(kind_of(leaf) or bool, torch.bool)
     full: Any = torch.full  # which takes symbols, though its type does not say so
     made: torch.Tensor = full((), leaf, dtype=dtype)
@@ -89,7 +89,7 @@ def read_back(
 ) -> list[Any]:
     """Return values of a form: tensors for its leaves that have a kind, and the rest as given.
 
-    Numbers are numbers again. A truth stays a tensor, by which a further branch can go.
+    Numbers are numbers again. A truth stays a tensor, so that a further branch can read it.
     """
     given = iter(tensors)
     leaves = [

@@ -1,4 +1,4 @@
-"""Forms: functions that compute the nodes of a graph. Most are PyTorch's operators themselves.
+"""Forms: functions that compute the nodes of a graph; most are PyTorch's operators.
 
 Operators that PyTorch's dispatcher has are called by their schema. TorchScript has more of them,
 for numbers, lists and dicts: the tables say their Python. Branches, loops and attributes are in
@@ -32,7 +32,7 @@ _SCALARS = ("bool", "int", "float", "Scalar", "SymInt", "number")
 def form_of(node: NodeView, known: Mapping[int, Limits]) -> Form | None:
     """Return the function of a node's operands that gives its result, a tuple of several; or None.
 
-    It has none if PyTorch's dispatcher does not know the operator, and no table does.
+    The result is None if neither PyTorch's dispatcher nor a table knows the operator.
 
     Args:
         node: which.
@@ -77,8 +77,8 @@ def _operator(node: NodeView) -> Form:
 def _clamp(node: NodeView) -> Form:
     """Return a clamp, as `hardtanh` between two numbers.
 
-    Engines look for `hardtanh` behind a convolution: XNNPACK leaves one that a clamp follows in
-    float, and ExecuTorch 1.5.1 computes it wrongly then.
+    Engines look for `hardtanh` behind a convolution: If a clamp follows, XNNPACK leaves the
+    operator in float, and ExecuTorch 1.5.1 computes it wrongly.
     """
     clamp = _operator(node)
 
@@ -213,7 +213,7 @@ def _taken(data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
 
 
 def _converted(x: torch.Tensor, *operands: Any) -> torch.Tensor:
-    """Return `x.to(device, dtype, non_blocking, copy)`, of which a graph may leave some out."""
+    """Return `x.to(device, dtype, non_blocking, copy)`; a graph may leave some out."""
     device = next((item for item in operands if isinstance(item, torch.device)), x.device)
     dtype = next((DTYPES[item] for item in operands if type(item) is int), x.dtype)
     return x.to(device=device, dtype=dtype)
@@ -278,7 +278,7 @@ _FIRST: dict[str, Form] = {
     "prim::abs": abs,
 }
 
-# Of TorchScript alone: numbers, lists, dicts and text.
+# Operators of TorchScript alone: numbers, lists, dicts and text.
 _PYTHON: dict[str, Form] = {
     "aten::_unwrap_optional": _same,
     "aten::detach": _same,

@@ -2,8 +2,9 @@
 
     while y.sum() < 9: y = f(y)   ->   while_loop(go_on, f, (0, y.sum() < 9, y), ...)
 
-Carried are the round, whether the loop goes on, and the tensors and numbers that a round takes from
-the one before. Shapes, dtypes and structures stay as they are from round to round.
+The loop carries the number of the round, whether it goes on, and the tensors and numbers that a
+round takes from the previous one. Shapes, dtypes and structures stay as they are from round to
+round.
 """
 
 from __future__ import annotations

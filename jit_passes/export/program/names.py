@@ -51,7 +51,8 @@ def named(node: NodeView) -> tuple[str, NodeView]:
 def described(node: NodeView) -> str:
     """Return name and line of source of a node, for messages.
 
-    TorchScript knows no line of a write to an attribute: that of the value that is written tells.
+    TorchScript knows no line of a write to an attribute: the line of the written value stands for
+    it.
     """
     name, origin = named(node)
     producers = [value.producer for value in node.inputs if value.producer is not None]

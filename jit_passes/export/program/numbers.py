@@ -1,4 +1,4 @@
-"""Numbers that a trace has as tensors: they are known where sizes that are known tell them.
+"""Numbers that a trace has as tensors: known where they follow from known sizes.
 
     %n : int = aten::size(%x, 2)
     %t : Tensor = prim::NumToTensor(%n)
@@ -6,8 +6,8 @@
     %h : Tensor = aten::ceil(%q)
     %i : int = aten::Int(%h)
 
-`torch.export` knows no values of tensors, so %i would be a number that the data decide. It is
-computed here, on real tensors, as padding to equal sizes wants it.
+`torch.export` knows no values of tensors, so %i would be a number that the data decide. The number
+is computed here, on real tensors, as padding to equal sizes needs it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .source import Method, Source
 
 _context: Any = SourceContext  # PyTorch has no types for these two
 _build_def: Any = build_def
-# What the source of a program may name.
+# The names that the source of a program may use.
 _NAMES: dict[str, Any] = {"torch": torch, "math": math, **vars(typing)}
 
 

@@ -211,7 +211,7 @@ class Running(nn.Module):
         outside = [*(values[id] for id in free), *map(self.__state.read, paths)]
         found = choose(truth, way(step.blocks[0]), way(step.blocks[1]), outside)
         rest = iter(self._give_back(step, touched, found, values))
-        # What both give from outside stays as it is: a number stays known.
+        # A value from outside that both branches give stays unchanged: a number stays known.
         return [values[a] if a == b else next(rest) for a, b in pairs]
 
     def _loop(self, step: Step, operands: list[Any], values: dict[int, Any]) -> Sequence[Any]:
@@ -328,7 +328,7 @@ def _is_a(value: Any, kind: str) -> bool:
 
 
 def _is_known(truth: Any) -> bool:
-    """Say whether a truth is the same for all inputs, so that a branch can be taken now."""
+    """Say whether a truth holds for all inputs alike, so that a branch can be taken now."""
     if isinstance(truth, torch.SymInt):
         return False
     if isinstance(truth, torch.SymBool):

@@ -23,8 +23,9 @@ def check_dynamic_shapes(shapes: Any, example_inputs: Any, names: Sequence[str])
         names: of the method's arguments.
 
     Raises:
-        ArgumentError: they are no tuple, list or dict by names; those of a tensor are no dict by
-            axes, and no tuple of all axes; a tensor has no such axis; or a size is text, say.
+        ArgumentError: the shapes are no tuple, list or dict by names; the shape of a tensor is no
+            dict by axes, and no tuple of all axes; a tensor does not have the axis; or a size is
+            text, say.
     """
     if shapes is None or hasattr(shapes, "dynamic_shapes"):  # a ShapesCollection makes them
         return

@@ -147,7 +147,7 @@ class Sharing:
             now = self._state.read(path)
             pairs |= {(writes.state[path], id) for id in values if share(values[id], now)}
         for id, root in pairs:
-            # Of two attributes, the next call may write to the tensor that they are then.
+            # If two attributes share a tensor, the next call may write to it.
             again = id < 0 and root < 0 and (writes.writer_of(id) or writes.writer_of(root))
             if (
                 again

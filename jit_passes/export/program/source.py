@@ -7,8 +7,8 @@ becomes `conv = self.layer.conv1.conv_(x)` in the model, and in its part `layer.
     def conv_(self, input_0: torch.Tensor):
         return torch.ops.aten.conv2d(input_0, self.weight, None)
 
-An operator stands in the module that it comes from, so that names and rules of configurations are
-those of the model that was exported.
+An operator stands in the module that it comes from, so that names and rules of configurations fit
+the model that was exported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PREFIX: dict[Any, str] = {
 }  # fmt: skip
 _METHODS = {"aten::sym_size": "size", "aten::sym_numel": "numel", "aten::sym_stride": "stride"}
 _ITEM = ("aten::item", "aten::_local_scalar_dense")
-# What a program asserts about inputs that the graph does not show.
+# Assertions of a program about inputs that the graph does not show.
 _CHECKS = re.compile(r"aten::(_assert|sym_constrain)")
 _INDENT = "    "
 _OF_TORCH = os.path.dirname(torch.__file__)
@@ -166,7 +166,7 @@ class Source:
         return [f"{result} = ({', '.join(carried)},)", "while True:", *_indented(lines)]
 
     def _within(self, part: Any, given: Sequence[str], result: str) -> list[str]:
-        """Return the lines of a graph within the graph, the last of which sets its result."""
+        """Return the lines of a graph within the graph; the last line sets its result."""
         inner = getattr(part.graph.owning_module, part.target)
         places = [each for each in inner.graph.nodes if each.op == "placeholder"]
         taken = dict(zip(places, given, strict=True))
@@ -287,7 +287,7 @@ def _attribute(path: str) -> str:
 
 
 def _gives_values(node: Node) -> bool:
-    """Say whether a node gives what `type_of` has a type for, and takes such."""
+    """Say whether `type_of` has a type for the operands and results of a node."""
     return all(each.meta.get("val") is not None for each in node.all_input_nodes)
 
 

@@ -115,8 +115,8 @@ class State:
             written: says of a path whether operators write to the attribute's memory.
 
         Raises:
-            NodeError: an attribute that is no tensor is another one; a tensor has another shape or
-                dtype; or two attributes are one tensor from then on, and are written to.
+            NodeError: an attribute that is no tensor has changed; a tensor has another shape or
+                dtype; or two attributes have become one tensor, and are written to.
         """
         tensors = {path: self.read(path) for path in self._first}
         for path in self._assigned:
@@ -158,7 +158,7 @@ class State:
 
 
 def share(value: Any, tensor: Tensor) -> bool:
-    """Say whether a value is a tensor in the memory of another one, or holds such a tensor."""
+    """Say whether a value is, or holds, a tensor in the memory of another tensor."""
     is_alias: Any = getattr(torch._C, "_is_alias_of")  # noqa: B009  its type is not declared
     return any(isinstance(leaf, Tensor) and is_alias(leaf, tensor) for leaf in tree_leaves(value))
 

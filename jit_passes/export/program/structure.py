@@ -38,7 +38,7 @@ def type_of(value: Any) -> str:
 
 
 def type_of_structure(spec: TreeSpec, leaves: Iterator[Any]) -> str:
-    """Return the type of an argument, which takes its leaves from those that are left."""
+    """Return the type of an argument; its leaves come from the remaining ones."""
     if spec.is_leaf():
         return type_of(next(leaves))
     _check(spec)
@@ -62,7 +62,7 @@ def leaves_of(spec: TreeSpec, value: str) -> Iterator[str]:
 
 
 def structure_of(spec: TreeSpec, leaves: Iterator[str]) -> str:
-    """Return the expression of a result, which takes its leaves from those that are left."""
+    """Return the expression of a result; its leaves come from the remaining ones."""
     if spec.is_leaf():
         return next(leaves)
     _check(spec)

@@ -12,11 +12,11 @@
 
 where %kept is an argument of the program, a parameter or a buffer, or a view or a copy of one.
 
-Inductor of torch 2.13 adds a linear on integers to the other operand in place. It checks that
-nothing else in the program reads this operand, and not that the operand is there after the call:
-the caller's tensor, or a parameter, has the sum in it then. An operator between the two prevents
-this. A copy of the operand would not, since Inductor removes it, or makes a constant of it. Alpha
-is left out of these sums, and of sums with convolutions.
+Inductor of torch 2.13 adds a linear on integers to the other operand in place. Inductor checks that
+nothing else in the program reads this operand. It does not check whether the operand lives on after
+the call: the caller's tensor, or a parameter, then holds the sum. An operator between the two
+prevents this. A copy of the operand would not, since Inductor removes it, or makes a constant of
+it. Alpha is left out of these sums, and of sums with convolutions.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _attributes(module: Any, block: Block) -> tuple[dict[int, str], dict[str, An
     for step in block.walk():
         node = step.node
         owner = owners.get(node.main_operand.id) if node.kind in _ATTRIBUTES else None
-        if owner is None:  # no attribute, or that of an object of a script class
+        if owner is None:  # no attribute, or an attribute of a script class's object
             continue
         path = f"{owner}.{step.detail}" if owner else step.detail
         found: Any = model

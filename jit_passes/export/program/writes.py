@@ -30,9 +30,9 @@ class Writes:
     def __init__(self, block: Block, paths: Mapping[int, str]) -> None:
         self._paths = paths
         self._makers = {value.id: step.node for step in block.walk() for value in step.node.outputs}
-        # An attribute is a value too, with a number below those of all others.
+        # An attribute is a value too, with a number below all other values.
         self.state = {path: -2 - k for k, path in enumerate(dict.fromkeys(paths.values()))}
-        self._sources: dict[int, list[int]] = {}  # of a value, the values of which it may be a view
+        self._sources: dict[int, list[int]] = {}  # by value: the values that it may be a view of
         self._last: dict[int, NodeView] = {}  # the last writer
         self._repeated: set[int] = set()
         # Attributes are read by the next call.
@@ -48,7 +48,7 @@ class Writes:
     def _add(self, step: Step) -> None:
         node = step.node
         for inner in step.blocks:
-            # Of a loop, inputs and operands, and results and outputs, differ by one or two.
+            # In a loop, inputs and operands, and results and outputs, differ by one or two.
             pairs = [(inner.inputs, [v.id for v in node.inputs]), (_outputs(node), inner.outputs)]
             if node.kind == "prim::Loop":
                 pairs.append((inner.inputs, inner.outputs))  # the next round

@@ -1,4 +1,4 @@
-"""One quantized model in several engines, code by code."""
+"""A quantized model in several engines, code by code."""
 
 from .check import FileCheck, check_onnx
 from .float_results import ResultDifference

@@ -1,4 +1,4 @@
-"""`check_onnx`: a file of ONNX beside the reference model that it was made of."""
+"""`check_onnx`: a file of ONNX beside the reference model that it was made from."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ class FileCheck:
     Attributes:
         engine: which: "onnxruntime" or "openvino".
         target: of the model, by name.
-        codes: the codes in ONNX Runtime beside the reference model: without optimization and with
-            it, or without it alone where the file is for an engine that is not run. OpenVINO shows
-            no codes.
+        codes: the codes in ONNX Runtime beside the reference model, without optimization and with
+            it. For an engine that is not run, without it alone. OpenVINO shows no codes.
         results: the results in OpenVINO beside the reference model, as floats.
         integers: convolutions, linears and products on integers in the graph that runs, by kind.
         floats: convolutions, linears and products that stay in float, by kind.
@@ -65,7 +64,7 @@ class FileCheck:
 
     @property
     def kept(self) -> bool:
-        """Whether as many operators are on integers as the report says, where it was counted."""
+        """Whether the count of operators on integers reaches the report's, where it was counted."""
         return self.promised is None or sum(self.integers.values()) >= self.promised
 
     @property
@@ -113,7 +112,7 @@ def check_onnx(
     method: str = "forward",
     engine: str | None = None,
 ) -> FileCheck:
-    """Compare a file of ONNX, in an engine, with the reference model that it was made of.
+    """Compare a file of ONNX, in an engine, with the reference model that it was made from.
 
     In ONNX Runtime, codes are compared as by `conformance`, by the names that `export_onnx` gives
     values. In OpenVINO, results are compared as floats: a result on a grid may be a step apart,
@@ -126,14 +125,15 @@ def check_onnx(
         input_fn: makes a batch of inputs out of an item of `data`.
         progress: a progress bar; None for one on terminals only.
         method: of a model with several quantized methods, which.
-        engine: "onnxruntime" or "openvino"; None for that of the model's target. Other targets are
-            for engines that are not run here: ONNX Runtime computes the file as it is written.
+        engine: "onnxruntime" or "openvino"; None for the engine of the model's target. Other
+            targets are for engines that are not run here: ONNX Runtime computes the file as it is
+            written.
 
     Raises:
         ArgumentError: the engine is unknown.
-        JitPassesError: onnx or the engine is not installed, or it does not load the file; the file
-            is no ONNX, or has other inputs, values or results; the second is no reference model;
-            there is no batch.
+        JitPassesError: onnx or the engine is not installed; the engine does not load the file; the
+            file is no ONNX, or has other inputs, values or results; `reference` is no reference
+            model; there is no batch.
         JitPassesError: the file cannot be read; this is an OSError too.
     """
     if engine is not None and engine not in ENGINES:

@@ -29,8 +29,8 @@ FLAGS = ("-std=c99", "-O1", "-shared", "-fPIC")
 class CompiledC:
     """The codes of a program in C99, by a shared library of it for each set of sizes.
 
-    It shows results alone: its inner buffers share memory. The compiler is `$CC`, or the first of
-    cc, gcc and clang.
+    The program shows results alone: its inner buffers share memory. The compiler is `$CC`, or the
+    first of cc, gcc and clang.
 
     Raises:
         JitPassesError: there is no compiler, or the model is not written as C.

@@ -69,7 +69,7 @@ class FloatResults:
         if len(expected) != len(found):
             raise JitPassesError(
                 f"the file has {len(found)} results, and the reference model {len(expected)}: was "
-                "the file made of this model?"
+                "the file made from this model?"
             )
         for (name, ours), theirs in zip(expected.items(), found, strict=True):
             if ours.shape != theirs.shape:

@@ -49,7 +49,7 @@ def fed(inputs: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
     if lost := [name for name in wanted if name not in given]:
         raise JitPassesError(
             f"the file has the input {lost[0]!r}, and the reference model takes "
-            f"{', '.join(given)}: was the file made of this model?"
+            f"{', '.join(given)}: was the file made from this model?"
         )
     return {name: given[name].numpy() for name in wanted}
 

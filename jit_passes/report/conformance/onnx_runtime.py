@@ -27,7 +27,7 @@ INTEGERS = frozenset(
 INTEGERS |= {"ConvInteger", "DynamicQuantizeMatMul", "MatMulNBits"}
 FLOATS = frozenset(("Conv", "FusedConv", "Gemm", "MatMul", "FusedMatMul", "FusedGemm"))
 FLOATS |= {"ConvTranspose"}
-# They move codes, and a further result may need another order of axes.
+# Operators that move codes: a further result may need another order of axes.
 MOVES = ("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
 
 _MISMATCH = "output_dtype INT8 does not match y_zero_point type UINT8"
@@ -143,9 +143,9 @@ def shown_values(path: Path, values: Sequence[QuantizedValue]) -> dict[str, str]
 def _session(path: Path, further: Sequence[str], optimized: bool) -> tuple[Any, Counter[str]]:
     """Return a session with further results, and the operators of the graph that it runs.
 
-    One optimization of 1.31 puts quantize, with `output_dtype`, behind int8 that is moved; another
-    makes uint8 of int8, and leaves `output_dtype` as it is. That does not load. The session then
-    keeps int8.
+    An optimization of 1.31 puts quantize, with `output_dtype`, behind int8 that is moved; another
+    makes uint8 of int8, and leaves `output_dtype` as it is. The result does not load. The session
+    then keeps int8.
     """
     onnx, runtime = imported("onnx"), imported("onnxruntime")
     options = runtime.SessionOptions()

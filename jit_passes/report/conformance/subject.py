@@ -128,7 +128,7 @@ class Subject:
         return dict(zip(names, args, strict=False)) | dict(kwargs)
 
     def watched(self, model: torch.jit.ScriptModule | None = None) -> Watched:
-        """Return the model, or one lowered from it, as one that gives the codes of values."""
+        """Return a module that gives the codes of values, of the model or of a lowered one."""
         other = self.model if model is None else model
         report = Report.read(other)
         assert report is not None
@@ -136,7 +136,7 @@ class Subject:
 
 
 def _rounding_of(record: Mapping[str, Any]) -> str:
-    """Return how a configuration asks for a target's rounding; "" for that of halves to even."""
+    """Return how a configuration asks for a target's rounding; "" for halves to even."""
     made_for_integers = record["name"] == FixedPoint.name
     word = rounding_of_codes(record["options"]["rounding"]) if made_for_integers else "half_even"
     if word == "half_even":

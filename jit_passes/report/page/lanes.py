@@ -31,8 +31,8 @@ class Drawing:
 def drawn(nodes: Sequence[NodeView], shown: Sequence[NodeView]) -> Drawing:
     """Draw the operators that are shown; through others, lines go on.
 
-    An operator takes the lane of the first operand that nobody reads after it, else the first free
-    one. A lane is free again behind the last reader of its result.
+    An operator takes the lane of its first operand without later readers, else the first free lane.
+    A lane is free again behind the last reader of its result.
     """
     row = {node.index: k for k, node in enumerate(shown)}
     before = _operands(nodes, row)

@@ -1,4 +1,4 @@
-"""One HTML file about a quantized model."""
+"""An HTML file about a quantized model."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ LOST = -999.0  # decibels where nothing is left of the signal
 FOLDER = Path(__file__).parent
 TEMPLATE = "page.html"
 CHARACTER = 7.3  # width in the font of the graphs, in pixels
-# By the mode of an operator, "" for float: where it computes, as the style sheet has it. One whose
-# weight alone is quantized computes in float.
+# By the mode of an operator, "" for float: where it computes, as the style sheet has it. An
+# operator whose weight alone is quantized computes in float.
 SIDES = {"static": "int8", "dynamic": "dynamic", "weight_only": "float", "": "float"}
 AS_WRITTEN = Pipeline("as_written", ("freeze", *CLEAN_UP))
 
@@ -57,15 +57,15 @@ def report(
 ) -> None:
     """Write one HTML file about the effects of quantization, and where accuracy was lost.
 
-    It has the provenance of the model; sizes; operators in int8 or float with reasons and shares of
-    multiply-accumulates; the error of each value in the order of the graph, with its histogram and
-    the range of its grid; the graph as it was written, and beside it as it is quantized, with
-    regions on integers; a table to sort and filter; the configuration. The file needs no network
-    and no other file. There are no paths, names of machines or times in it, so equal inputs give
-    equal files, but for `latency`.
+    The page has the provenance of the model, sizes, operators in int8 or float with reasons and
+    shares of multiply-accumulates, and the configuration. For each value, in the order of the
+    graph, it has the error with its histogram and the range of its grid, also in a table to sort
+    and filter. The float graph and the quantized graph, with regions on integers, stand side by
+    side. The file needs no network and no other file. There are no paths, names of machines or
+    times in it, so equal inputs give equal files, but for `latency`.
 
     Args:
-        model: the float model of which the other was made; see `compare`. It is not touched.
+        model: the float model that the other was made from; see `compare`. It does not change.
         quantized: a reference model, in which all values are seen, or a lowered one.
         data: batches, as for `calibrate`; they are kept until the file is written.
         path: of the file.

@@ -82,7 +82,8 @@ CAPABILITY = Capability(
                             check=options_reason, **_INTEGERS),
         )
     ),
-    # Of int8 activations ONNX Runtime 1.31 leaves half in float, and fails to load others.
+    # With int8 activations ONNX Runtime 1.31 leaves half of the operators in float, and fails to
+    # load others.
     replace(table.UINT8, why="int8 stays in float there"),
     table.INT8_WEIGHTS,
     SpecSupport({"int32": (-(2**31) + 1, 2**31 - 1)}, table.OF_CHANNELS_OR_ONE),

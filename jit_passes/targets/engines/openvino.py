@@ -21,8 +21,8 @@ WEIGHTED = (*table.CONVOLUTIONS, "aten::linear")
 def depthwise_reason(node: NodeView) -> str | None:
     """Say why the engine computes a 3-d depthwise convolution in float.
 
-    Its kernel on integers takes no zero point. Convolutions of groups are wrong if a quantize and
-    a dequantize lie between them and one that it computes in float.
+    Its kernel on integers takes no zero point. Convolutions of groups are wrong if OpenVINO
+    computes another convolution in float, with a quantize and a dequantize in between.
     """
     groups, weight = node.groups, node.operand("weight").constant
     if not isinstance(weight, Tensor) or groups == 1 or [*weight.shape[:2]] != [groups, 1]:

@@ -27,7 +27,7 @@ CAPABILITY = Capability(
             *(OperatorSupport(f"aten::{kind}", Role.OWN) for kind in FUNCTIONS),
         )
     ),
-    # A compiler builds multipliers of as many bits as there are, so fewer codes are welcome.
+    # A compiler builds multipliers with the bits of the codes, so fewer codes are welcome.
     SpecSupport({"int8": (-128, 127)}, ("per_tensor_symmetric", "per_tensor_power_of_two")),
     table.INT8_WEIGHTS,
     float_biases=True,

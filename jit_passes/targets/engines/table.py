@@ -97,11 +97,11 @@ def global_average_reason(node: NodeView) -> str | None:
 
 
 def image_mean_reason(node: NodeView) -> str | None:
-    """Say why a mean is not that of images over their places."""
+    """Say why a mean does not go over the pixels of images."""
     axes = node.operand("dim") if node.overload == "dim" else None
     found = axes.constant if axes is not None and axes.is_constant else None
     if not isinstance(found, list) or {*found} not in ({2, 3}, {-1, -2}):
-        return "it is no mean of images over their last two axes"
+        return "it does not average the last two axes of images"
     dtype = node.operand("dtype")
     plain = dtype.is_constant and dtype.constant is None
     return None if plain else "it changes the dtype"

@@ -37,8 +37,8 @@ CAPABILITY = Capability(
 class XNNPACK(Engine):
     """XNNPACK in ExecuTorch: quantize and dequantize behind each operator.
 
-    Activations are int8, affine; weights int8, symmetric, per channel or tensor; biases float32, of
-    which XNNPACK makes int32 by itself.
+    Activations are int8, affine; weights int8, symmetric, per channel or tensor; biases float32,
+    which XNNPACK turns into int32 itself.
 
     Source: pytorch/executorch, backends/xnnpack.
     """

@@ -19,7 +19,7 @@ _WITHOUT_ZERO = ("symmetric", "power_of_two")  # schemes whose zero point is kno
 def reach(weight: torch.Tensor, bias: torch.Tensor | None, low: int, high: int) -> tuple[int, int]:
     """Return the smallest and the largest number that a sum of products can come to.
 
-    It holds for each partial sum too, in any order, and where a window reaches over the rim:
+    The bounds hold for each partial sum too, in any order, and where a window reaches over the rim:
 
         largest = max over c of  sum_i max(w[c, i] * low, w[c, i] * high, 0) + max(b[c], 0)
 
@@ -77,11 +77,11 @@ def _width(number: int) -> int:
 
 
 def overflow_before_data(node: NodeView, weight: Spec, inputs: Spec, bits: int) -> str | None:
-    """Say that the sums of an operator surely overflow, whatever the data will be.
+    """Say that the sums of an operator surely overflow, for any data.
 
     Codes of a weight follow from its numbers, if nothing is clipped. The zero point of an affine
-    input is not known yet: the one is taken with which the sums need the fewest bits. The bias is
-    left out, since its codes follow from the scale of the input.
+    input is not known yet: the zero point with the smallest sums is taken. The bias is left out,
+    since its codes follow from the scale of the input.
 
     Args:
         node: a convolution, a linear or a product of matrices.
@@ -120,7 +120,7 @@ def _range(spec: Spec) -> Range:
 
 
 def _codes(weight: torch.Tensor, spec: QuantizationSpec) -> torch.Tensor:
-    """Return the codes of a weight `[channels, ...]` whose range is that of its numbers."""
+    """Return the codes of a weight `[channels, ...]` with the range of its numbers."""
     rows = weight.flatten(1) if spec.ch_axis is not None else weight.flatten().unsqueeze(0)
     ends = zip(rows.amin(1).tolist(), rows.amax(1).tolist(), strict=True)
     scales = [affine_qparams(low, high, spec)[0] for low, high in ends]

@@ -81,7 +81,7 @@ class Arithmetic:
         With n = 0 nothing is rounded: h is 0, and so is what is added besides.
 
         Raises:
-            RefusedError: the rounding is that of a product with a multiplier of 31 bits.
+            RefusedError: the rounding is for a product with a multiplier of 31 bits.
         """
         if self.rounding == DOUBLE_ROUND:
             raise RefusedError(

@@ -6,9 +6,9 @@
 
 The first gives the codes of the dialect in this torch, ties included: see `cpp/ops/rounding.h`.
 Torch 2.13 rounds x * (1 / scale) + zero_point, which is one operation in float32. In double
-precision the product is exact, so the sum has the same bits once it is float32. Other
-roundings, for which fake_quantize stands in front of quantize, are computed so in any torch, but
-halves away from zero: of x / scale, in front of the zero point.
+precision the product is exact, so the sum has the same bits once it is float32. Other roundings,
+with a fake_quantize in front of quantize, have this formula in any torch. Halves away from zero are
+the exception: x / scale is rounded, ahead of the zero point.
 NaN becomes code 0.
 """
 
@@ -51,7 +51,7 @@ def _steps(x: str) -> str:
     return f"aten::nan_to_num(aten::mul({x}, %inverse), %code_0, None, None)"
 
 
-# Of a number of float32 in double precision, where a half is added exactly.
+# A number of float32 in double precision, where a half is added exactly.
 _ROUNDED = {
     "half_up": "aten::floor(aten::add(%v, 0.5, 1))",
     "half_away": "aten::trunc(aten::add(%v, aten::sign(%v), 0.5))",
@@ -107,8 +107,8 @@ def lower_to_codes() -> RuleSet:
 def lower_to_floats(graph: GraphEditor) -> None:
     """Write dequantize as operators of ATen.
 
-    This is no rule: the result of a rule stands for the value that it replaces, and reports would
-    see the value twice, as codes and as floats.
+    A rule would not do: the result of a rule stands for the value that it replaces, and reports
+    would see the value twice, as codes and as floats.
     """
     for node in graph.nodes:
         if node.kind != DEQUANTIZE or not are_constant(node.other_operands):

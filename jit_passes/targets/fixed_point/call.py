@@ -53,7 +53,7 @@ class Call:
         finder: finds codes.
         math: inserts operators in front of it.
         rules: how the target computes.
-        products: how many a sum of it has, as far as that is known; else 1.
+        products: the number of products in a sum, if it is known; else 1.
     """
 
     node: NodeView

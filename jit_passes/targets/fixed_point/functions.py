@@ -44,9 +44,9 @@ def quantize_ahead_of_moves(graph: GraphEditor) -> None:
         %m = aten::flatten(jit_passes::dequantize(%c, scale, zero), ...)
         %q = jit_passes::quantize(%m, scale, zero, ...)
 
-    The operator is a function of one tensor, or one that is computed on integers. The codes stay
-    equal, behind max pooling too: quantize never decreases, so the largest number has the largest
-    code, and the numbers behind the move are on its grid.
+    The operator is a function of one tensor, or is computed on integers. The codes stay equal,
+    behind max pooling too: quantize never decreases, so the largest number has the largest code,
+    and the numbers behind the move are on its grid.
     """
     for node in graph.nodes:
         if not (_is_function(node) or node.kind in FORMS) or node.output.written:

@@ -73,12 +73,12 @@ NO_FORM = "the target has no integer form of it"
 
 
 class _Lowering:
-    """One run over a graph."""
+    """A run over a graph."""
 
     def __init__(self, graph: GraphEditor, rules: Rules, capability: Capability) -> None:
         self.graph, self.rules, self.capability = graph, rules, capability
         self.finder = CodeFinder(graph)
-        # Of products of matrices, as long as the graph is that of the reference model.
+        # Products of matrices, as long as the graph is the reference model's.
         sums = ((n.index, products_in_sum(n)) for n in graph.nodes if n.kind in PRODUCTS)
         self._products = {index: count for index, count in sums if count is not None}
         self._codes: dict[int, ValueView] = {}  # of floats that are computed on integers, by id

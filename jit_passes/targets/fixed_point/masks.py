@@ -9,8 +9,8 @@
     %s = aten::masked_fill(%x, %hidden, fill)
     %y = aten::softmax(%s, ...)
 
-A number hides if it is not above `HIDDEN`. The fill is minus infinity where the mask has it, and
-else the lowest float32: a row that is hidden altogether then has equal shares, as it has with sums.
+A number hides if it is not above `HIDDEN`. The fill is minus infinity if the mask has it, else the
+lowest float32. With the latter, a fully hidden row has equal shares, as with sums.
 
 A mask is made without data: of constants, and of sizes. The one of causal attention is
 `triu(full([queries, keys], -inf), 1)`. Which numbers it may have follows from its operators.

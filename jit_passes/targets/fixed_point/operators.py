@@ -12,7 +12,7 @@ s and zero points z, v = (q - z) * s:
     cat            y = (x_k - z_k) * s_k / s_y, for each part
     averages       y = sum_i (x_i - z_x) * s_x / (count * s_y)
 
-and those of `rows.py`. Then q_y = clamp(round(y) + z_y, quant_min, quant_max), in 64 bits.
+and the operators of `rows.py`. Then q_y = clamp(round(y) + z_y, quant_min, quant_max), in 64 bits.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def averaged(call: Call) -> ValueView:
     (multiplier,), (shift,) = rescale.multipliers, rescale.shifts
     if shift > LONGEST_OF_AVERAGE:
         raise RefusedError(
-            f"its result has steps that are {1 / ratio:g} times as large as those of its operand"
+            f"its result has steps that are {1 / ratio:g} times as large as its operand's"
         )
     product = math.times(total, multiplier)
     if isinstance(count, int) and count & (count - 1) == 0:

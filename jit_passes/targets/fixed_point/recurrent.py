@@ -39,7 +39,7 @@ def unroll_layers(graph: GraphEditor, steps: int | None) -> None:
 
     Args:
         graph: whose layers.
-        steps: of each sequence; None where nobody has said how many.
+        steps: of each sequence; None if the number is not given.
     """
     for node in graph.nodes:
         if node.kind not in (*GATED, *PLAIN):
@@ -84,7 +84,7 @@ def _names(node: NodeView) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class _Run:
-    """One layer in one direction.
+    """A layer in one direction.
 
     Attributes:
         of_input: weight of the input, `[gates * hidden, input]`.

@@ -103,8 +103,8 @@ def common_rescale(
 ) -> tuple[tuple[int, ...], int]:
     """Return multipliers of several operands whose sum is shifted once, and the shift.
 
-    multiplier[k] = round(ratio[k] * 2^shift), the largest of which is below 2^bits. A ratio may be
-    below 0. The operands are rounded together, not one by one.
+    multiplier[k] = round(ratio[k] * 2^shift); the largest one is below 2^bits. A ratio may be below
+    0. The operands are rounded together, not one by one.
 
     Raises:
         JitPassesError: a ratio is not a power of two, or too large.
@@ -129,7 +129,7 @@ def _decomposed(ratio: float, bits: int, only_shift: bool) -> tuple[int, int]:
 
 
 def _shift_of(ratio: float, bits: int) -> int:
-    """Return the largest shift for which the multiplier has no more than that many bits."""
+    """Return the largest shift for which the multiplier has no more than so many bits."""
     _, exponent = math.frexp(ratio)  # ratio = mantissa * 2^exponent, 0.5 <= mantissa < 1
     shift = min(bits - exponent, LONGEST)
     if round(math.ldexp(ratio, shift)) >= 1 << bits:

@@ -13,7 +13,7 @@ H[h] = round(2^30 * exp(-256 * h * s_x)) and L[l] = round(2^30 * exp(-l * s_x)).
 
 Each e is within 1/2 (with two tables 0.501) of the real number times 2^20, and the largest is 2^20.
 So a share p is within (1 + p * (K + 1)) / 2^21 / (1 - K / 2^21) + p / 2^24 of the real one; the
-last term is that of m.
+last term comes from m.
 
 Layer norm, with the steps x_i = q_i - z_x of a row of N numbers, weight g and bias b:
 
@@ -24,9 +24,10 @@ Layer norm, with the steps x_i = q_i - z_x of a row of N numbers, weight g and b
     G_i = round(g_i * 2^(k + 16 - a) / s_y),   B_i = round(b_i * 2^16 / s_y)
 
 N^2 times the variance is a whole number of steps, so nothing is lost ahead of the root. G and B
-have 32 bits; a is the smallest for that, and k the largest with which all products have 63. Ahead
-of rounding y is within 2^-17 + sqrt(N) / 2^(k + 17 - a) + |y - b / s_y| * (1 / R + 1 / U) of the
-real number. A root-mean-square norm has D_i = N * x_i, no square of the sum in U, and no bias.
+have 32 bits, with the smallest a that allows it. k is the largest number for which all products
+have 63 bits. Ahead of rounding y is within 2^-17 + sqrt(N) / 2^(k + 17 - a) + |y - b / s_y| * (1 /
+R + 1 / U) of the real number. A root-mean-square norm has D_i = N * x_i, no square of the sum in U,
+and no bias.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _below(call: Call, codes: ValueView, dim: int) -> ValueView:
 def _seen(
     call: Call, x: Codes, codes: ValueView, mask: NodeView, dim: int
 ) -> tuple[ValueView, ValueView]:
-    """Return the numbers of which shares are taken, 0 where a mask hides one, and their sums."""
+    """Return the numbers whose shares are taken, 0 where a mask hides one, and their sums."""
     math, (_, hidden, fill) = call.math, mask.inputs
     if why := refusal_of_mask(mask):
         raise RefusedError(f"of '{mask.name}': {why}")

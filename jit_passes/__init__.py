@@ -71,7 +71,7 @@ from .training.parameters import (
     quantization_parameters,
 )
 from .training.prepare import prepare_qat
-from .training.slots import quantize_slots
+from .training.quantize_slots import quantize_slots
 from .training.starting import start_from
 from .training.statistics import estimate_statistics
 from .training.switches import (

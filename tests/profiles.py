@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import JitPassesWarning, Profile
 from jit_passes.observers import Observer
-from jit_passes.profile.sites import Sites
+from jit_passes.profile.probes import Probes
 from jit_passes.quantizer import BackendQuantizer, QuantizationSpec
 from jit_passes.stages.module import Report
 from jit_passes.stages.normalize import normalize
@@ -177,4 +177,4 @@ def finish(prepared: torch.jit.ScriptModule) -> tuple[bytes, bytes]:
 
 def hash_of(script: torch.jit.ScriptModule, method: str = "forward") -> str:
     """Of the normalized graph."""
-    return Sites.of(normalize(script._c, method).module, method).hash
+    return Probes.of(normalize(script._c, method).module, method).hash

@@ -15,7 +15,7 @@ import jit_passes
 from jit_passes import _C, JitPassesError
 from jit_passes.graph.view import GraphView, NodeView
 from jit_passes.passes.subject import wrap
-from jit_passes.profile.sites import Sites
+from jit_passes.profile.probes import Probes
 from jit_passes.quantizer import (
     Annotations,
     DerivedQuantizationSpec,
@@ -206,11 +206,11 @@ def test_a_profile_knows_such_a_buffer() -> None:
             y: Tensor = self.conv(x) + self.observer_0_range[0]
             return y + self.observer_0_range[0] + self.observer_none_range[1]
 
-    own, other = (Sites.of(normalize(script(m)._c).module, "forward") for m in (Counts(), Other()))
+    own, other = (Probes.of(normalize(script(m)._c).module, "forward") for m in (Counts(), Other()))
     assert own.hash != other.hash
     model = script(Counts())
     prepared = jit_passes.prepare(model)
-    assert Sites.of(prepared._c, "forward").hash == own.hash
+    assert Probes.of(prepared._c, "forward").hash == own.hash
     profile = jit_passes.profile(model, [X, X], progress=False)
     jit_passes.fill(prepared, profile)
 

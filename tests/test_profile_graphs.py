@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning, Profile
 from jit_passes.observers import MovingAverageMinMax
-from jit_passes.profile.sites import Sites
+from jit_passes.profile.probes import Probes
 from jit_passes.stages.normalize import normalize
 
 
@@ -44,10 +44,10 @@ def test_hash(name: str, tmp_path: Path) -> None:
     loaded = torch.jit.load(tmp_path / "model.pt")
     assert hash_of(script_of(name)) == hash_of(loaded) == hash_of(copy.deepcopy(script)) == expected
     prepared = jit_passes.prepare(loaded)
-    sites = Sites.of(prepared._c, "forward")
-    normalized = Sites.of(normalize(script._c).module, "forward")
-    assert sites.hash == expected
-    assert set(sites.names.values()) == set(normalized.names.values())
+    probes = Probes.of(prepared._c, "forward")
+    normalized = Probes.of(normalize(script._c).module, "forward")
+    assert probes.hash == expected
+    assert set(probes.names.values()) == set(normalized.names.values())
     for parameter in script.parameters():
         parameter.data.mul_(1.5)
     assert hash_of(script) == expected

@@ -19,7 +19,7 @@ from jit_passes.stages.prepare import OBSERVE
 from jit_passes.stages.seen import SETTLE
 from jit_passes.targets import Reference, Stock
 from jit_passes.training.prepare import QUANTIZE as TRAIN
-from jit_passes.training.slots import SPLIT
+from jit_passes.training.quantize_slots import SPLIT
 
 PIPELINES = [
     RESOLVE,

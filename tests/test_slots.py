@@ -27,9 +27,9 @@ from jit_passes.quantizer import (
     TensorOptions,
     resolve,
 )
-from jit_passes.quantizers.slots import SLOT
+from jit_passes.quantizers.slot_quantizer import SLOT
 from jit_passes.training.plan import Plan
-from jit_passes.training.slots import SPLIT
+from jit_passes.training.quantize_slots import SPLIT
 
 Model = torch.jit.ScriptModule
 

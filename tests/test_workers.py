@@ -16,7 +16,7 @@ from command_line import Net, Run, run_fixture  # noqa: F401  fixtures
 from planted import PLANTED
 
 import jit_passes
-from jit_passes.tuning.workers import measure
+from jit_passes.tuning.measuring import measure
 from jit_passes.workers import Workers
 
 # Steps that change these options are not tried.

@@ -188,20 +188,20 @@ def step_life() -> str:
         kinds = {made: kind for kind, made in OPERATOR.findall(str(plan))}
         for step, kernel, sizes, products, _ in plan.profile([DATA]):
             kind = kinds.get(step, kernel)
-            declared = defined("operators", '.name = "{}"', kind)
-            computed = defined("kernels", "{}::run(", kind.title())
-            number = f"{products:,}" if products else ""
-            rows.append((step or "result", kernel, declared, computed, str(sizes), number))
-    head = ("step", "kernel", "declared as", "computed by", "result", "multiply-adds")
-    return table(head, rows)
+            run = f"{kind.title()}::run"
+            declared = defined("operators", f'.name = "{kind}"')
+            computed = defined("kernels", f"{run}(")
+            number = f", {products:,} multiply-adds" if products else ""
+            sources = f"declared in `{declared}`, computed by `{run}` in `{computed}`"
+            rows.append((step or "result", f"{kernel}{number}", str(sizes), sources))
+    return table(("step", "kernel", "result", "sources"), rows)
 
 
-def defined(room: str, pattern: str, name: str) -> str:
-    """Return the first source of a room of cpp/x86/ with a name in this pattern."""
-    text = pattern.format(name)
+def defined(room: str, text: str) -> str:
+    """Return the first source of a room of cpp/x86/ that has a text."""
     paths = sorted((ROOT / "cpp" / "x86" / room).glob("*.cpp"))
     found = next(path for path in paths if text in path.read_text("utf-8"))
-    return f"`{text.rstrip('(')}` in `{found.relative_to(ROOT).as_posix()}`"
+    return found.relative_to(ROOT).as_posix()
 
 
 def shown(value: jit_passes.ValueView) -> str:

@@ -20,8 +20,8 @@ from ..stages.module import ModelStage, stage_of
 from ..stages.prepare import CONSTANT, INPUTS, NOTHING, REACH, measure, qualified
 from ..stages.statistics import unseen
 from ..stages.values import EDGE, source_of
+from .probes import Probes
 from .record import Profile, describe_difference
-from .sites import Sites
 from .value import ValueProfile
 
 AS_PREPARED = Pipeline("as_prepared", (FOLD_NUMBERS, "remove_dead_code"))
@@ -60,8 +60,8 @@ def fill(
     """
     record = profile if isinstance(profile, Profile) else Profile.load(profile)
 
-    def check(sites: Sites, observers: list[_Observer]) -> None:
-        _check_graph(sites, record, observers, partial)
+    def check(probes: Probes, observers: list[_Observer]) -> None:
+        _check_graph(probes, record, observers, partial)
         if record.missing:
             left = f"{shortened(record.missing)} of the data"
             advice = "merge the profiles of all, `jit-passes merge`"
@@ -77,21 +77,21 @@ def fill_own(prepared: torch.jit.ScriptModule, profile: Profile) -> torch.jit.Sc
 
 def _filled(
     prepared: torch.jit.ScriptModule, record: Profile,
-    check: Callable[[Sites, list[_Observer]], None],
+    check: Callable[[Probes, list[_Observer]], None],
 ) -> torch.jit.ScriptModule:  # fmt: skip
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     copy = _C.clone(prepared._c, report.method)  # which shares its buffers
     module = AS_PREPARED.run(copy, report.method).module
-    sites = Sites.of(module, report.method)
+    probes = Probes.of(module, report.method)
     known = _C.places(module, report.method)
     observers = [
-        _Observer(sites, sites.view.nodes[index], op.removeprefix("jit_passes::"), operands)
+        _Observer(probes, probes.view.nodes[index], op.removeprefix("jit_passes::"), operands)
         for index, op, operands in known
         if op != qualified(NOTHING)
     ]
     # Observers that only note whether a value was computed may share the buffers of others.
     observers.sort(key=lambda observer: observer.op == REACH)
-    check(sites, observers)
+    check(probes, observers)
     buffers = _Buffers()
     for observer in observers:
         _fill(observer, record, buffers)
@@ -102,27 +102,29 @@ def _filled(
     return prepared
 
 
-def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], partial: bool) -> None:
+def _check_graph(
+    probes: Probes, profile: Profile, observers: list[_Observer], partial: bool
+) -> None:
     """Raise an error, or warn, if the profile is of another graph."""
-    if profile.graph == sites.hash:
-        _check_names(sites, profile)
-        if profile.weights not in ("", sites.weights):
+    if profile.graph == probes.hash:
+        _check_names(probes, profile)
+        if profile.weights not in ("", probes.weights):
             warn(
                 f"the profile is of a model with other weights, {profile.weights}, than this one, "
-                f"{sites.weights}: its ranges may not fit this model; profile it again"
+                f"{probes.weights}: its ranges may not fit this model; profile it again"
             )
         return
     observed = [observer for observer in observers if not observer.value.is_constant]
     lacking = list(dict.fromkeys(o.name for o in observed if o.find(profile) is None))
     if not partial:
-        names = set(sites.names.values())
+        names = set(probes.names.values())
         own = [
             name
             for name, value in profile.values.items()
             if name.split(" -> ")[0] not in names and not value.weight
         ]
         why = (
-            f"the profile is of another graph, {profile.graph}, than the model, {sites.hash}: "
+            f"the profile is of another graph, {profile.graph}, than the model, {probes.hash}: "
             f"{describe_difference(lacking, own)}. Profile this model, for this target"
         )
         raise JitPassesError(
@@ -133,9 +135,9 @@ def _check_graph(sites: Sites, profile: Profile, observers: list[_Observer], par
         warn(f"the profile has no {shortened(lacking)}: their operators stay float")
 
 
-def _check_names(sites: Sites, profile: Profile) -> None:
+def _check_names(probes: Probes, profile: Profile) -> None:
     """Raise an error for a value that this graph does not have: its file was edited."""
-    known = {site.name for site in sites.all()}
+    known = {probe.name for probe in probes.all()}
     for name, value in profile.values.items():
         if name not in known and not value.weight:
             where = f"{profile.lines[name]}: " if name in profile.lines else ""
@@ -148,25 +150,27 @@ def _check_names(sites: Sites, profile: Profile) -> None:
 class _Observer:
     """An observer of the prepared graph, with its buffers."""
 
-    def __init__(self, sites: Sites, node: NodeView, op: str, operands: Mapping[str, Any]) -> None:
-        self.sites, self.edge, self.op, self.operands = sites, node.main_operand, op, operands
+    def __init__(
+        self, probes: Probes, node: NodeView, op: str, operands: Mapping[str, Any]
+    ) -> None:
+        self.probes, self.edge, self.op, self.operands = probes, node.main_operand, op, operands
         self.range: Tensor = operands["range"]
         self.histogram: Tensor | None = operands.get("histogram")
         self.value = source_of(self.edge)
 
     @property
     def name(self) -> str:
-        return self.sites.names[self.value.id]
+        return self.probes.names[self.value.id]
 
     def find(self, profile: Profile) -> ValueProfile | None:
         """Return the profile's record of the observed value; None without one."""
         value, edge, names = self.value, self.edge, []
         if edge.producer is not None and edge.producer.kind == EDGE:
             block = edge.producer.block
-            uses = self.sites.uses(edge)[:1]  # if it is written, each edge is of one use
-            if self.sites.is_elsewhere(value, block):  # all uses in this block have seen one value
-                uses += [use for use in self.sites.uses(value) if use[0].block == block]
-            names = [self.sites.use_name(value, use) for use in uses]
+            uses = self.probes.uses(edge)[:1]  # if it is written, each edge is of one use
+            if self.probes.is_elsewhere(value, block):  # all uses in this block have seen one value
+                uses += [use for use in self.probes.uses(value) if use[0].block == block]
+            names = [self.probes.use_name(value, use) for use in uses]
         found = (profile.values[name] for name in (*names, self.name) if name in profile.values)
         return next(found, None)
 

@@ -26,7 +26,7 @@ class Profile:
     Profiles are equal when their graph, number of bins and all values seen are.
 
     Attributes:
-        graph: hash of the normalized graph, see `Sites`.
+        graph: hash of the normalized graph, see `Probes`.
         bins: number of bins of each histogram.
         values: the record of each value, by its name, in program order. A value that was never
             reached is there without a range, or not at all; integers and constants are not.

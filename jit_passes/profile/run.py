@@ -22,8 +22,8 @@ from ..stages.prepare import OBSERVE, request
 from ..stages.ranks import are_several, gathered
 from ..targets import Target, resolve_target
 from .form import shard_of
+from .probes import Probe, Probes
 from .record import Profile
-from .sites import Site, Sites
 from .value import MOST_BINS, State, ValueProfile
 
 
@@ -122,9 +122,9 @@ def profile_of(
     If a batch fails, the message depends on the float model, `origin`, and the target, `backend`,
     whose forms the module has.
     """
-    sites = Sites.of(module, method)
-    graph, of_weights = sites.hash, sites.weights  # before observers are in the graph
-    places = sites.all()
+    probes = Probes.of(module, method)
+    graph, of_weights = probes.hash, probes.weights  # before observers are in the graph
+    places = probes.all()
     if places:
         options = {"insert_observers": _plan(places, bins)}
         module = OBSERVE.run(module, method, options=options).module
@@ -139,25 +139,25 @@ def profile_of(
     states = {
         operands["name"]: State(operands["range"], operands["histogram"]) for operands in observed
     }
-    values = {site.name: ValueProfile.of(site.name, states[site.name]) for site in places}
+    values = {probe.name: ValueProfile.of(probe.name, states[probe.name]) for probe in places}
     values = {name: v for name, v in values.items() if not _is_integer(v, states[name])}
     if weights:
-        values |= {value.name: value for value in _weights(sites, bins)}
+        values |= {value.name: value for value in _weights(probes, bins)}
     return Profile(graph, bins, values, __version__, of_weights)
 
 
-def _plan(sites: Sequence[Site], bins: int) -> dict[str, Any]:
+def _plan(probes: Sequence[Probe], bins: int) -> dict[str, Any]:
     """Return the options of insert_observers. Nothing will be quantized, so there are no places."""
     requests: list[dict[str, Any]] = []
     states: list[tuple[Any, ...]] = []
-    for number, site in enumerate(sites):
+    for number, probe in enumerate(probes):
         fresh = State.new(bins)
-        operands: dict[str, Any] = {"name": site.name, "spec": ""}
+        operands: dict[str, Any] = {"name": probe.name, "spec": ""}
         for name, buffer in (("range", fresh.range), ("histogram", fresh.histogram)):
             operands[name] = ("state", len(states))
             states.append((f"observer_{number}_{name}", None, buffer, False))
-        uses = [(user.index, operand) for user, operand in site.uses]
-        requests.append(request(site.value.id, uses, None, "observe_profile", operands))
+        uses = [(user.index, operand) for user, operand in probe.uses]
+        requests.append(request(probe.value.id, uses, None, "observe_profile", operands))
     return {"places": tuple(requests), "states": tuple(states)}
 
 
@@ -167,9 +167,9 @@ def _is_integer(value: ValueProfile, state: State) -> bool:
     return value.ranks is not None and value.finite and not (value.reached or floating)
 
 
-def _weights(sites: Sites, bins: int) -> list[ValueProfile]:
+def _weights(probes: Probes, bins: int) -> list[ValueProfile]:
     found = []
-    for node in sites.view.nodes:
+    for node in probes.view.nodes:
         for operand, value in enumerate(node.inputs):
             tensor = value.constant
             if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():

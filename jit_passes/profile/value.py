@@ -27,7 +27,7 @@ class ValueProfile:
     Bin i of `counts` counts the x with floor(x / 2**exponent) == offset + i.
 
     Attributes:
-        name: as in `Site`.
+        name: as in `Probe`.
         low: smallest value; inf if there was none, or an infinite one.
         high: largest value; -inf if there was none, or an infinite one.
         ranks: lowest and highest number of dimensions; None if not known.

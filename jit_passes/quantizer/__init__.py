@@ -13,7 +13,7 @@ from ..quantizers.capability import WEIGHT, Capability
 from ..quantizers.composable import ComposableQuantizer
 from ..quantizers.fixed_ranges import FIXED_RANGES
 from ..quantizers.policy import Policy
-from ..quantizers.slots import RECIPES, SlotQuantizer
+from ..quantizers.slot_quantizer import RECIPES, SlotQuantizer
 from ..quantizers.support import ANY_SPEC, PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.annotation import Annotations, QuantizationAnnotation
 from ..specification.bias import bias_qparams

@@ -26,13 +26,13 @@ from ..tables import for_json, html_table
 from ..targets import Target
 from ..workers import check_executor
 from .clock import Clock, OutOfTime
+from .measuring import measuring, measuring_recipes
 from .metric import MetricFn, score_text
 from .recipes import NotPossible, Recipes
 from .search import Search, objective_of
 from .steps import STEPS, Step
 from .tune import ALTERNATIVES, check_budget
 from .variants import Variants
-from .workers import measuring, measuring_recipes
 
 WORTH = 0.1  # dB; a smaller gain on few batches is chance
 LAYERS = "layers changed"

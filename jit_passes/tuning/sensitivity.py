@@ -18,9 +18,9 @@ from ..stages.batches import InputFn, progress_bar
 from ..tables import for_json, html_table
 from ..targets import Target
 from ..workers import check_executor
+from .measuring import measuring
 from .metric import MetricFn, score_text
 from .variants import IN_FLOAT, Choices, Layer, Variants
-from .workers import measuring
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from ..stages.batches import InputFn
 from ..tables import for_json
 from ..targets import Target
 from ..workers import check_executor
+from .measuring import measuring
 from .metric import MetricFn, score_text
 from .search import Objective, Search, objective_of
 from .variants import Variants
-from .workers import measuring
 
 
 def _everything(options: TensorOptions) -> LayerOptions:

@@ -34,8 +34,8 @@ from ..stages.seen import needs_data
 from ..stages.staged import Staged
 from ..targets import Target
 from .journal import Journal
+from .measuring import Measuring, Scored
 from .metric import Metric, MetricFn, metric_of
-from .workers import Measuring, Scored
 
 IN_FLOAT = LayerOptions(keep_float=True)
 Choices = Mapping[str, LayerOptions]

@@ -16,7 +16,7 @@ CONTROL = ("prim::If", "prim::Loop")
 
 
 @dataclass(frozen=True)
-class Site:
+class Probe:
     """A place at which a value is looked at.
 
     Attributes:
@@ -32,7 +32,7 @@ class Site:
 
 
 @dataclass
-class Sites:
+class Probes:
     """The tensors of a normalized graph, with or without observers, which change no answer.
 
     Attributes:
@@ -53,13 +53,13 @@ class Sites:
     _homes: dict[int, int] = field(default_factory=dict)  # number of the block by id of its inputs
 
     @classmethod
-    def of(cls, module: Any, method: str) -> Sites:
+    def of(cls, module: Any, method: str) -> Probes:
         """Look at a method of a C++ module that was normalized."""
-        sites = cls(GraphView.of(module, method), module._get_method(method).graph)
+        probes = cls(GraphView.of(module, method), module._get_method(method).graph)
         places = {index for index, _, _ in _C.places(module, method)}
-        sites.hidden = observers_of(sites.view, places)
-        _Namer(sites, sites.graph).run()
-        return sites
+        probes.hidden = observers_of(probes.view, places)
+        _Namer(probes, probes.graph).run()
+        return probes
 
     @cached_property
     def hash(self) -> str:
@@ -71,7 +71,7 @@ class Sites:
         """See `hash_of_weights`."""
         return hash_of_weights(self.view, self.hidden)
 
-    def all(self) -> list[Site]:
+    def all(self) -> list[Probe]:
         """Return all places to look at: where values are computed, in program order, and uses.
 
         Between two uses a value may be written in place, and a branch or loop may run more or less
@@ -81,11 +81,11 @@ class Sites:
         for value in self.values():
             name = self.names[value.id]
             if value.id not in self.unsure:
-                found.append(Site(name, value))
+                found.append(Probe(name, value))
             groups: dict[str, list[Use]] = {}
             for use in self.own_uses(value):
                 groups.setdefault(self.use_name(value, use), []).append(use)
-            found += [Site(group, value, tuple(uses)) for group, uses in groups.items()]
+            found += [Probe(group, value, tuple(uses)) for group, uses in groups.items()]
         return found
 
     def values(self) -> Iterator[ValueView]:
@@ -147,10 +147,10 @@ def _computes(user: NodeView) -> bool:
 class _Namer:
     """Finds names and blocks; PyTorch's own view of the graph knows blocks and attributes."""
 
-    def __init__(self, sites: Sites, graph: Any) -> None:
-        self.sites = sites
+    def __init__(self, probes: Probes, graph: Any) -> None:
+        self.probes = probes
         self.graph = graph
-        self.nodes = sites.view.nodes
+        self.nodes = probes.view.nodes
         self.taken: set[str] = set()
         self.later: list[tuple[int, str]] = []  # of these, names may be taken by nodes
         self.count = 0
@@ -162,7 +162,7 @@ class _Namer:
             self.later.append((value.unique(), ""))
         self.block(self.graph)
         self.spread_unsure()
-        arguments = {value.id: value.name for value in self.sites.view.inputs}
+        arguments = {value.id: value.name for value in self.probes.view.inputs}
         for unique, name in self.later:
             self.name(unique, arguments.get(unique, name))
 
@@ -182,23 +182,23 @@ class _Namer:
             owner = self.paths.get(next(node.inputs()).unique(), "")
             path = f"{owner}.{node.s('name')}".lstrip(".")
             self.paths[node.output().unique()] = path
-            if view.index not in self.sites.hidden:
+            if view.index not in self.probes.hidden:
                 self.later.append((node.output().unique(), path))
         elif view.name:
             for value in view.outputs:
                 self.name(value.id, value.name)
         if node.kind() == "prim::Uninitialized":
-            self.sites.unsure.add(node.output().unique())
+            self.probes.unsure.add(node.output().unique())
         if blocks:
             self.control.append((node, [block for block, _ in blocks]))
         for index, (block, number) in enumerate(blocks):
             for k, value in enumerate(block.inputs()):
-                self.sites._homes[value.unique()] = number
+                self.probes._homes[value.unique()] = number
                 self.later.append((value.unique(), f"{view.name}.block{index}.{k}"))
 
     def spread_unsure(self) -> None:
         """Note results of branches and loops, and values loops carry, that may be uninitialized."""
-        unsure, before = self.sites.unsure, -1
+        unsure, before = self.probes.unsure, -1
         while len(unsure) != before:
             before = len(unsure)
             for node, blocks in self.control:
@@ -218,4 +218,4 @@ class _Namer:
             count += 1
             name = f"{base}#{count}"
         self.taken.add(name)
-        self.sites.names[unique] = name
+        self.probes.names[unique] = name

@@ -16,7 +16,7 @@ from ..graph.view import GraphView
 from ..passes.pipeline import FOLD_NUMBERS, Pipeline, own
 from ..passes.steps import PassCall
 from ..passes.subject import check_script
-from ..quantizers.slots import RECIPES, SlotQuantizer
+from ..quantizers.slot_quantizer import RECIPES, SlotQuantizer
 from ..specification.slots import CORRELATION, SLOTS
 from ..stages.annotate import Mode, annotate
 from ..stages.normalize import normalize_training

@@ -70,14 +70,45 @@ GRAPHS = {
 }
 # Code over graphs is as fast as with -O3, and compiles in two thirds of the time.
 LEVELS = {"-O3": LOOPS, "-O1": GRAPHS}
-# Headers for other packages, by room; <jit_passes/graph.h> is cpp/graph/graph.h.
+# Headers for other packages, by room, beside the headers that they include. <jit_passes/graph.h> is
+# cpp/graph/graph.h; <jit_passes/x86/operator.h> is cpp/x86/operators/operator.h.
 PUBLIC = {
     "graph": "alias alias_classes calls dialect graph jit lint module operators places print"
     " registry",
     "facts": "known_values",
     "rewriting": "match matcher pattern pattern_text rewriter rule value_match",
     "ops": "vectorize",
+    "x86/operators": "operator",
 }
+INCLUDE = re.compile(r'#include "([^"]+)"')
+
+
+def public_headers() -> dict[str, str]:
+    """Return the text of each header for other packages, by its path in an include."""
+    left = [ROOT / "cpp" / room / f"{name}.h" for room in PUBLIC for name in PUBLIC[room].split()]
+    for header in left:
+        paths = INCLUDE.findall(header.read_text())
+        left += [file for path in paths if (file := included(header, path)) not in left]
+    return {public_name(header): public_text(header) for header in left}
+
+
+def included(header: Path, path: str) -> Path:
+    """Return the file that a header includes: beside it, or in a room."""
+    beside = header.parent / path
+    return beside if beside.exists() else ROOT / "cpp" / path
+
+
+def public_text(header: Path) -> str:
+    def renamed(found: re.Match[str]) -> str:
+        return f"#include <{public_name(included(header, found[1]))}>"
+
+    return INCLUDE.sub(renamed, header.read_text())
+
+
+def public_name(header: Path) -> str:
+    """Return the path of a header in an include of another package: rooms have no folders there."""
+    outer = "x86/" if header.is_relative_to(ROOT / "cpp" / "x86") else ""
+    return f"jit_passes/{outer}{header.name}"
 
 
 def write_units(folder: Path, counts: dict[tuple[str, ...], int]) -> list[str]:
@@ -199,13 +230,11 @@ class BuildPy(build_py):
     """Put the public headers inside the package, where `jit_passes.include_paths()` finds them."""
 
     def run(self) -> None:
-        target = ROOT / "jit_passes" / "include" / "jit_passes"
+        target = ROOT / "jit_passes" / "include"
         shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        for room, names in PUBLIC.items():
-            for name in names.split():
-                text = (ROOT / "cpp" / room / f"{name}.h").read_text()
-                (target / f"{name}.h").write_text(re.sub(r'(#include ")\w+/', r"\1", text))
+        for name, text in public_headers().items():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).write_text(text)
         super().run()
 
 

@@ -267,5 +267,5 @@ def test_plans_that_no_input_fits(kind: str) -> None:
             x = F.hardswish(x).reshape(2, 2, 4, 2, 4, 16)
             return x.unsqueeze(0) if kind == "unsqueeze" else self.many.work(x)
 
-    with pytest.raises(RuntimeError, match=r"axes at most"):
+    with pytest.raises(RuntimeError, match=r"more than [56] axes"):
         plan_of(traced(Region(), torch.randn(2, 8, 8, 16)))

@@ -1,5 +1,6 @@
 #include "registry.h"
 
+#include "callers_error.h"
 #include "graph.h"
 
 namespace jit_passes {
@@ -11,11 +12,13 @@ struct Entries {
   std::map<std::string, Info> entries;
 
   std::map<std::string, Info> copy() {
+    raiseKeptErrors();
     const std::lock_guard<std::mutex> guard(mutex);
     return entries;
   }
 
   std::optional<Info> find(const std::string& name) {
+    raiseKeptErrors();
     const std::lock_guard<std::mutex> guard(mutex);
     const auto found = entries.find(name);
     return found == entries.end() ? std::nullopt : std::optional(found->second);
@@ -44,7 +47,41 @@ void add(const char* what, Info info) {
   TORCH_CHECK(inserted, "a ", what, " named '", name, "' is registered already");
 }
 
+struct KeptErrors {
+  std::mutex mutex;
+  std::vector<std::string> messages;
+};
+
+KeptErrors& keptErrors() {
+  static auto* const errors = new KeptErrors(); // never destroyed, like the tables
+  return *errors;
+}
+
+void keepError(std::string message) {
+  const std::lock_guard<std::mutex> guard(keptErrors().mutex);
+  keptErrors().messages.push_back(std::move(message));
+}
+
 } // namespace
+
+void registerOrKeep(const std::function<void()>& registration) {
+  try {
+    registration();
+  } catch (const c10::Error& error) {
+    keepError(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    keepError(error.what());
+  }
+}
+
+void raiseKeptErrors() {
+  std::vector<std::string> messages;
+  {
+    const std::lock_guard<std::mutex> guard(keptErrors().mutex);
+    messages.swap(keptErrors().messages);
+  }
+  checkCaller(messages.empty(), "a library was loaded with an error: ", c10::Join("; ", messages));
+}
 
 void PassContext::remark(const torch::jit::Node* node, std::string reason) {
   pending_.emplace_back(node, Remark{describe(node), std::move(reason)});
@@ -63,22 +100,31 @@ std::vector<Remark> PassContext::remarks() const {
   return all;
 }
 
+void registerPass(PassInfo info) { add("pass", std::move(info)); }
+void registerInvariant(InvariantInfo info) { add("invariant", std::move(info)); }
+
 RegisterPass::RegisterPass(
     std::string name, std::string summary, PassFunction run, std::vector<std::string> requires_,
     std::vector<std::string> ensures, std::vector<PassOption> options) {
-  add("pass", PassInfo{
-                  std::move(name), std::move(summary), std::move(run), std::move(requires_),
-                  std::move(ensures), std::move(options)});
+  registerOrKeep([&] {
+    registerPass(
+        {std::move(name), std::move(summary), std::move(run), std::move(requires_), std::move(ensures),
+         std::move(options)});
+  });
 }
 
 RegisterInvariant::RegisterInvariant(std::string name, std::string summary, InvariantFunction check) {
-  add("invariant", InvariantInfo{std::move(name), std::move(summary), std::move(check)});
+  registerOrKeep([&] { registerInvariant({std::move(name), std::move(summary), std::move(check)}); });
 }
 
-RegisterOp::RegisterOp(const std::string& schema, std::string summary)
-    : library_(torch::Library::FRAGMENT, "jit_passes", std::nullopt, __FILE__, __LINE__) {
+RegisterOp::RegisterOp()
+    : library_(torch::Library::FRAGMENT, "jit_passes", std::nullopt, __FILE__, __LINE__) {}
+
+std::string RegisterOp::define(const std::string& schema, std::string summary) {
   library_.def(schema.c_str());
-  add("op", OpInfo{schema.substr(0, schema.find('(')), std::move(summary)});
+  std::string name = schema.substr(0, schema.find('('));
+  add("op", OpInfo{name, std::move(summary)});
+  return name;
 }
 
 bool removePass(const std::string& name) { return table<PassInfo>().remove(name); }

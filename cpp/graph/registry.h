@@ -102,6 +102,11 @@ struct OpInfo {
   std::string summary;
 };
 
+// For static objects of other kinds: keeps the error if the registration throws.
+void registerOrKeep(const std::function<void()>& registration);
+// Raises the kept errors, each once.
+void raiseKeptErrors();
+
 // The invariants and the options of a pass.
 template <typename... Names>
 std::vector<std::string> needs(Names... names) {
@@ -113,6 +118,8 @@ std::vector<std::string> ensures(Names... names) {
 }
 inline std::vector<PassOption> takes(std::vector<PassOption> options) { return options; }
 
+// A program that loads a library ends if a static object of the library throws. So the objects below keep their errors,
+// and the next call that reads a registry raises them.
 struct RegisterPass {
   RegisterPass(
       std::string name, std::string summary, PassFunction run, std::vector<std::string> requires_ = {},
@@ -153,16 +160,23 @@ inline constexpr KernelFor<c10::DispatchKey::CompositeImplicitAutograd> composed
 class RegisterOp {
  public:
   template <typename... Kernels>
-  RegisterOp(const std::string& schema, std::string summary, Kernels&&... kernels)
-      : RegisterOp(schema, std::move(summary)) {
-    const auto name = schema.substr(0, schema.find('('));
-    (library_.impl(name.c_str(), std::forward<Kernels>(kernels)), ...);
+  RegisterOp(const std::string& schema, std::string summary, Kernels&&... kernels) : RegisterOp() {
+    registerOrKeep([&] {
+      const std::string name = define(schema, std::move(summary));
+      (library_.impl(name.c_str(), std::forward<Kernels>(kernels)), ...);
+    });
   }
-  RegisterOp(const std::string& schema, std::string summary);
 
  private:
+  RegisterOp();
+  std::string define(const std::string& schema, std::string summary);
+
   torch::Library library_;
 };
+
+// An error if the name is taken, or if name or summary is empty.
+void registerPass(PassInfo info);
+void registerInvariant(InvariantInfo info);
 
 // Removes a pass that was registered while the program runs. Returns whether there was one.
 bool removePass(const std::string& name);

@@ -7,7 +7,8 @@
 namespace jit_passes {
 
 constexpr int64_t kGrain = 1 << 14;
-constexpr int64_t kLargestCode = 1 << 24; // float32 holds all integers up to here
+constexpr int64_t kLargestWhole = 1 << 24; // float32 has all whole numbers up to here
+constexpr int64_t kLargestCode = kLargestWhole;
 
 // Rounding for both precisions.
 inline float nearestEven(float v) { return __builtin_rintf(v); }

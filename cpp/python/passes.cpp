@@ -93,7 +93,7 @@ py::tuple runRules(const Rules& rules, const py::object& subject, const std::str
 // Options are (name, type, whether it has a default, the default).
 using PackedOption = std::tuple<std::string, std::string, bool, py::object>;
 
-void registerPass(
+void registerFunction(
     const std::string& name, const std::string& summary, const py::function& function,
     std::vector<std::string> needs, std::vector<std::string> ensures,
     const std::vector<PackedOption>& packed) {
@@ -101,18 +101,18 @@ void registerPass(
   for (const auto& [option, type, optional, value] : packed) {
     options.push_back({option, type, optional ? std::optional(jit_passes::toIValue(value)) : std::nullopt});
   }
-  RegisterPass(name, summary, toPass(function), std::move(needs), std::move(ensures), std::move(options));
+  registerPass({name, summary, toPass(function), std::move(needs), std::move(ensures), std::move(options)});
 }
 
 // The check gets an editor to read the graph with. The check returns the problem, or None.
-void registerInvariant(const std::string& name, const std::string& summary, const py::function& function) {
+void registerCheck(const std::string& name, const std::string& summary, const py::function& function) {
   const auto check = [call = Function(function)](const PassContext& context) {
     const py::gil_scoped_acquire lock;
     PassContext own = context;
     const OpenEditor open(own);
     return call(open.editor).template cast<std::optional<std::string>>();
   };
-  RegisterInvariant(name, summary, check);
+  registerInvariant({name, summary, check});
 }
 
 std::optional<std::string> checkInvariant(
@@ -212,9 +212,10 @@ void bindPasses(py::module_& m) {
     const auto info = findPass(name);
     return info ? std::optional(describe(*info)) : std::nullopt;
   });
-  m.def("register_pass", &registerPass);
+  m.def("register_pass", &registerFunction);
+  m.def("raise_kept_errors", &raiseKeptErrors);
   m.def("remove_pass", &removePass);
-  m.def("register_invariant", &registerInvariant);
+  m.def("register_invariant", &registerCheck);
   m.def("remove_invariant", &removeInvariant);
   m.def("run_pass", &runPass);
   m.def("run_function", &runFunction);

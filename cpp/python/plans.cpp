@@ -5,6 +5,7 @@
 #include "x86/building/refusals.h"
 #include "x86/kernels/grouped.h"
 #include "x86/kernels/kernels.h"
+#include "x86/program/declaration.h"
 #include "x86/running/plan.h"
 
 namespace jit_passes {
@@ -42,8 +43,9 @@ std::vector<std::string> x86Levels() {
 void bindPlans(py::module_& m) {
   m.def("build_plan", &buildPlan, py::arg("region"));
   m.def("planned_kinds", &plannedKinds);
+  m.def("count_plan_operators", &x86::countDeclarations);
   m.def("plan_refusals", &x86::planRefusals, py::arg("module"), py::arg("method"), py::arg("codes") = false);
-  m.def("most_axes", [] { return x86::kMostAxes; });
+  m.def("most_axes", [] { return x86::kMostPlanAxes; });
   m.def("group_multiple", [] { return x86::GroupedShape::kInputs; });
   m.def("has_x86_kernels", [] { return x86::bestForm() >= x86::Form::AvxVnni; });
   m.def("x86_levels", &x86Levels);

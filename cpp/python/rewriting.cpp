@@ -141,7 +141,7 @@ void bindRewriting(py::module_& m) {
     return explainRule(PassContext(module, method, none), rule);
   });
   m.def("register_rules_pass", [](const std::string& name, const std::string& summary, const Rules& rules) {
-    RegisterPass(name, summary, passOf(rules), {"inlined"});
+    registerPass({name, summary, passOf(rules), {"inlined"}, {}, {}});
   });
 }
 

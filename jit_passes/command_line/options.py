@@ -15,6 +15,7 @@ import click
 import torch
 import yaml
 
+from .. import _C
 from ..configuration.options import MODES
 from ..errors import ArgumentError, JitPassesError, nearest
 from ..passes.plugins import load_plugins
@@ -204,6 +205,7 @@ def load_plugin(name: str) -> None:
             torch.ops.load_library(name)  # type: ignore[no-untyped-call]
         else:
             _imported(name)
+        _C.raise_kept_errors()
     except Exception as error:
         raise JitPassesError(
             f"--plugin {name} does not import: {type(error).__name__}: {error}"

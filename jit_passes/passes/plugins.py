@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
+from .. import _C
 from ..errors import warn
 from .registry import passes
 
@@ -76,6 +77,7 @@ def _load(entry: EntryPoint) -> Plugin:
     error = ""
     try:
         entry.load()
+        _C.raise_kept_errors()
     except Exception as caught:
         error = f"{type(caught).__name__}: {caught}"
     new = tuple(sorted(set(passes) - before))

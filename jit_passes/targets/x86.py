@@ -126,7 +126,8 @@ def _hides(node: NodeView, constant: torch.Tensor) -> bool:
 
 
 @cache
-def _capability(integer_layer_norm: bool) -> Capability:
+def _capability(integer_layer_norm: bool, operators: int) -> Capability:
+    """Return the table for so many operators of plans; a library that is loaded may add some."""
     functions = kinds(lambda traits: traits.elementwise == 1)
     per_tensor, per_token = (
         tuple(scheme for scheme in DYNAMIC_SCHEMES if scheme.startswith(granularity))
@@ -270,7 +271,7 @@ class X86(Target):
 
     @property
     def capability(self) -> Capability:
-        return _capability(self.integer_layer_norm)
+        return _capability(self.integer_layer_norm, _C.count_plan_operators())
 
     def compile(self, region: torch.jit.ScriptModule) -> Any:
         return _C.build_plan(region._c)

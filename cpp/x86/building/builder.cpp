@@ -82,9 +82,7 @@ class Walk : ProgramWriter {
     }
     for (const Value* value : node->outputs()) {
       refuseUnless(!reader_.isWritten(value), "something writes to its result");
-      const int64_t axes = axesOf(value);
-      refuseUnless(
-          axes <= kMostMovedAxes, "it gives ", axes, " axes, and a plan takes ", kMostMovedAxes, " at most");
+      refuseAxes("gives", axesOf(value), kMostMovedAxes);
     }
     if (node->kind() == quantize) {
       visitQuantize(node);
@@ -299,7 +297,6 @@ class Walk : ProgramWriter {
     if (isRecurrent(node)) {
       return visitRecurrent(node);
     }
-    refuseUnless(isPlanned(node), "a plan does not have this operator");
     if (keepsCodes(node)) {
       Planned planned = plannedOperator(reader_, node);
       if (isTensor(resultOf(node))) { // for a list, the node that unpacks it moves codes

@@ -10,36 +10,9 @@
 namespace jit_passes::x86 {
 namespace {
 
-struct Planner {
-  Planned (*plan)(const RegionReader&, Node*);
-  const Declaration* declaration;
-  size_t any_dtype; // position among the node's operands
-};
-
-const std::unordered_map<c10::Symbol, Planner>& planners() {
-  static const auto table = [] {
-    std::unordered_map<c10::Symbol, Planner> found;
-    for (const Declaration* declaration : declarations()) {
-      for (const From& from : declaration->from) {
-        const auto kind = c10::Symbol::fromQualString(std::string("aten::") + from.name);
-        found.emplace(kind, Planner{from.plan, declaration, from.any_dtype});
-      }
-    }
-    return found;
-  }();
-  return table;
-}
-
-} // namespace
-
-bool isPlanned(const Node* node) { return planners().count(node->kind()) > 0; }
-
-std::map<std::string, PlannedKind> plannedKinds() {
+// Kinds of nodes that a plan has without a declaration.
+std::map<std::string, PlannedKind> kindsWithoutDeclaration() {
   std::map<std::string, PlannedKind> kinds;
-  for (const auto& [kind, planner] : planners()) {
-    const Types types = planner.declaration->types;
-    kinds.emplace(kind.toQualString(), PlannedKind{planner.declaration->keeps_codes, types != Types::Codes});
-  }
   for (const c10::Symbol kind : recurrentKinds()) {
     kinds.emplace(kind.toQualString(), PlannedKind{false, false});
   }
@@ -55,20 +28,88 @@ std::map<std::string, PlannedKind> plannedKinds() {
   return kinds;
 }
 
+struct Planner {
+  From from;
+  const Declaration* declaration;
+};
+
+const bool kinds_are_reserved = [] {
+  for (const auto& [kind, has] : kindsWithoutDeclaration()) {
+    reserveKind(kind);
+  }
+  return true;
+}();
+
+struct Planners {
+  explicit Planners(size_t count) : count(count) {
+    for (const Declaration* declaration : declarations()) {
+      for (const From& from : declaration->from) {
+        by_kind.emplace(c10::Symbol::fromQualString(kindOfNode(from)), Planner{from, declaration});
+      }
+    }
+  }
+
+  const size_t count; // of declarations
+  std::unordered_map<c10::Symbol, Planner> by_kind;
+};
+
+// Made anew once a library with further operators is loaded. Older ones are kept, since other threads may read them.
+const Planners& planners() {
+  static std::mutex mutex;
+  static std::vector<std::unique_ptr<const Planners>> made;
+  const std::lock_guard lock(mutex);
+  const size_t count = countDeclarations();
+  if (made.empty() || made.back()->count != count) {
+    made.push_back(std::make_unique<const Planners>(count));
+  }
+  return *made.back();
+}
+
+const Planner* plannerOf(const Node* node) {
+  const auto& known = planners().by_kind;
+  const auto found = known.find(node->kind());
+  return found == known.end() ? nullptr : &found->second;
+}
+
+} // namespace
+
+bool isPlanned(const Node* node) { return plannerOf(node) != nullptr; }
+
+std::map<std::string, PlannedKind> plannedKinds() {
+  auto kinds = kindsWithoutDeclaration();
+  for (const auto& [kind, planner] : planners().by_kind) {
+    const Declaration& declaration = *planner.declaration;
+    kinds.emplace(
+        kind.toQualString(), PlannedKind{declaration.keeps_codes, declaration.types != Types::Codes});
+  }
+  return kinds;
+}
+
 bool takesAnyDtype(const torch::jit::Use& use) {
-  const auto found = planners().find(use.user->kind());
-  return found != planners().end() && found->second.any_dtype == use.offset;
+  const Planner* planner = plannerOf(use.user);
+  const char* name = planner ? planner->from.any_dtype : nullptr;
+  return name && use.user->schema().argumentIndexWithName(name) == static_cast<int>(use.offset);
+}
+
+bool takesShape(const Node* node) {
+  const Planner* planner = plannerOf(node);
+  return planner && planner->declaration->takes_shape;
 }
 
 bool keepsCodes(const Node* node) {
-  const auto found = planners().find(node->kind());
-  return found != planners().end() && found->second.declaration->keeps_codes;
+  const Planner* planner = plannerOf(node);
+  return planner && planner->declaration->keeps_codes;
 }
 
 Planned plannedOperator(const RegionReader& reader, Node* node) {
-  const auto found = planners().find(node->kind());
-  refuseUnless(found != planners().end(), "a plan does not have this operator");
-  return found->second.plan(reader, node);
+  const Planner* planner = plannerOf(node);
+  refuseUnless(planner != nullptr, "a plan does not have this operator");
+  Planned planned = planner->from.plan(reader, node);
+  TORCH_CHECK(
+      isKind(planned.op.kind), "the operator '", planner->declaration->name, "' of plans turns ",
+      node->kind().toQualString(), " into the operator '", nameOf(planned.op.kind),
+      "', which no file declares: correct the name, or declare it");
+  return planned;
 }
 
 std::optional<double> numberOf(const RegionReader& reader, const Value* value) {
@@ -102,7 +143,7 @@ Planned withChoice(const RegionReader& reader, const Node* node, Planned planned
           codes->input(0) == codes->input(1)->node()->input(0),
       "the grid of its input does not follow from its numbers");
   Node* choice = codes->input(1)->node();
-  const auto text = [&](const char* name) { return reader.operand(choice, name).toStringRef(); };
+  const auto text = [&](const char* name) { return reader.text(choice, name); };
   const std::string scheme = text("qscheme"), form = text("range_form");
   const bool linear = isLinear(planned.op.kind), per_row = scheme.starts_with("per_token_");
   refuseUnless(linear || !per_row, "the tokens of its input are no pixels");
@@ -110,7 +151,7 @@ Planned withChoice(const RegionReader& reader, const Node* node, Planned planned
                           : scheme.ends_with("_symmetric") ? RangeForm::Symmetric
                                                            : RangeForm::Affine;
   const auto is = [&](const Node* of, const char* name, int64_t number) {
-    return reader.operand(of, name).toInt() == number;
+    return reader.integer(of, name) == number;
   };
   refuseUnless(
       is(codes, "quant_min", 0) && is(codes, "quant_max", 255) &&

@@ -8,17 +8,19 @@
 namespace jit_passes::x86 {
 
 // The dynamic form of a linear layer or convolution, if its input is quantized at run time.
-Planned withChoice(const RegionReader& reader, const Node* node, Planned planned);
+JIT_PASSES_API Planned withChoice(const RegionReader& reader, const Node* node, Planned planned);
 
 // Writes the numbers of the last spatial axes to the positions of depth, height and width. All further positions get
 // `rest`.
-void setLast(std::vector<int64_t>& attributes, size_t at, const std::vector<int64_t>& numbers, int64_t rest);
+JIT_PASSES_API void setLast(
+    std::vector<int64_t>& attributes, size_t at, const std::vector<int64_t>& numbers, int64_t rest);
 // The tensors of an operator with weights: weight, scales and bias.
-std::vector<at::Tensor> weighted(const RegionReader& reader, const Node* node);
+JIT_PASSES_API std::vector<at::Tensor> weighted(const RegionReader& reader, const Node* node);
 // The value of a constant number, or of a tensor without axes.
-std::optional<double> numberOf(const RegionReader& reader, const Value* value);
+JIT_PASSES_API std::optional<double> numberOf(const RegionReader& reader, const Value* value);
 
-Planned function(Node* node, FloatFunction::Which which, const std::vector<double>& numbers = {});
-Planned clipping(Node* node, double low, double high);
+JIT_PASSES_API Planned
+function(Node* node, FloatFunction::Which which, const std::vector<double>& numbers = {});
+JIT_PASSES_API Planned clipping(Node* node, double low, double high);
 
 } // namespace jit_passes::x86

@@ -22,6 +22,10 @@ bool isDequantize(const Node* node) {
   return node->kind() == dequantize || node->kind() == dequantize_per_channel;
 }
 
+void requireType(const std::string& name, const c10::IValue& value, bool fits, const char* type) {
+  refuseUnless(fits, "its operand '", name, "' is ", value.tagKind(), ", and a plan takes ", type);
+}
+
 // Whether all readers of the value, also after moves, take any dtype, for truths or indices.
 bool isReadInAnyDtype(const Value* value) {
   return std::ranges::all_of(value->uses(), [](const torch::jit::Use& use) {
@@ -77,14 +81,42 @@ double RegionReader::number(const Node* node, const std::string& name) const {
   if (value.isTensor() && value.toTensor().numel() == 1) {
     return value.toTensor().item<double>();
   }
-  refuseUnless(value.isScalar(), "its operand '", name, "' is no number");
+  requireType(name, value, value.isScalar() && !value.isComplexDouble(), "a number");
   return value.toScalar().toDouble();
 }
 
-std::vector<int64_t> RegionReader::integers(const Node* node, const std::string& name, size_t count) const {
+int64_t RegionReader::integer(const Node* node, const std::string& name) const {
   const auto value = operand(node, name);
-  refuseUnless(value.isInt() || value.isIntList(), "its operand '", name, "' is no list of integers");
-  auto numbers = value.isInt() ? std::vector{value.toInt()} : value.toIntVector();
+  requireType(name, value, value.isInt(), "a whole number");
+  return value.toInt();
+}
+
+bool RegionReader::flag(const Node* node, const std::string& name) const {
+  const auto value = operand(node, name);
+  requireType(name, value, value.isBool(), "True or False");
+  return value.toBool();
+}
+
+std::string RegionReader::text(const Node* node, const std::string& name) const {
+  const auto value = operand(node, name);
+  requireType(name, value, value.isString(), "a text");
+  return value.toStringRef();
+}
+
+at::Tensor RegionReader::tensor(const Node* node, const std::string& name) const {
+  const auto value = operand(node, name);
+  requireType(name, value, value.isTensor(), "a tensor");
+  return value.toTensor();
+}
+
+std::vector<int64_t> RegionReader::integers(const Node* node, const std::string& name) const {
+  const auto value = operand(node, name);
+  requireType(name, value, value.isInt() || value.isIntList(), "a list of whole numbers");
+  return value.isInt() ? std::vector{value.toInt()} : value.toIntVector();
+}
+
+std::vector<int64_t> RegionReader::integers(const Node* node, const std::string& name, size_t count) const {
+  auto numbers = integers(node, name);
   if (numbers.size() == 1) {
     numbers.resize(count, numbers[0]);
   }
@@ -92,6 +124,16 @@ std::vector<int64_t> RegionReader::integers(const Node* node, const std::string&
       numbers.size() == count, "its operand '", name, "' has ", numbers.size(), " numbers for ", count,
       " axes");
   return numbers;
+}
+
+void RegionReader::refuseCast(const Node* node) const {
+  refuseUnless(
+      !has(node, "dtype") || integer(node, "dtype") == static_cast<int64_t>(at::kFloat),
+      "it changes the dtype");
+}
+
+void RegionReader::refuseTraining(const Node* node, const char* name) const {
+  refuseUnless(!flag(node, name), "it is in training mode");
 }
 
 Numbers RegionReader::numbers(const Node* node, const std::string& name) const {
@@ -106,12 +148,11 @@ Numbers RegionReader::numbers(const Node* node, const std::string& name) const {
     return numbers;
   }
   const bool list = value->node()->kind() == c10::prim::ListConstruct && !isWritten(value);
-  const bool takes_all = node->kind() == c10::aten::reshape || node->kind() == c10::aten::expand;
   const auto elements = list ? value->node()->inputs().vec() : std::vector{value};
   for (Value* element : elements) {
     refuseUnless(
-        (takes_all && isSizes(element)) || element->type()->kind() == c10::TypeKind::IntType, "its operand '",
-        name, "' is computed by the model");
+        (takesShape(node) && isSizes(element)) || element->type()->kind() == c10::TypeKind::IntType,
+        "its operand '", name, "' is computed by the model");
     const auto known = find(element);
     if (!known) {
       numbers.computed.emplace_back(numbers.known.size(), element);
@@ -130,12 +171,12 @@ void append(Planned& planned, const Numbers& numbers) {
 }
 
 Codes RegionReader::codesOf(const Node* quantize) const {
-  const auto shift = shiftOf(static_cast<at::ScalarType>(operand(quantize, "dtype").toInt()));
+  const auto shift = shiftOf(static_cast<at::ScalarType>(integer(quantize, "dtype")));
   refuseUnless(shift.has_value(), "its codes are not of 8 bits");
   const double scale = number(quantize, "scale");
-  const int64_t zero_point = operand(quantize, "zero_point").toInt() + *shift;
-  const int64_t low = operand(quantize, "quant_min").toInt() + *shift;
-  const int64_t high = operand(quantize, "quant_max").toInt() + *shift;
+  const int64_t zero_point = integer(quantize, "zero_point") + *shift;
+  const int64_t low = integer(quantize, "quant_min") + *shift;
+  const int64_t high = integer(quantize, "quant_max") + *shift;
   refuseUnless(
       zero_point >= 0 && zero_point <= 255 && low >= 0 && low <= high && high <= 255,
       "its zero point or its range does not fit its dtype");
@@ -143,15 +184,15 @@ Codes RegionReader::codesOf(const Node* quantize) const {
 }
 
 std::pair<double, int64_t> RegionReader::scaleOf(const Node* dequantize) const {
-  return {number(dequantize, "scale"), operand(dequantize, "zero_point").toInt()};
+  return {number(dequantize, "scale"), integer(dequantize, "zero_point")};
 }
 
 std::pair<at::Tensor, int64_t> RegionReader::tableOf(
     const Node* lookup, const Grid& from, int64_t from_shift) const {
-  const at::Tensor entries = operand(lookup, "table").toTensor().contiguous();
+  const at::Tensor entries = tensor(lookup, "table").contiguous();
   const auto shift = shiftOf(entries.scalar_type());
   refuseUnless(shift.has_value(), "its entries are no codes of 8 bits");
-  const int64_t count = entries.numel(), first = operand(lookup, "first").toInt() + from_shift;
+  const int64_t count = entries.numel(), first = integer(lookup, "first") + from_shift;
   refuseUnless(
       count > 0 && from.low >= first && from.high < first + count,
       "it has no entry for some code of its operand");
@@ -205,12 +246,11 @@ std::pair<at::Tensor, at::Tensor> RegionReader::weights(const Value* value, int6
     refuseUnless(zero_point == 0, "its weights have the zero point ", zero_point, ", which is not 0");
     scales = at::full({weight.size(axis)}, scale, at::kDouble);
   } else {
-    const int64_t own = operand(node, "axis").toInt();
+    const int64_t own = integer(node, "axis");
     refuseUnless(
         own == axis || own == axis - weight.dim(), "its weights have a scale for each index of axis ", own);
-    refuseUnless(
-        operand(node, "zero_points").toTensor().eq(0).all().item<bool>(), "its weights have zero points");
-    scales = operand(node, "scales").toTensor().to(at::kDouble).contiguous();
+    refuseUnless(tensor(node, "zero_points").eq(0).all().item<bool>(), "its weights have zero points");
+    scales = tensor(node, "scales").to(at::kDouble).contiguous();
   }
   refuseUnless(
       scales.dim() == 1 && scales.size(0) == weight.size(axis), "its weights have ", scales.numel(),
@@ -270,7 +310,7 @@ at::Tensor RegionReader::bias(const Value* value, int64_t count) const {
 }
 
 bool isJoin(const RegionReader& reader, const Node* node) {
-  return node->kind() == c10::aten::cat && reader.operand(node, "dim").toInt() == kAffineAxis;
+  return node->kind() == c10::aten::cat && reader.integer(node, "dim") == kAffineAxis;
 }
 
 bool isReadInParts(const RegionReader& reader, const Node* node) {

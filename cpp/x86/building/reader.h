@@ -35,15 +35,27 @@ class RegionReader {
       : known_(context, /*attributes_apart=*/sized), sized_(sized) {}
 
   // The content of a constant, of an attribute that does not change, or of a list of these.
-  std::optional<c10::IValue> find(const Value* value) const;
+  JIT_PASSES_API std::optional<c10::IValue> find(const Value* value) const;
   // The operand of that name. Refuses a node whose operand is not known.
-  c10::IValue operand(const Node* node, const std::string& name) const;
-  double number(const Node* node, const std::string& name) const;
+  JIT_PASSES_API c10::IValue operand(const Node* node, const std::string& name) const;
+  // The operand of that name, if it has this type. Refuses None, and an operand of another type. A number may be a
+  // tensor of one element, and one whole number counts as a list.
+  JIT_PASSES_API double number(const Node* node, const std::string& name) const;
+  JIT_PASSES_API int64_t integer(const Node* node, const std::string& name) const;
+  JIT_PASSES_API bool flag(const Node* node, const std::string& name) const;
+  JIT_PASSES_API std::string text(const Node* node, const std::string& name) const;
+  JIT_PASSES_API at::Tensor tensor(const Node* node, const std::string& name) const;
+  JIT_PASSES_API std::vector<int64_t> integers(const Node* node, const std::string& name) const;
   // A number for each of `count` axes, or one for all of them.
-  std::vector<int64_t> integers(const Node* node, const std::string& name, size_t count) const;
+  JIT_PASSES_API std::vector<int64_t> integers(const Node* node, const std::string& name, size_t count) const;
   // A whole number, or a list of whole numbers, which the model may compute. Refuses other operands.
-  Numbers numbers(const Node* node, const std::string& name) const;
-  bool has(const Node* node, const std::string& name) const; // whether the operand exists and is not None
+  JIT_PASSES_API Numbers numbers(const Node* node, const std::string& name) const;
+  // Whether the operand exists and is not None.
+  JIT_PASSES_API bool has(const Node* node, const std::string& name) const;
+  // Refuses a node whose operand `dtype` asks for another dtype than float32.
+  JIT_PASSES_API void refuseCast(const Node* node) const;
+  // Refuses a node whose operand of that name is true.
+  JIT_PASSES_API void refuseTraining(const Node* node, const char* name) const;
 
   // The grid of a quantize's codes; and the scale and zero point of a dequantize.
   Codes codesOf(const Node* quantize) const;
@@ -57,9 +69,9 @@ class RegionReader {
   Grid gridOfTable(const Node* lookup, const at::Tensor& table, int64_t shift) const;
 
   // int8 weights and one scale for each output of a dequantized value. `axis` is the axis of outputs.
-  std::pair<at::Tensor, at::Tensor> weights(const Value* value, int64_t axis = 0) const;
+  JIT_PASSES_API std::pair<at::Tensor, at::Tensor> weights(const Value* value, int64_t axis = 0) const;
   // The bias in float32, as the reference model computes it.
-  at::Tensor bias(const Value* value, int64_t count) const;
+  JIT_PASSES_API at::Tensor bias(const Value* value, int64_t count) const;
 
   // The codes and grid of a dequantized constant, or the float32 of a constant tensor or number. Nothing for
   // computed values.
@@ -81,7 +93,7 @@ struct Planned {
   Computed computed = {};
 };
 // Adds the numbers to the operator's attributes.
-void append(Planned& planned, const Numbers& numbers);
+JIT_PASSES_API void append(Planned& planned, const Numbers& numbers);
 
 // Whether a plan may have the node as an operator.
 bool isPlanned(const Node* node);
@@ -89,6 +101,8 @@ bool isPlanned(const Node* node);
 bool takesAnyDtype(const torch::jit::Use& use);
 // The result of the node that a plan can give. A plan refuses readers of other results.
 inline Value* resultOf(Node* node) { return node->outputs().at(0); }
+// Whether the node's operator takes a list of sizes that the model computes as a whole.
+bool takesShape(const Node* node);
 // Whether the result has the codes of the operand.
 bool keepsCodes(const Node* node);
 // The operator of a plan for a node. Throws Refusal if there is none.

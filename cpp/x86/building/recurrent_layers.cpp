@@ -27,6 +27,11 @@ at::ArrayRef<Value*> listed(const RegionReader& reader, Node* node, const char* 
   return list->node()->inputs();
 }
 
+// The products of the input, without weights.
+Planned inputProduct(const RegionReader& reader, const Node* node) {
+  return withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, {}}, {}});
+}
+
 // A recurrent node with its options. Writes the operators of its layers.
 class Layers {
  public:
@@ -35,13 +40,13 @@ class Layers {
         name_(std::move(name)),
         to_(to),
         cell_(cells().at(node->kind())),
-        biases_(reader.operand(node, "has_biases").toBool()),
-        batch_first_(reader.operand(node, "batch_first").toBool()),
-        directions_(reader.operand(node, "bidirectional").toBool() ? 2 : 1),
-        layers_(reader.operand(node, "num_layers").toInt()),
+        biases_(reader.flag(node, "has_biases")),
+        batch_first_(reader.flag(node, "batch_first")),
+        directions_(reader.flag(node, "bidirectional") ? 2 : 1),
+        layers_(reader.integer(node, "num_layers")),
         weights_(listed(reader, node, "params")),
-        product_(withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, {}}, {}}).op) {
-    refuseUnless(!reader.operand(node, "train").toBool(), "it is in training mode");
+        product_(inputProduct(reader, node).op) {
+    reader.refuseTraining(node, "train");
     refuseUnless(
         int64_t(weights_.size()) == layers_ * directions_ * each(), "it has ", weights_.size(),
         " weights and biases: it projects its states, or they are not given one by one");
@@ -113,13 +118,13 @@ class Layers {
     return to_.emitFloats({kind, name_, std::move(inputs), 0, std::move(attributes), {}});
   }
   int64_t narrow(int64_t value, int64_t axis, int64_t start, int64_t length, bool drops = false) {
-    return write(Kind("narrow"), {value}, {axis, start, length, drops});
+    return write(Kind::Narrow, {value}, {axis, start, length, drops});
   }
 
   // The last states of a direction, [1, rows, units].
   int64_t lastOf(int64_t states, int64_t direction, int64_t start, int64_t units) {
     const int64_t step = narrow(states, batch_first_, direction == 0 ? -1 : 0, 1, true);
-    return write(Kind("unsqueeze"), {narrow(step, -1, start, units)}, {0});
+    return write(Kind::Unsqueeze, {narrow(step, -1, start, units)}, {0});
   }
 
   const RegionReader& reader_;
@@ -146,7 +151,7 @@ std::vector<c10::Symbol> recurrentKinds() {
 
 std::vector<Value*> recurrentOperands(const RegionReader& reader, Node* node) {
   refuseUnless(operandOf(node, "input") != nullptr, "its sequences are packed");
-  const Planned planned = withChoice(reader, node, {{Kind::Linear, "", {}, 0, {}, {}}, {}});
+  const Planned planned = inputProduct(reader, node);
   refuseUnless(isDynamic(planned.op.kind), "its input is not quantized as the model runs");
   std::vector<Value*> operands = planned.operands;
   if (cells().at(node->kind()) != Cell::Lstm) {

@@ -24,8 +24,11 @@ class Refusals {
       check(node);
     } catch (const Refusal& refusal) {
       return refusal.reason;
-    } catch (const c10::Error&) { // an operand of a wrong type, such as a string instead of a number
-      return "an operand has another type than the operator takes";
+    } catch (const std::exception& error) { // a mistake in a file of operators
+      const auto* known = dynamic_cast<const c10::Error*>(&error);
+      TORCH_CHECK(
+          false, describe(node),
+          " cannot be read for a plan: ", known ? known->what_without_backtrace() : error.what());
     }
     return std::nullopt;
   }
@@ -39,7 +42,7 @@ class Refusals {
 
   void check(Node* node) {
     if (clipOf(reader_, node)) {
-      requireAxes("reads", axesOf(mainOperand(node)), kMostMovedAxes);
+      refuseAxes("reads", axesOf(mainOperand(node)), kMostMovedAxes);
     } else if (node->kind() == c10::aten::to) {
       refuseUnless(isToFloat(node), "it gives another dtype than float32, or another device");
     } else if (isRecurrent(node)) {
@@ -59,20 +62,19 @@ class Refusals {
       op.inputs.push_back(op.inputs.size());
     }
     const int64_t first = axes.empty() ? 0 : axes[0], most = axes.empty() ? 0 : std::ranges::max(axes);
-    // A dynamic layer takes more axes than a static one.
-    const bool in_float = !op.tensors.empty() && op.tensors[0].is_meta();
-    const int64_t most_axes = in_float ? kMostMovedAxes : form.most_axes;
     axes_[result] = form.least_axes(op, first, most);
-    requireAxes("reads", most, most_axes);
-    requireAxes("gives", axes_[result], most_axes);
+    refuseAxes("reads", most, mostAxesOf(form));
+    refuseAxes("gives", axes_[result], mostAxesOf(form));
     numbers_.set(op, planned.computed);
     checkCounts(op);
     form.check(op);
     refuseUnless(!codes_ || hasCodes(op), "it cannot have so many numbers on integers");
   }
 
-  static void requireAxes(const char* what, int64_t axes, int64_t most) {
-    refuseUnless(axes <= most, "it ", what, " more than ", most, " axes");
+  // A layer may be quantized at run time later, and may then take more axes.
+  static int64_t mostAxesOf(const Declaration& form) {
+    return form.dynamic_form ? std::max(form.most_axes, Kind(form.dynamic_form).declaration().most_axes)
+                             : form.most_axes;
   }
 
   int64_t axesOf(const Value* value) const {

@@ -1,21 +1,24 @@
 #include "general.h"
 
+#include "lowering.h"
+
 namespace jit_passes::x86 {
 
 void lowerChannels(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   state.emit(
-      declarationOf(op.kind).step, index, state.wantAll(op), *channelAxis(op, state.sizes[op.output].size()));
+      declarationOf(op.kind).step, index, state.wantAll(op), neededAxis(op, state.sizes[op.output].size()));
 }
 
 void lowerWithTable(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   state.emitWithTable(
-      declarationOf(op.kind).step, index, state.wantAll(op), *channelAxis(op, state.sizes[op.output].size()));
+      declarationOf(op.kind).step, index, state.wantAll(op), neededAxis(op, state.sizes[op.output].size()));
 }
 
 void lowerBroadcast(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
+  requireInputs(op, 1);
   const Sizes& out = state.sizes[op.output];
   const auto as_large =
       std::ranges::find_if(op.inputs, [&](int64_t input) { return state.sizes[input] == out; });
@@ -34,7 +37,7 @@ void lowerBroadcast(Lowering& state, size_t index) {
 
 void lowerRows(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
-  const int64_t axis = *channelAxis(op, state.sizes[op.output].size());
+  const int64_t axis = neededAxis(op, state.sizes[op.output].size());
   const auto& uses = state.uses[op.output];
   const auto found = std::ranges::find_if(uses, [&](size_t use) { return state.isQuantize(use); });
   state.emit(declarationOf(op.kind).step, index, state.wantAll(op), axis);
@@ -48,6 +51,7 @@ void lowerRows(Lowering& state, size_t index) {
 
 void lowerInPlace(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
+  requireInputs(op, 1);
   state.emit(declarationOf(op.kind).step, index, {state.primary[op.inputs[0]]}, state.ownAxis(op));
 }
 

@@ -36,7 +36,7 @@ Dims axisDims(const Sizes& sizes, int64_t axis) {
     }
   }
   Dims dims;
-  while (all.size() > dims.size() && int64_t(sizes.size()) > kMostAxes) {
+  while (all.size() > dims.size() && int64_t(sizes.size()) > kMostPlanAxes) {
     size_t second = 1; // the second of two neighbouring axes to join
     while (all[second].axis != all[second - 1].axis + 1) {
       ++second;

@@ -116,6 +116,9 @@ size_t Lowering::want(int64_t value, int64_t axis) {
 
 void Lowering::emit(Does does, size_t index, std::vector<size_t> inputs, int64_t axis) {
   const Operator& op = program.operators[index];
+  TORCH_CHECK(
+      does != Does::Compute || declarationOf(op.kind).kernel, "the operator '", nameOf(op.kind),
+      "' of plans has a step that computes, and no kernel: set `kernel` in its declaration");
   const size_t output = addMemory(op.output, axis);
   push(
       {.does = does,
@@ -173,7 +176,7 @@ size_t Lowering::slice(size_t whole, const Grid* grid, int64_t start, int64_t le
 std::vector<size_t> Lowering::wantAll(const Operator& op) {
   std::vector<size_t> operands;
   for (const int64_t input : op.inputs) {
-    operands.push_back(want(input, *channelAxis(op, sizes[input].size())));
+    operands.push_back(want(input, neededAxis(op, sizes[input].size())));
   }
   return operands;
 }
@@ -261,6 +264,20 @@ void Lowering::placeResults() {
 std::optional<int64_t> channelAxis(const Operator& op, int64_t rank) {
   const auto channels = declarationOf(op.kind).channels;
   return channels ? std::optional(channels(op, rank)) : std::nullopt;
+}
+
+int64_t neededAxis(const Operator& op, int64_t rank) {
+  const auto axis = channelAxis(op, rank);
+  TORCH_CHECK(
+      axis.has_value(), "the operator '", nameOf(op.kind),
+      "' of plans is lowered with an axis innermost, and names none: set `channels` in its declaration");
+  return *axis;
+}
+
+void requireInputs(const Operator& op, size_t least) {
+  TORCH_CHECK(
+      op.inputs.size() >= least, "the operator '", nameOf(op.kind), "' of plans is lowered with ", least,
+      " operands, and reads ", op.inputs.size(), ": set `inputs` in its declaration");
 }
 
 Lowered lower(

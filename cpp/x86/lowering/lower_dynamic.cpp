@@ -1,6 +1,8 @@
 // Layers that give float32. Most layers quantize their input at run time.
 #include "general.h"
 
+#include "lowering.h"
+
 namespace jit_passes::x86 {
 namespace {
 
@@ -15,7 +17,7 @@ std::vector<size_t> quantizedInput(Lowering& state, size_t index) {
   const bool linear = isLinear(op.kind), per_row = dynamicAttribute(op, DynamicAttributes::PerRow);
   const bool as_it_is = !linear && state.memory(state.primary[op.inputs[0]]).axis >= 0;
   const size_t x = as_it_is ? state.primary[op.inputs[0]] : state.want(op.inputs[0], lastAxis(sizes));
-  const int64_t axis = *channelAxis(op, sizes.size());
+  const int64_t axis = neededAxis(op, sizes.size());
   const int64_t form = dynamicAttribute(op, DynamicAttributes::Form);
   const auto [found, added] =
       state.quantized.emplace(std::tuple(x, linear, axis, per_row, form), std::vector<size_t>{});
@@ -41,7 +43,7 @@ std::vector<size_t> quantizedInput(Lowering& state, size_t index) {
 
 void lowerFloatLayer(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
-  const int64_t axis = *channelAxis(op, state.sizes[op.output].size());
+  const int64_t axis = neededAxis(op, state.sizes[op.output].size());
   const Does does = declarationOf(op.kind).step;
   const auto inputs = isDynamic(op.kind) ? quantizedInput(state, index) : state.wantAll(op);
   const int64_t value = state.emitWithTable(does, index, inputs, axis);

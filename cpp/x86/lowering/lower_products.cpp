@@ -1,4 +1,5 @@
 #include "general.h"
+#include "lowering.h"
 #include "x86/kernels/attention.h"
 #include "x86/kernels/floats.h"
 #include "x86/program/declaration.h"
@@ -95,6 +96,7 @@ void transposeResult(Lowering& state, int64_t value) {
 
 void lowerProduct(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
+  requireInputs(op, 2);
   const int64_t products = state.sizes[op.inputs[0]].back();
   TORCH_CHECK(
       state.program.grids[op.inputs[1]].is_float || products <= kMostCodeProducts, op.name,

@@ -6,14 +6,13 @@
 #include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
-
-const Kind Kind::Affine("affine");
-
 namespace {
+
+const Kind affine_kind("affine");
 
 // factor * x + bias - mean * factor, with factor = weight / sqrt(var + eps).
 Planned batchNorm(const RegionReader& reader, Node* node) {
-  refuseUnless(!reader.operand(node, "training").toBool(), "it is in training mode");
+  reader.refuseTraining(node, "training");
   const auto numbers = [&](const char* name) {
     const auto value = reader.operand(node, name);
     refuseUnless(value.isTensor() && value.toTensor().dim() == 1, "its operand '", name, "' is not given");
@@ -29,7 +28,7 @@ Planned batchNorm(const RegionReader& reader, Node* node) {
       "its numbers are not finite");
   const auto scales = at::where(factor == 0, 1.0, factor.abs());
   return {
-      {Kind::Affine, "", {}, 0, {}, {factor.sign().to(at::kChar).unsqueeze(1), scales, bias.to(at::kFloat)}},
+      {affine_kind, "", {}, 0, {}, {factor.sign().to(at::kChar).unsqueeze(1), scales, bias.to(at::kFloat)}},
       {node->input(0)}};
 }
 

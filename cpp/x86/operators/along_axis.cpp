@@ -1,18 +1,12 @@
 // Functions along one axis whose result has the size of the operand.
-#include "sizes.h"
-#include "x86/building/from_graph.h"
-#include "x86/lowering/general.h"
-#include "x86/program/checks.h"
-#include "x86/running/step_context.h"
+#include "operator.h"
 
 namespace jit_passes::x86 {
 namespace {
 
 Planned alongAxis(const RegionReader& reader, Node* node, const char* kind) {
-  const bool casts =
-      reader.has(node, "dtype") && reader.operand(node, "dtype").toInt() != int64_t(at::kFloat);
-  refuseUnless(!casts, "it changes the dtype");
-  return {{Kind(kind), "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {inputOf(node, "self")}};
+  reader.refuseCast(node);
+  return {{Kind(kind), "", {}, 0, {reader.integer(node, "dim")}, {}}, {inputOf(node, "self")}};
 }
 
 Planned logSoftmax(const RegionReader& reader, Node* node) { return alongAxis(reader, node, "log_softmax"); }

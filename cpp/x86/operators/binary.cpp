@@ -9,7 +9,6 @@ namespace jit_passes::x86 {
 
 const Kind Kind::Add("add");
 const Kind Kind::Multiply("multiply");
-const Kind Kind::Fill("fill");
 
 namespace {
 
@@ -141,7 +140,7 @@ Planned maskedFill(const RegionReader& reader, Node* node) {
   const auto number = numberOf(reader, node->input(2));
   refuseUnless(number.has_value(), "the model computes the number that it fills in");
   const int64_t bits = std::bit_cast<uint32_t>(static_cast<float>(*number));
-  return {{Kind::Fill, "", {}, 0, {bits}, {}}, {node->input(0), node->input(1)}};
+  return {{Kind("fill"), "", {}, 0, {bits}, {}}, {node->input(0), node->input(1)}};
 }
 
 void checkFill(const Operator& op) {
@@ -156,7 +155,7 @@ const RegisterOperator fill_operator{
      .attributes = {1, 1},
      .types = Types::Mixed,
      .any_dtype = 1,
-     .from = {{"masked_fill", maskedFill, 1}},
+     .from = {{"masked_fill", maskedFill, "mask"}},
      .check = checkFill,
      .infer = sizesOfAll,
      .least_axes = mostAxesOfAny,

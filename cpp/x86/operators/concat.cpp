@@ -24,7 +24,7 @@ Planned concat(const RegionReader& reader, Node* node) {
   auto operands = list->inputs().vec();
   std::erase_if(operands, isEmpty);
   refuseUnless(!operands.empty(), "it joins nothing");
-  const std::vector<int64_t> axis{reader.operand(node, "dim").toInt()};
+  const std::vector<int64_t> axis{reader.integer(node, "dim")};
   return {{Kind::Concat, "", {}, 0, axis, {}}, operands};
 }
 

@@ -96,7 +96,7 @@ Planned windowed(
     const std::vector<int64_t>& after, std::vector<at::Tensor> tensors) {
   using A = ConvolutionAttributes;
   std::vector<int64_t> a(A::Count);
-  a[A::Spatial] = Spatial, a[A::Groups] = reader.operand(node, "groups").toInt();
+  a[A::Spatial] = Spatial, a[A::Groups] = reader.integer(node, "groups");
   setLast(a, A::Stride, reader.integers(node, "stride", Spatial), 1);
   setLast(a, A::Dilation, reader.integers(node, "dilation", Spatial), 1);
   setLast(a, A::PadBefore, before, 0), setLast(a, A::PadAfter, after, 0);
@@ -132,7 +132,7 @@ Planned convolution(const RegionReader& reader, Node* node) {
 template <size_t Spatial>
 Planned transposedConvolution(const RegionReader& reader, Node* node) {
   const auto [given, scales] = reader.weights(operandOf(node, "weight"), 1);
-  const int64_t groups = reader.operand(node, "groups").toInt();
+  const int64_t groups = reader.integer(node, "groups");
   refuseUnless(
       given.dim() == int64_t(Spatial) + 2 && groups > 0 && given.size(0) % groups == 0,
       "its weight of the shape ", given.sizes(), " has another form");

@@ -11,8 +11,6 @@
 namespace jit_passes::x86 {
 namespace {
 
-constexpr int64_t kMostRows = int64_t{1} << 24; // whole numbers that float32 represents exactly
-
 struct TableAttributes {
   enum : size_t { Columns, Bits, Count };
 };
@@ -43,8 +41,8 @@ void checkEmbedding(const Operator& op) {
       "its table is no matrix of bytes with scales of float32");
   const CodedRows table = codedRows(op);
   refuseUnless(
-      between(table.rows, 1, kMostRows) && between(table.columns, 1, kMaxSize), "it has ", table.rows,
-      " rows of ", table.columns, " columns, and a plan picks ", kMostRows, " rows at most");
+      between(table.rows, 1, kMostIndices) && between(table.columns, 1, kMaxSize), "it has ", table.rows,
+      " rows of ", table.columns, " columns, and a plan picks ", kMostIndices, " rows at most");
   refuseUnless(
       table.bits == 8 || (table.bits == 4 && table.columns % 2 == 0), "codes of ", table.bits, " bits in ",
       table.columns, " columns");
@@ -109,15 +107,15 @@ std::vector<at::Tensor> tableTensors(
 Planned embedding(const RegionReader& reader, Node* node) {
   refuseUnless(weightAlone(node).has_value(), "its table is in float");
   const Node* maker = inputOf(node, "weight")->node();
-  const at::Tensor codes = reader.operand(maker, "q").toTensor();
+  const at::Tensor codes = reader.tensor(maker, "q");
   refuseUnless(
       codes.dim() == 2 && codes.numel() > 0 && codes.element_size() == 1, "its table is no matrix of bytes");
   const int64_t rows = codes.size(0), columns = codes.size(1);
   const bool one = maker->kind() == dequantize;
-  refuseUnless(one || reader.operand(maker, "axis").toInt() == 0, "its table has no scale for each row");
+  refuseUnless(one || reader.integer(maker, "axis") == 0, "its table has no scale for each row");
   const auto numbers = [&](const char* single, const char* each) {
-    const at::Tensor given = one ? at::full({rows}, reader.number(maker, single), at::kDouble)
-                                 : reader.operand(maker, each).toTensor();
+    const at::Tensor given =
+        one ? at::full({rows}, reader.number(maker, single), at::kDouble) : reader.tensor(maker, each);
     return given.reshape({rows, -1});
   };
   const at::Tensor scales = numbers("scale", "scales").to(at::kFloat).contiguous();
@@ -139,7 +137,7 @@ const RegisterOperator embedding_operator{
      .tensors = {TableTensors::Count, TableTensors::Count},
      .types = Types::Real,
      .any_dtype = 0,
-     .from = {{"embedding", embedding, 1}},
+     .from = {{"embedding", embedding, "indices"}},
      .check = checkEmbedding,
      .infer = sizesOfEmbedding,
      .least_axes = axesOfEmbedding,

@@ -2,6 +2,7 @@
 #include "sizes.h"
 #include "x86/building/from_graph.h"
 #include "x86/lowering/general.h"
+#include "x86/lowering/lowering.h"
 #include "x86/program/checks.h"
 #include "x86/program/made.h"
 #include "x86/running/step_context.h"
@@ -14,7 +15,7 @@ const Kind Kind::Table("table");
 namespace {
 
 Planned gelu(const RegionReader& reader, Node* node) {
-  const std::string form = reader.operand(node, "approximate").toStringRef();
+  const std::string form = reader.text(node, "approximate");
   refuseUnless(form == "none" || form == "tanh", "its approximation is '", form, "'");
   return function(node, form == "none" ? FloatFunction::Gelu : FloatFunction::GeluTanh);
 }
@@ -25,18 +26,17 @@ Planned withoutOptions(const RegionReader& /*reader*/, Node* node) {
 }
 
 Planned leakyRelu(const RegionReader& reader, Node* node) {
-  return function(
-      node, FloatFunction::LeakyRelu, {reader.operand(node, "negative_slope").toScalar().toDouble()});
+  return function(node, FloatFunction::LeakyRelu, {reader.number(node, "negative_slope")});
 }
 
 Planned elu(const RegionReader& reader, Node* node) {
-  const auto number = [&](const char* name) { return reader.operand(node, name).toScalar().toDouble(); };
+  const auto number = [&](const char* name) { return reader.number(node, name); };
   refuseUnless(number("scale") == 1 && number("input_scale") == 1, "it has scales");
   return function(node, FloatFunction::Elu, {number("alpha")});
 }
 
 Planned softplus(const RegionReader& reader, Node* node) {
-  const auto number = [&](const char* name) { return reader.operand(node, name).toScalar().toDouble(); };
+  const auto number = [&](const char* name) { return reader.number(node, name); };
   refuseUnless(number("beta") != 0, "its beta is 0");
   return function(node, FloatFunction::Softplus, {number("beta"), number("threshold")});
 }

@@ -1,15 +1,11 @@
-#include "sizes.h"
-#include "x86/building/from_graph.h"
-#include "x86/lowering/general.h"
-#include "x86/program/checks.h"
-#include "x86/running/step_context.h"
+#include "operator.h"
 
 namespace jit_passes::x86 {
 namespace {
 
 Planned gather(const RegionReader& reader, Node* node) {
   return {
-      {Kind("gather"), "", {}, 0, {reader.operand(node, "dim").toInt()}, {}},
+      {Kind("gather"), "", {}, 0, {reader.integer(node, "dim")}, {}},
       {operandOf(node, "self"), operandOf(node, "index")}};
 }
 
@@ -50,9 +46,8 @@ Sizes sizesOfGather(const Operands& operands) {
     fits = int64_t(i) == along || index[i] <= from[i];
   }
   require(operands.op, fits, "got the shapes ", from, " and ", index);
-  constexpr int64_t kMostNumbered = int64_t{1} << 24; // whole numbers that float32 represents exactly
   require(
-      operands.op, from[along] <= kMostNumbered, "picks along at most ", kMostNumbered,
+      operands.op, from[along] <= kMostIndices, "picks along at most ", kMostIndices,
       " numbers, and got the shape ", from);
   return index;
 }
@@ -64,7 +59,7 @@ const RegisterOperator gather_operator{
      .attributes = {1, 1},
      .types = Types::Real,
      .any_dtype = 1,
-     .from = {{"gather", gather, 2}},
+     .from = {{"gather", gather, "index"}},
      .check = checkAllAxes,
      .infer = sizesOfGather,
      .lower = lowerAsTheyAre,

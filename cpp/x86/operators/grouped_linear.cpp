@@ -11,9 +11,6 @@
 #include "x86/running/step_context.h"
 
 namespace jit_passes::x86 {
-
-const Kind Kind::GroupedLinear("linear_grouped");
-
 namespace {
 
 using A = GroupedAttributes;
@@ -48,15 +45,13 @@ void checkGrouped(const Operator& op) {
       "its packed weights are ", shape.bytes(), " bytes, not ", packed.scalar_type(), " of the shape ",
       packed.sizes());
   const auto numbers = packed.view({shape.blocks(), shape.blockBytes()});
-  const auto finite = [&](const at::Tensor& bytes) {
-    return at::isfinite(bytes.contiguous().view(at::kFloat)).all().item<bool>();
-  };
+  const auto floats = [](const at::Tensor& bytes) { return bytes.contiguous().view(at::kFloat); };
   constexpr int64_t kHeader = 2 * GroupedShape::kOutputs * int64_t(sizeof(float));
-  refuseUnless(finite(numbers.narrow(1, 0, kHeader)), "its bias is not finite");
+  checkBias(floats(numbers.narrow(1, 0, kHeader)));
   const auto groups = numbers.narrow(1, kHeader, shape.groups() * shape.groupBytes())
                           .reshape({-1, shape.groupBytes()})
                           .narrow(1, 0, kHeader / 2);
-  refuseUnless(finite(groups), "a scale of its weights is not finite");
+  refuseUnless(at::isfinite(floats(groups)).all().item<bool>(), "a scale of its weights is not finite");
 }
 
 void checkDynamicGrouped(const Operator& op) {
@@ -146,18 +141,17 @@ namespace {
 // The scales of a dequantized weight, [outputs, groups].
 at::Tensor scalesOf(const RegionReader& reader, const Node* maker, int64_t outputs) {
   const bool one = maker->kind() == dequantize;
-  refuseUnless(
-      one || reader.operand(maker, "axis").toInt() == 0, "its weights have no scale for each result");
-  const auto zeros = one ? at::scalar_tensor(reader.number(maker, "zero_point"))
-                         : reader.operand(maker, "zero_points").toTensor();
+  refuseUnless(one || reader.integer(maker, "axis") == 0, "its weights have no scale for each result");
+  const auto zeros =
+      one ? at::scalar_tensor(reader.number(maker, "zero_point")) : reader.tensor(maker, "zero_points");
   refuseUnless(zeros.eq(0).all().item<bool>(), "its weights have zero points");
-  const auto scales = one ? at::full({outputs}, reader.number(maker, "scale"), at::kDouble)
-                          : reader.operand(maker, "scales").toTensor();
+  const auto scales =
+      one ? at::full({outputs}, reader.number(maker, "scale"), at::kDouble) : reader.tensor(maker, "scales");
   return scales.to(at::kFloat).reshape({outputs, -1}).contiguous();
 }
 
 bool hasGroups(const RegionReader& reader, const Node* maker) {
-  return maker->kind() == dequantize_per_channel && reader.operand(maker, "scales").toTensor().dim() == 2;
+  return maker->kind() == dequantize_per_channel && reader.tensor(maker, "scales").dim() == 2;
 }
 
 } // namespace
@@ -167,7 +161,7 @@ std::optional<Planned> groupedLinear(const RegionReader& reader, Node* node) {
   if (!weightAlone(node) && !hasGroups(reader, maker)) {
     return std::nullopt;
   }
-  const at::Tensor codes = reader.operand(maker, "q").toTensor().contiguous();
+  const at::Tensor codes = reader.tensor(maker, "q").contiguous();
   refuseUnless(codes.scalar_type() == at::kChar, "its weights are not int8");
   refuseUnless(codes.dim() == 2 && codes.numel() > 0, "its weight is no matrix");
   const int64_t outputs = codes.size(0), inputs = codes.size(1);
@@ -189,7 +183,8 @@ std::optional<Planned> groupedLinear(const RegionReader& reader, Node* node) {
   }
   return withChoice(
       reader, node,
-      {{Kind::GroupedLinear, "", {}, 0, {inputs, outputs, group, shape.bits}, {packed}}, {node->input(0)}});
+      {{Kind("linear_grouped"), "", {}, 0, {inputs, outputs, group, shape.bits}, {packed}},
+       {node->input(0)}});
 }
 
 } // namespace jit_passes::x86

@@ -74,11 +74,9 @@ Sizes sizesOfGroupNorm(const Operands& operands) {
 bool sumsCodes(const Operator& op) { return op.tensors[NormTensors::Weight].numel() <= kMostNormalized; }
 
 Planned softmax(const RegionReader& reader, Node* node) {
-  refuseUnless(
-      !reader.has(node, "dtype") || reader.operand(node, "dtype").toInt() == static_cast<int64_t>(at::kFloat),
-      "it changes the dtype");
+  reader.refuseCast(node);
   const bool hides = node->kind() != c10::aten::softmax;
-  return {{Kind("softmax"), "", {}, 0, {reader.operand(node, "dim").toInt(), hides}, {}}, {node->input(0)}};
+  return {{Kind("softmax"), "", {}, 0, {reader.integer(node, "dim"), hides}, {}}, {node->input(0)}};
 }
 
 // The tensors of a norm over this number of channels.
@@ -87,7 +85,7 @@ std::vector<at::Tensor> normTensors(const RegionReader& reader, const Node* node
     if (!reader.has(node, name)) {
       return at::full({channels}, unless, at::kFloat);
     }
-    const auto given = reader.operand(node, name).toTensor().detach().to(at::kFloat).contiguous();
+    const auto given = reader.tensor(node, name).detach().to(at::kFloat).contiguous();
     refuseUnless(at::isfinite(given).all().item<bool>(), "its operand '", name, "' is not finite");
     return given;
   };
@@ -98,7 +96,7 @@ std::vector<at::Tensor> normTensors(const RegionReader& reader, const Node* node
 }
 
 Planned normOfRows(Kind kind, const RegionReader& reader, Node* node) {
-  const auto shape = reader.operand(node, "normalized_shape").toIntVector();
+  const auto shape = reader.integers(node, "normalized_shape");
   refuseUnless(
       shape.size() == 1, "it goes over ", shape.size(), " axes, and a plan has it over the last one");
   return {{kind, "", {}, 0, {}, normTensors(reader, node, shape[0])}, {node->input(0)}};
@@ -114,18 +112,18 @@ Planned rmsNorm(const RegionReader& reader, Node* node) { return normOfRows(Kind
 Planned normOfGroups(const RegionReader& reader, Node* node, int64_t groups) {
   int64_t channels = 1;
   for (const char* name : {"weight", "bias"}) {
-    channels = reader.has(node, name) ? reader.operand(node, name).toTensor().numel() : channels;
+    channels = reader.has(node, name) ? reader.tensor(node, name).numel() : channels;
   }
   return {{Kind("group_norm"), "", {}, 0, {groups}, normTensors(reader, node, channels)}, {node->input(0)}};
 }
 
 Planned groupNorm(const RegionReader& reader, Node* node) {
-  return normOfGroups(reader, node, reader.operand(node, "num_groups").toInt());
+  return normOfGroups(reader, node, reader.integer(node, "num_groups"));
 }
 
 Planned instanceNorm(const RegionReader& reader, Node* node) {
   refuseUnless(
-      reader.operand(node, "use_input_stats").toBool() && !reader.has(node, "running_mean"),
+      reader.flag(node, "use_input_stats") && !reader.has(node, "running_mean"),
       "it has statistics of its own");
   return normOfGroups(reader, node, 0);
 }

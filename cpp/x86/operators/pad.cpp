@@ -41,7 +41,7 @@ Planned replicationPad(const RegionReader& reader, Node* node) {
 }
 
 Planned pad(const RegionReader& reader, Node* node) {
-  const auto mode = operandOf(node, "mode") ? reader.operand(node, "mode").toStringRef() : "constant";
+  const auto mode = operandOf(node, "mode") ? reader.text(node, "mode") : "constant";
   if (mode != "constant") {
     const char* kind = mode == "reflect" ? "pad_reflect" : mode == "replicate" ? "pad_edge" : "pad_wrap";
     return padded(reader, node, Kind(kind), "pad");

@@ -12,12 +12,13 @@ namespace jit_passes::x86 {
 
 const Kind Kind::Shuffle("shuffle");
 const Kind Kind::Slice("slice");
+const Kind Kind::Narrow("narrow");
 
 namespace {
 
 using Attributes = std::vector<int64_t>;
 
-const Kind narrow_kind("narrow"), part_kind("part");
+const Kind part_kind("part");
 
 // Limit for a number in an attribute; the sum of two does not overflow.
 constexpr int64_t kLargest = int64_t{1} << 40;
@@ -83,7 +84,7 @@ void checkPart(const Operator& op) {
 
 // Whether the operator removes the axis, with one element left.
 bool axisGoes(const Operator& op) {
-  return op.kind == narrow_kind
+  return op.kind == Kind::Narrow
              ? op.attributes[3] != 0
              : op.kind == part_kind && op.attributes[PartAttributes::How] == PartAttributes::Single;
 }
@@ -114,24 +115,24 @@ Sizes sizesOfShuffle(const Operands& operands) {
 }
 
 Planned channelShuffle(const RegionReader& reader, Node* node) {
-  return {{Kind::Shuffle, "", {}, 0, {1, reader.operand(node, "groups").toInt()}, {}}, {node->input(0)}};
+  return {{Kind::Shuffle, "", {}, 0, {1, reader.integer(node, "groups")}, {}}, {node->input(0)}};
 }
 
 Planned slice(const RegionReader& reader, Node* node) {
-  Planned planned{{Kind::Slice, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  Planned planned{{Kind::Slice, "", {}, 0, {reader.integer(node, "dim")}, {}}, {node->input(0)}};
   for (const auto& [name, otherwise] : {std::pair("start", int64_t{0}), std::pair("end", kFar)}) {
     Numbers end = reader.has(node, name) ? reader.numbers(node, name) : Numbers{{otherwise}, {}};
     end.known[0] = std::clamp(end.known[0], -kFar, kFar);
     append(planned, end);
   }
-  planned.op.attributes.push_back(reader.has(node, "step") ? reader.operand(node, "step").toInt() : 1);
+  planned.op.attributes.push_back(reader.has(node, "step") ? reader.integer(node, "step") : 1);
   return planned;
 }
 
 Planned narrow(const RegionReader& reader, Node* node) {
   refuseUnless(
       node->input(2)->type()->kind() == c10::TypeKind::IntType, "the model computes where it begins");
-  Planned planned{{narrow_kind, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  Planned planned{{Kind::Narrow, "", {}, 0, {reader.integer(node, "dim")}, {}}, {node->input(0)}};
   append(planned, reader.numbers(node, "start"));
   append(planned, reader.numbers(node, "length"));
   planned.op.attributes.push_back(false);
@@ -139,9 +140,8 @@ Planned narrow(const RegionReader& reader, Node* node) {
 }
 
 Planned select(const RegionReader& reader, Node* node) {
-  const std::vector<int64_t> a{
-      reader.operand(node, "dim").toInt(), reader.operand(node, "index").toInt(), 1, true};
-  return {{narrow_kind, "", {}, 0, a, {}}, {node->input(0)}};
+  const std::vector<int64_t> a{reader.integer(node, "dim"), reader.integer(node, "index"), 1, true};
+  return {{Kind::Narrow, "", {}, 0, a, {}}, {node->input(0)}};
 }
 
 Planned parts(const RegionReader& reader, Node* node, int64_t how, std::vector<int64_t> sizes) {
@@ -149,14 +149,14 @@ Planned parts(const RegionReader& reader, Node* node, int64_t how, std::vector<i
   refuseUnless(
       reads && reads->kind() == c10::prim::ListUnpack && reads->owningBlock() == node->owningBlock(),
       "its results stay a list");
-  const int64_t axis = reader.operand(node, "dim").toInt(), count = reads->outputs().size();
+  const int64_t axis = reader.integer(node, "dim"), count = reads->outputs().size();
   std::vector<int64_t> a{axis, 0, count, how};
   a.insert(a.end(), sizes.begin(), sizes.end());
   return {{part_kind, "", {}, 0, a, {}}, {node->input(0)}};
 }
 
 Planned chunk(const RegionReader& reader, Node* node) {
-  return parts(reader, node, PartAttributes::Chunks, {reader.operand(node, "chunks").toInt()});
+  return parts(reader, node, PartAttributes::Chunks, {reader.integer(node, "chunks")});
 }
 
 Planned unbind(const RegionReader& reader, Node* node) {
@@ -312,7 +312,7 @@ Range rangeOf(const Operator& op, const Sizes& sizes) {
   if (op.kind == Kind::Slice) {
     return sliced(a, axis, size);
   }
-  if (op.kind == narrow_kind) {
+  if (op.kind == Kind::Narrow) {
     const int64_t start = a[1] < 0 ? a[1] + size : a[1];
     require(start >= 0 && start + a[2] <= size, "takes ", a[2], " from ", a[1], " on along axis ", a[0]);
     return {axis, start, a[2], 1};

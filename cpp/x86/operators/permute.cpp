@@ -7,13 +7,12 @@
 
 namespace jit_passes::x86 {
 
-const Kind Kind::Permute("permute");
 const Kind Kind::Transpose("transpose");
 
 namespace {
 
 Planned permute(const RegionReader& reader, Node* node) {
-  return {{Kind::Permute, "", {}, 0, reader.operand(node, "dims").toIntVector(), {}}, {node->input(0)}};
+  return {{Kind("permute"), "", {}, 0, reader.integers(node, "dims"), {}}, {node->input(0)}};
 }
 
 Sizes sizesOfTranspose(const Operands& operands) {
@@ -84,7 +83,7 @@ const RegisterOperator permute_operator{
      .order = permutedOrder}};
 
 Planned transpose(const RegionReader& reader, Node* node) {
-  const std::vector<int64_t> axes{reader.operand(node, "dim0").toInt(), reader.operand(node, "dim1").toInt()};
+  const std::vector<int64_t> axes{reader.integer(node, "dim0"), reader.integer(node, "dim1")};
   return {{Kind::Transpose, "", {}, 0, axes, {}}, {node->input(0)}};
 }
 

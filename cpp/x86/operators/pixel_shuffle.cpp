@@ -11,15 +11,12 @@ namespace {
 constexpr int64_t kImageAxes = 2;
 
 Planned pixelShuffle(const RegionReader& reader, Node* node) {
-  return {
-      {Kind("pixel_shuffle"), "", {}, 0, {reader.operand(node, "upscale_factor").toInt()}, {}},
-      {node->input(0)}};
+  return {{Kind("pixel_shuffle"), "", {}, 0, {reader.integer(node, "upscale_factor")}, {}}, {node->input(0)}};
 }
 
 Planned pixelUnshuffle(const RegionReader& reader, Node* node) {
   return {
-      {Kind("pixel_unshuffle"), "", {}, 0, {reader.operand(node, "downscale_factor").toInt()}, {}},
-      {node->input(0)}};
+      {Kind("pixel_unshuffle"), "", {}, 0, {reader.integer(node, "downscale_factor")}, {}}, {node->input(0)}};
 }
 
 void checkFactor(const Operator& op) {

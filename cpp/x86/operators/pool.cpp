@@ -56,7 +56,7 @@ std::vector<int64_t> poolAttributes(const RegionReader& reader, const Node* node
   const auto kernel = reader.integers(node, "kernel_size", Spatial);
   const auto given = reader.operand(node, "stride");
   const bool default_stride = given.isIntList() && given.toIntVector().empty();
-  a[A::Spatial] = Spatial, a[A::Ceil] = reader.operand(node, "ceil_mode").toBool();
+  a[A::Spatial] = Spatial, a[A::Ceil] = reader.flag(node, "ceil_mode");
   setLast(a, A::Kernel, kernel, 1);
   setLast(a, A::Stride, default_stride ? kernel : reader.integers(node, "stride", Spatial), 1);
   setLast(a, A::Pad, reader.integers(node, "padding", Spatial), 0);
@@ -74,9 +74,9 @@ Planned maxPool(const RegionReader& reader, Node* node) {
 template <size_t Spatial>
 Planned averagePool(const RegionReader& reader, Node* node) {
   auto a = poolAttributes<Spatial>(reader, node);
-  a[PoolAttributes::CountPadding] = reader.operand(node, "count_include_pad").toBool();
+  a[PoolAttributes::CountPadding] = reader.flag(node, "count_include_pad");
   if (reader.has(node, "divisor_override")) {
-    a[PoolAttributes::Divisor] = reader.operand(node, "divisor_override").toInt();
+    a[PoolAttributes::Divisor] = reader.integer(node, "divisor_override");
     refuseUnless(a[PoolAttributes::Divisor] > 0, "its divisor is not above 0");
   }
   return {{Kind("average_pool"), "", {}, 0, a, {}}, {node->input(0)}};

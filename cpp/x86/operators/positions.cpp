@@ -38,8 +38,8 @@ Sizes sizesOfAxes(const Operands& operands, size_t first) {
 }
 
 Planned roll(const RegionReader& reader, Node* node) {
-  auto a = reader.operand(node, "shifts").toIntVector();
-  const auto axes = reader.operand(node, "dims").toIntVector();
+  auto a = reader.integers(node, "shifts");
+  const auto axes = reader.integers(node, "dims");
   refuseUnless(!axes.empty() && a.size() == axes.size(), "it rolls all elements as one row");
   a.insert(a.end(), axes.begin(), axes.end());
   return {{Kind("roll"), "", {}, 0, a, {}}, {node->input(0)}};
@@ -67,7 +67,7 @@ int64_t positionOfRolled(const Operator& op, int64_t axis, int64_t rank, int64_t
 }
 
 Planned flip(const RegionReader& reader, Node* node) {
-  const auto axes = reader.operand(node, "dims").toIntVector();
+  const auto axes = reader.integers(node, "dims");
   refuseUnless(!axes.empty(), "it flips no axis");
   return {{Kind("flip"), "", {}, 0, axes, {}}, {node->input(0)}};
 }
@@ -149,14 +149,13 @@ Planned repeatInterleave(const RegionReader& reader, Node* node) {
   refuseUnless(reader.has(node, "dim"), "it repeats all elements as one row");
   refuseUnless(!reader.has(node, "output_size"), "it says how long its result is");
   Planned planned{
-      {Kind("repeat_interleave"), "", {}, 0, {reader.operand(node, "dim").toInt()}, {}},
-      {inputOf(node, "self")}};
+      {Kind("repeat_interleave"), "", {}, 0, {reader.integer(node, "dim")}, {}}, {inputOf(node, "self")}};
   append(planned, reader.numbers(node, "repeats"));
   return planned;
 }
 
 void checkInterleave(const Operator& op) {
-  checkEach({op.attributes[0]}, -kMostAxes, kMostAxes - 1, "an axis");
+  checkEach({op.attributes[0]}, -kMostPlanAxes, kMostPlanAxes - 1, "an axis");
   checkEach({op.attributes[1]}, 0, kMaxSize, "a number of times");
 }
 
@@ -177,21 +176,21 @@ bool computesTimes(const Operator& /*op*/, int64_t attribute) { return attribute
 // Attributes: the shift of each rolled axis; then these axes.
 const RegisterOperator roll_operator{withPositions<positionOfRolled>(
     {.name = "roll",
-     .attributes = {2, 2 * kMostAxes},
+     .attributes = {2, 2 * kMostPlanAxes},
      .from = {{"roll", roll}},
      .check = checkRoll,
      .infer = sizesOfRoll})};
 // Attributes: axes.
 const RegisterOperator flip_operator{withPositions<positionOfFlipped>(
     {.name = "flip",
-     .attributes = {1, kMostAxes},
+     .attributes = {1, kMostPlanAxes},
      .from = {{"flip", flip}},
      .check = checkAllAxes,
      .infer = sizesOfFlip})};
 // Attributes: the number of repeats of each axis of the result.
 const RegisterOperator repeat_operator{withPositions<positionOfRepeated>(
     {.name = "repeat",
-     .attributes = {1, kMostAxes},
+     .attributes = {1, kMostPlanAxes},
      .from = {{"repeat", repeat}},
      .check = checkRepeat,
      .infer = sizesOfRepeat,
@@ -200,7 +199,7 @@ const RegisterOperator repeat_operator{withPositions<positionOfRepeated>(
 // Attributes: the number of repeats of the last axes of the result.
 const RegisterOperator tile_operator{withPositions<positionOfRepeated>(
     {.name = "tile",
-     .attributes = {1, kMostAxes},
+     .attributes = {1, kMostPlanAxes},
      .from = {{"tile", tile}},
      .check = checkRepeat,
      .infer = sizesOfTile,

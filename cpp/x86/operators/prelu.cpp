@@ -1,9 +1,5 @@
 // prelu: negative numbers are multiplied by the slope of their channel.
-#include "sizes.h"
-#include "x86/building/from_graph.h"
-#include "x86/lowering/general.h"
-#include "x86/program/checks.h"
-#include "x86/running/step_context.h"
+#include "operator.h"
 
 namespace jit_passes::x86 {
 namespace {

@@ -2,6 +2,7 @@
 
 #include "x86/kernels/dynamic.h"
 #include "x86/lowering/general.h"
+#include "x86/lowering/lowering.h"
 #include "x86/program/checks.h"
 
 namespace jit_passes::x86 {

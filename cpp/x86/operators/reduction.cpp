@@ -111,7 +111,7 @@ void lowerMean(Lowering& state, size_t index) {
 Declaration inFloats(ReduceFloats::Which reduces, std::vector<From> from) {
   return {
       .name = kNames[reduces],
-      .attributes = {2, kMostAxes + 1},
+      .attributes = {2, kMostPlanAxes + 1},
       .types = Types::Real,
       .reduces = reduces,
       .from = std::move(from),
@@ -125,14 +125,13 @@ Declaration inFloats(ReduceFloats::Which reduces, std::vector<From> from) {
 template <ReduceFloats::Which which>
 Planned reduction(const RegionReader& reader, Node* node) {
   refuseUnless(operandOf(node, "dim") != nullptr && reader.has(node, "dim"), "it goes over all axes");
-  refuseUnless(!reader.has(node, "dtype"), "it changes the dtype");
+  reader.refuseCast(node);
   refuseUnless(
       which != ReduceFloats::Length || numberOf(reader, node->input(1)) == 2.0,
       "its norm is not the norm of order 2");
-  const auto dims = reader.operand(node, "dim");
-  const auto axes = dims.isInt() ? std::vector{dims.toInt()} : dims.toIntVector();
+  const auto axes = reader.integers(node, "dim");
   refuseUnless(!axes.empty(), "it goes over all axes");
-  std::vector<int64_t> a{reader.operand(node, "keepdim").toBool()};
+  std::vector<int64_t> a{reader.flag(node, "keepdim")};
   a.insert(a.end(), axes.begin(), axes.end());
   return {{Kind(kNames[which]), "", {}, 0, a, {}}, {node->input(0)}};
 }

@@ -9,13 +9,13 @@ namespace jit_passes::x86 {
 
 const Kind Kind::Flatten("flatten");
 const Kind Kind::Unflatten("unflatten");
+const Kind Kind::Unsqueeze("unsqueeze");
 const Kind Kind::Expand("expand");
 
 namespace {
 
 Planned flatten(const RegionReader& reader, Node* node) {
-  const std::vector<int64_t> axes{
-      reader.operand(node, "start_dim").toInt(), reader.operand(node, "end_dim").toInt()};
+  const std::vector<int64_t> axes{reader.integer(node, "start_dim"), reader.integer(node, "end_dim")};
   return {{Kind::Flatten, "", {}, 0, axes, {}}, {node->input(0)}};
 }
 
@@ -132,7 +132,7 @@ const RegisterOperator reshape_operator{
      .lower = lowerReshape}};
 
 Planned unflatten(const RegionReader& reader, Node* node) {
-  Planned planned{{Kind::Unflatten, "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  Planned planned{{Kind::Unflatten, "", {}, 0, {reader.integer(node, "dim")}, {}}, {node->input(0)}};
   append(planned, reader.numbers(node, "sizes"));
   return planned;
 }
@@ -175,7 +175,7 @@ const RegisterOperator unflatten_operator{
      .lower = lowerReshape}};
 
 Planned unsqueeze(const RegionReader& reader, Node* node) {
-  return {{Kind("unsqueeze"), "", {}, 0, {reader.operand(node, "dim").toInt()}, {}}, {node->input(0)}};
+  return {{Kind::Unsqueeze, "", {}, 0, {reader.integer(node, "dim")}, {}}, {node->input(0)}};
 }
 
 Sizes sizesOfUnsqueeze(const Operands& operands) {
@@ -203,8 +203,7 @@ const RegisterOperator unsqueeze_operator{
 
 Planned squeeze(const RegionReader& reader, Node* node) {
   refuseUnless(operandOf(node, "dim") != nullptr, "it takes away all axes of size 1");
-  const auto dim = reader.operand(node, "dim");
-  const auto axes = dim.isInt() ? std::vector{dim.toInt()} : dim.toIntVector();
+  const auto axes = reader.integers(node, "dim");
   refuseUnless(!axes.empty() && int64_t(axes.size()) <= kMostMovedAxes, "it has ", axes.size(), " axes");
   return {{Kind("squeeze"), "", {}, 0, axes, {}}, {node->input(0)}};
 }
@@ -247,7 +246,7 @@ Planned expand(const RegionReader& reader, Node* node) {
   Planned planned{{Kind::Expand, "", {}, 0, {}, {}}, {node->input(0)}};
   append(planned, reader.numbers(node, "size"));
   const int64_t axes = planned.op.attributes.size();
-  refuseUnless(between(axes, 1, kMostAxes), "it gives ", axes, " axes");
+  refuseUnless(between(axes, 1, kMostPlanAxes), "it gives ", axes, " axes");
   return planned;
 }
 
@@ -260,8 +259,8 @@ Sizes sizesOfExpand(const Operands& operands) {
   const int64_t more = int64_t(sizes.size()) - int64_t(from.size());
   require(op, more >= 0, "gives ", sizes.size(), " axes, and got the shape ", from);
   require(
-      op, int64_t(sizes.size()) <= kMostAxes || countOf(from) == 1, "gives the sizes ", sizes,
-      " of the shape ", from, "; a plan repeats numbers along ", kMostAxes, " axes at most");
+      op, int64_t(sizes.size()) <= kMostPlanAxes || countOf(from) == 1, "gives the sizes ", sizes,
+      " of the shape ", from, "; a plan repeats numbers along ", kMostPlanAxes, " axes at most");
   for (int64_t i = 0; i < int64_t(sizes.size()); ++i) {
     const int64_t own = i < more ? 1 : from[i - more];
     sizes[i] = sizes[i] == -1 && i >= more ? own : sizes[i];

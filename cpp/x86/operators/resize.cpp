@@ -93,7 +93,9 @@ template <size_t Spatial>
 Planned resized(const RegionReader& reader, Node* node, const char* kind) {
   Planned planned{{Kind(kind), "", {}, 0, {Spatial}, {}}, {node->input(0)}};
   if (reader.has(node, "scale_factors")) {
-    const auto factors = reader.operand(node, "scale_factors").toDoubleVector();
+    const auto given = reader.operand(node, "scale_factors");
+    refuseUnless(given.isDoubleList(), "its factors are no list of numbers");
+    const auto factors = given.toDoubleVector();
     refuseUnless(factors.size() == Spatial, "it has ", factors.size(), " factors");
     planned.op.tensors.push_back(at::tensor(factors, at::kDouble));
   } else {
@@ -121,13 +123,13 @@ Planned resizeNearestExact(const RegionReader& reader, Node* node) {
 template <size_t Spatial>
 Planned resizeBlended(const RegionReader& reader, Node* node) {
   Planned planned = resized<Spatial>(reader, node, "resize_linear");
-  planned.op.attributes.push_back(reader.operand(node, "align_corners").toBool());
+  planned.op.attributes.push_back(reader.flag(node, "align_corners"));
   return planned;
 }
 
 Planned resizeCubic(const RegionReader& reader, Node* node) {
   Planned planned = resized<2>(reader, node, "resize_cubic");
-  planned.op.attributes.push_back(reader.operand(node, "align_corners").toBool());
+  planned.op.attributes.push_back(reader.flag(node, "align_corners"));
   return planned;
 }
 

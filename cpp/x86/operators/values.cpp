@@ -2,6 +2,7 @@
 #include "sizes.h"
 #include "x86/lowering/arena.h"
 #include "x86/lowering/general.h"
+#include "x86/lowering/lowering.h"
 #include "x86/program/checks.h"
 #include "x86/program/made.h"
 #include "x86/running/step_context.h"
@@ -22,7 +23,8 @@ void checkInput(const Operator& op, const Program& program) {
 
 void checkConstant(const Operator& op) {
   refuseUnless(
-      op.tensors[0].dim() <= kMostAxes && between(op.tensors[0].numel(), 1, kMaxSize), "its sizes are none");
+      op.tensors[0].dim() <= kMostPlanAxes && between(op.tensors[0].numel(), 1, kMaxSize),
+      "its sizes are none");
 }
 
 void checkCodes(const Operator& op, const Program& program) {
@@ -108,7 +110,8 @@ void lowerQuantize(Lowering& state, size_t index) {
     state.emit(Does::Enter, index, {}, state.wanted[op.output]);
     state.result.steps.back().source = maker.attributes[0];
   } else {
-    const bool many = int64_t(state.sizes[op.output].size()) > kMostAxes; // these are read in their own order
+    const bool many =
+        int64_t(state.sizes[op.output].size()) > kMostPlanAxes; // these are read in their own order
     state.emit(
         Does::Quantize, index, {state.primary[op.inputs[0]]},
         many ? state.ownAxis(op) : state.wanted[op.output]);

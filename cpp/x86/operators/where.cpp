@@ -29,7 +29,7 @@ const RegisterOperator where_operator{
      .inputs = {3, 3},
      .types = Types::Real,
      .any_dtype = 0,
-     .from = {{"where", where, 0}},
+     .from = {{"where", where, "condition"}},
      .infer = sizesOfAll,
      .least_axes = mostAxesOfAny,
      .lower = lowerBroadcast,

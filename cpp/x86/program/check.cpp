@@ -28,8 +28,7 @@ void named(const Operator& op, const Check& check) {
   try {
     check();
   } catch (const Refusal& error) {
-    const std::string kind = isKind(op.kind) ? c10::str(" (", nameOf(op.kind), ")") : "";
-    TORCH_CHECK(false, "not a plan: ", op.name, kind, ": ", error.reason);
+    TORCH_CHECK(false, "not a plan: ", op.name, " (", nameOf(op.kind), "): ", error.reason);
   }
 }
 
@@ -115,7 +114,7 @@ void checkCounts(const Operator& op) {
 
 void checkForm(const Operator& op) {
   named(op, [&] {
-    refuseUnless(isKind(op.kind), "its kind is none");
+    refuseUnless(isKind(op.kind), "no operator declares its kind");
     checkCounts(op);
     std::ranges::for_each(op.tensors, checkTensor);
     declarationOf(op.kind).check(op);

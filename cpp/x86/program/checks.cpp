@@ -53,6 +53,10 @@ void checkNumbers(const at::Tensor& numbers, int64_t count, const char* what) {
   refuseUnless(at::isfinite(numbers.to(at::kFloat)).all().item<bool>(), what, " are not finite");
 }
 
+void checkBias(const at::Tensor& bias) {
+  refuseUnless(at::isfinite(bias).all().item<bool>(), "its bias is not finite");
+}
+
 void checkWeights(const Operator& op, int64_t dims) {
   const auto &weight = op.tensors[kWeight], &bias = op.tensors[kBias];
   if (weight.is_meta()) {
@@ -69,7 +73,7 @@ void checkWeights(const Operator& op, int64_t dims) {
   refuseUnless(
       bias.scalar_type() == at::kFloat && bias.dim() == 1 && bias.size(0) == weight.size(0),
       "the bias is float32, a number for each of ", weight.size(0), " results");
-  refuseUnless(at::isfinite(bias).all().item<bool>(), "its bias is not finite");
+  checkBias(bias);
   const auto fits = [&] {
     const auto sums = weight.to(at::kShort).abs().reshape({weight.size(0), -1}).sum(1, false, at::kLong);
     return sums.max().item<int64_t>() < kMaxSum / 255;

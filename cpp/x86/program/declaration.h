@@ -48,12 +48,14 @@ struct Part;
 class RegionReader;
 struct Planned;
 
-// An operator of PyTorch, "conv2d" for aten::conv2d, and the function that turns its node into an operator of a
-// plan. The function throws Refusal (program.h) for a node that a plan cannot compute.
+// An operator of PyTorch, "conv2d" for aten::conv2d, or of another library, "mine::gate"; and the function that turns
+// its node into an operator of a plan. The function throws Refusal (program.h) for a node that a plan cannot compute.
+// One operator only may be made from each.
 struct From {
   const char* name;
   Planned (*plan)(const RegionReader&, torch::jit::Node*);
-  size_t any_dtype = SIZE_MAX; // as in Declaration, by its position in the node
+  // The node's operand, by its name, that may have any dtype: truths or indices. See Declaration::any_dtype.
+  const char* any_dtype = nullptr;
 };
 
 struct Count {
@@ -87,12 +89,12 @@ struct Declaration {
   const char* name = nullptr;
   Count inputs{1, 1}, attributes{0, 0}, tensors{0, 0};
   Types types = Types::Codes;
-  int64_t most_axes = kMostAxes; // of operands and result
+  int64_t most_axes = kMostPlanAxes; // of operands and result
   LayerKind layer = LayerKind::None;
   bool dynamic = false;               // a layer whose input is quantized at run time
   const char* in_floats = nullptr;    // the kind of the form that gives float32 from codes
   const char* dynamic_form = nullptr; // the kind of the form whose input is quantized at run time
-  size_t any_dtype = SIZE_MAX;        // the operand that may come into the plan in any dtype: truths, indices
+  size_t any_dtype = SIZE_MAX;        // the input, by its number, that may come into the plan in any dtype
   bool moves = false;                 // only moves the elements of its operand
   bool keeps_codes = moves;           // the result has the grid of the operand
   bool permutes = false;              // permutes axes, see permutationOf
@@ -136,13 +138,21 @@ struct Declaration {
 };
 
 inline const Declaration& declarationOf(Kind kind) { return kind.declaration(); }
-std::vector<const Declaration*> declarations(); // all kinds
+// All declared kinds, and their number, which grows as libraries are loaded.
+std::vector<const Declaration*> declarations();
+size_t countDeclarations();
 // Whether an operator's file declares the kind. A kind without a declaration has only a name.
 bool isKind(Kind kind);
+// "aten::conv2d" for "conv2d". Other libraries' names have their library already.
+std::string kindOfNode(const From& from);
+// No declaration may be made from this kind of nodes, which plans have otherwise.
+void reserveKind(const std::string& kind);
 
+// Checks and registers a declaration. Errors are kept, see registry.h. A package's names begin with its own:
+// "mine::gate".
 class RegisterOperator {
  public:
-  explicit RegisterOperator(const Declaration& declaration);
+  JIT_PASSES_API explicit RegisterOperator(const Declaration& declaration);
 };
 
 } // namespace jit_passes::x86

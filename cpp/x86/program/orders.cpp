@@ -14,7 +14,7 @@ std::vector<Sizes> outputOrders(const Program& program, const std::vector<Sizes>
   for (const Operator& op : program.operators) {
     const int64_t rank = sizes[op.output].size();
     const auto order = declarationOf(op.kind).order;
-    orders[op.output] = order && rank <= kMostAxes ? order(op, orders, sizes) : contiguousOrder(rank);
+    orders[op.output] = order && rank <= kMostPlanAxes ? order(op, orders, sizes) : contiguousOrder(rank);
   }
   for (const int64_t output : program.outputs) {
     outputs.push_back(orders[output]);

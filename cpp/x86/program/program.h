@@ -11,7 +11,7 @@
 namespace jit_passes::x86 {
 
 // Why a node, or an operator in a file, cannot be part of a plan. The caller adds its name.
-struct Refusal {
+struct JIT_PASSES_API Refusal {
   std::string reason;
 };
 
@@ -36,29 +36,31 @@ constexpr Grid kFloat32{1, 0, 0, 255, true};
 inline int64_t offsetOf(const Grid& grid) { return kPyTorchRoundsSteps ? 0 : grid.zero_point; }
 
 // The code of a number; and the table from codes of one grid to codes of another.
-int64_t codeOf(float x, const Grid& grid);
-at::Tensor rescaled(const Grid& from, const Grid& to);
+JIT_PASSES_API int64_t codeOf(float x, const Grid& grid);
+JIT_PASSES_API at::Tensor rescaled(const Grid& from, const Grid& to);
 
 // Limits for the axes of a tensor. Operators that only move elements, or work element by element, take some more.
-constexpr int64_t kMostAxes = 5, kMostMovedAxes = 6;
+constexpr int64_t kMostPlanAxes = 5, kMostMovedAxes = 6;
+// A limit for indices, which are float32 in a plan.
+constexpr int64_t kMostIndices = kLargestWhole;
 // A limit for a window's size along an axis, its stride, its dilation and its padding.
 constexpr int64_t kMostWindow = int64_t{1} << 15;
 
 struct Declaration;
 
-// A kind of operators. Its declaration (program/declaration.h) is in a file of operators/. Kinds that other files use
-// have a constant, which that file defines.
+// A kind of operators. Its declaration (program/declaration.h) is in a file of operators/, or in another package. Kinds
+// that other rooms use have a constant, which that file defines.
 class Kind {
  public:
-  explicit Kind(const std::string& name);
+  JIT_PASSES_API explicit Kind(const std::string& name);
   explicit Kind(const Declaration& declaration) : declaration_(&declaration) {}
 
   const Declaration& declaration() const { return *declaration_; }
   bool operator==(const Kind&) const = default;
 
-  static const Kind Affine, Input, Linear, Constant, Table, Power, Pad, Convolution, Transpose, Quantize,
-      Concat, Add, Unflatten, Shuffle, Recurrent, Permute, Fill, GroupedLinear, TransposedConvolution, Slice,
-      Multiply, MatrixProduct, Function, Flatten, Expand;
+  static const Kind Input, Linear, Constant, Table, Power, Pad, Convolution, Transpose, Quantize, Concat, Add,
+      Unflatten, Unsqueeze, Shuffle, Recurrent, TransposedConvolution, Slice, Narrow, Multiply, MatrixProduct,
+      Function, Flatten, Expand;
 
  private:
   const Declaration* declaration_;
@@ -187,12 +189,12 @@ struct Program {
 };
 
 // Facts from the kind's declaration.
-bool isConvolution(Kind kind); // also for transposed ones
-bool isTransposed(Kind kind);
-bool isLinear(Kind kind);
-bool isAffine(Kind kind);
-bool isRecurrent(Kind kind);
-bool isDynamic(Kind kind);
+JIT_PASSES_API bool isConvolution(Kind kind); // also for transposed ones
+JIT_PASSES_API bool isTransposed(Kind kind);
+JIT_PASSES_API bool isLinear(Kind kind);
+JIT_PASSES_API bool isAffine(Kind kind);
+JIT_PASSES_API bool isRecurrent(Kind kind);
+JIT_PASSES_API bool isDynamic(Kind kind);
 // An attribute of DynamicAttributes; these are the operator's last ones.
 inline int64_t dynamicAttribute(const Operator& op, size_t which) {
   return op.attributes[op.attributes.size() - DynamicAttributes::Count + which];
@@ -204,9 +206,9 @@ bool hasSum(const Operator& op);
 // Whether int8 weights, with a row for each output, have so many columns that sums of products may exceed int32.
 bool mayLeaveInt32(const at::Tensor& weight);
 
-const char* nameOf(Kind kind);
-// The kind of that name; an error if there is none.
-Kind kindNamed(const std::string& name);
+JIT_PASSES_API const char* nameOf(Kind kind);
+// The kind of that name; an error if no operator has it.
+JIT_PASSES_API Kind kindNamed(const std::string& name);
 
 // Throws if a program cannot be prepared: an index out of range, an operand that is not computed yet, a tensor of
 // wrong shape or dtype, a number out of range.

@@ -23,15 +23,15 @@ void require(const Operator& op, bool condition, const Message&... message) {
 }
 
 // The axis counted from 0; an error that names the operator if a tensor of this rank does not have it.
-int64_t checkAxis(const Operator& op, int64_t axis, int64_t rank, const Sizes& of);
+JIT_PASSES_API int64_t checkAxis(const Operator& op, int64_t axis, int64_t rank, const Sizes& of);
 
 // Whether a mean, or another reduction with its attributes, reduces the axis.
-bool isReduced(const Operator& op, int64_t axis, int64_t rank);
+JIT_PASSES_API bool isReduced(const Operator& op, int64_t axis, int64_t rank);
 
 // For each axis of the result of Permute or Transpose, the axis of the operand.
-Sizes permutationOf(const Operator& op, int64_t rank);
+JIT_PASSES_API Sizes permutationOf(const Operator& op, int64_t rank);
 
-int64_t countOf(const Sizes& sizes);
+JIT_PASSES_API int64_t countOf(const Sizes& sizes);
 
 // The number that fills a value, if the value is an expanded constant. An expanded result takes no
 // memory.

@@ -12,6 +12,10 @@ bool hasCodes(const Operator& op) {
   return declaration.types != Types::Real && declaration.gives_codes(op);
 }
 
+void refuseAxes(const char* verb, int64_t axes, int64_t most) {
+  refuseUnless(axes <= most, "it ", verb, " more than ", most, " axes");
+}
+
 int64_t checkAxes(const Operator& op, const std::vector<int64_t>& axes) {
   const Declaration& declaration = declarationOf(op.kind);
   int64_t most = 0; // the most axes of an operand
@@ -20,10 +24,8 @@ int64_t checkAxes(const Operator& op, const std::vector<int64_t>& axes) {
   }
   const int64_t first = op.inputs.empty() ? 0 : axes[op.inputs[0]],
                 result = declaration.least_axes(op, first, most);
-  TORCH_CHECK(
-      std::max(most, result) <= declaration.most_axes, op.name, " (", nameOf(op.kind), ") takes and gives ",
-      declaration.most_axes, " axes at most, and would get ", most, " and give ", result,
-      ": join some of them in front of it");
+  refuseAxes("reads", most, declaration.most_axes);
+  refuseAxes("gives", result, declaration.most_axes);
   return result;
 }
 

@@ -75,7 +75,7 @@ Part copied(const Step& step, const Memory& from, const Memory& to) {
     sizes.push_back(axis < 0 ? to.sizes[i] : all[axis]);
     strides.push_back(axis < 0 ? 0 : all_strides[axis]);
   }
-  if (int64_t(std::max(sizes.size(), all.size())) > kMostAxes) {
+  if (int64_t(std::max(sizes.size(), all.size())) > kMostPlanAxes) {
     return copiedFar(sizes, strides, {{}, offset, from.home}, to);
   }
   const int64_t bytes = to.bytes(), channels = to.axis < 0 ? 1 : sizes[to.axis];

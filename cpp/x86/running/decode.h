@@ -13,11 +13,7 @@ constexpr int64_t kMostDecoded = 4096;
 struct Decode {
   std::optional<Dequantize> of_codes;
 
-  static Decode of(const Grid& grid) {
-    return grid.is_float
-               ? Decode{}
-               : Decode{Dequantize{static_cast<float>(grid.scale), static_cast<int32_t>(grid.zero_point)}};
-  }
+  JIT_PASSES_API static Decode of(const Grid& grid);
 
   // Calls `run(in, out, begin, end)` for all rows, or for parts of a row. There may be no `out`.
   template <typename Run, typename... Results>
@@ -30,7 +26,7 @@ struct Decode {
     for (int64_t index = begin; index < end; ++index) {
       for (int64_t x = 0; x < in.width; x += most) {
         const int64_t count = std::min(most, in.width - x);
-        of_codes->run(partOf(in, index, x, count), floats, {0, 0, 0, channels, 1}, 0, 1);
+        decode(partOf(in, index, x, count), floats);
         Image made = partOf(in, index, x, count);
         made.data = reinterpret_cast<uint8_t*>(floats), made.pixel = channels * int64_t(sizeof(float));
         run(made, partOf(out, index, x, count)..., 0, 1);
@@ -39,6 +35,8 @@ struct Decode {
   }
 
  private:
+  // Pixels of one row.
+  JIT_PASSES_API void decode(const Image& codes, float* floats) const;
   // Some pixels of one row, as an image.
   static Image partOf(const Image& image, int64_t index, int64_t x, int64_t count) {
     Image part = image;

@@ -1,5 +1,5 @@
 // Parts over float32.
-#include "placed.h"
+#include "decode.h"
 #include "x86/kernels/copy_across.h"
 
 namespace jit_passes::x86 {
@@ -34,6 +34,16 @@ Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel)
   return {
       stride(dims[0]), stride(dims[1]), stride(dims[2]), dims[3].axis < 0 ? channel : stride(dims[3]),
       channel};
+}
+
+Decode Decode::of(const Grid& grid) {
+  return grid.is_float
+             ? Decode{}
+             : Decode{Dequantize{static_cast<float>(grid.scale), static_cast<int32_t>(grid.zero_point)}};
+}
+
+void Decode::decode(const Image& codes, float* floats) const {
+  of_codes->run(codes, floats, {0, 0, 0, codes.channels, 1}, 0, 1);
 }
 
 Part taken(size_t source, const Memory& to) {

@@ -73,7 +73,7 @@ struct GridsOfCodes {
 };
 
 // Memory as rows of a matrix, with the last axis as channels.
-Placed rowsOf(const Memory& memory);
+JIT_PASSES_API Placed rowsOf(const Memory& memory);
 
 template <typename Kernel>
 Part unary(Kernel kernel, const Placed& in, const Placed& out) {
@@ -88,14 +88,14 @@ inline Quantize quantizeTo(const Grid& grid) {
 }
 
 // The strides of a tensor that the plan takes or gives. `channel` is the stride of the channels.
-Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel);
+JIT_PASSES_API Strides floatStrides(const Dims& dims, at::IntArrayRef strides, int64_t channel);
 
 // Copies float32 inputs of the plan, by number, and its results.
 Part taken(size_t source, const Memory& to);
 Part given(const Memory& from, const Sizes& strides, size_t number);
 // Quantizes on the grid of the codes, or on a grid found at run time.
-Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> grid = {});
-Part dequantized(const Memory& from, const Memory& to);
+JIT_PASSES_API Part quantized(const Memory& from, const Memory& to, std::optional<DynamicGrid> grid = {});
+JIT_PASSES_API Part dequantized(const Memory& from, const Memory& to);
 
 // Parts of dynamic operators.
 Part measured(const Memory& from, const Memory& to);

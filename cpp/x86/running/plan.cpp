@@ -13,7 +13,6 @@ constexpr size_t kSizes = 32, kArenas = 16;
 
 // Together with float32, integers and bools, such as masks, become float32, as in PyTorch.
 at::Tensor toFloat(const at::Tensor& x, size_t number, bool is_beside_floats) {
-  TORCH_CHECK(x.defined(), "input ", number, " of the plan is undefined");
   TORCH_CHECK(
       x.device().is_cpu() && x.layout() == at::kStrided, "input ", number,
       " of the plan must be a dense tensor of the CPU, got ", x.toString(), ": call x.cpu() or x.to_dense()");
@@ -59,7 +58,7 @@ Plan::Plan(Program program) : program_(std::move(program)) {
       numbers.erase(numbers.begin() + declaration.any_dtype);
     }
     const auto isCertain = [&](int64_t value) { return bool(certain[value]); };
-    if (op.kind == Kind::Input || op.kind == Kind::Constant || op.kind == Kind::Power) {
+    if (op.inputs.empty()) {
       certain[op.output] = op.kind == Kind::Constant && op.tensors[0].dim() > 0;
     } else if (mixes || picks || declaration.moves) {
       certain[op.output] = std::ranges::any_of(numbers, isCertain);
@@ -124,13 +123,13 @@ std::vector<at::Tensor> Plan::run(
   std::vector<at::Tensor> floats;
   Inputs given;
   for (size_t i = 0; i < inputs.size(); ++i) {
+    TORCH_CHECK(inputs[i].defined(), "input ", i, " of the plan is undefined");
     floats.push_back(taken_[i] ? toFloat(inputs[i], i, beside_floats_[i]) : at::Tensor());
     // With so many axes, some count as one, with the stride of the inner axis. A contiguous tensor may have any
     // stride along an axis of size 1, so the tensor is viewed as one row, and then with the strides of its sizes.
-    if (taken_[i] && floats.back().dim() > kMostAxes) {
+    if (taken_[i] && floats.back().dim() > kMostPlanAxes) {
       floats.back() = floats.back().contiguous().flatten().view(inputs[i].sizes());
     }
-    TORCH_CHECK(inputs[i].defined(), "input ", i, " of the plan is undefined");
     given.sizes.push_back(inputs[i].sizes().vec());
     given.contiguous.push_back(read_[i] && floats.back().is_contiguous());
   }

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...graph.kinds import PRODUCTS
 from ...graph.traits import kinds
 from ...graph.view import NodeView
 from ...quantizers.capability import tensors_reason
 from ...quantizers.support import CLIPS, OperatorSupport, Role, SpecSupport
-
-CONVOLUTIONS = tuple(f"aten::conv{n}d" for n in (1, 2, 3))
-PRODUCTS = ("aten::matmul", "aten::bmm")
 
 AFFINE = ("per_tensor_affine", "per_tensor_symmetric", "per_tensor_power_of_two")
 AROUND_ZERO = ("per_channel_symmetric", "per_channel_power_of_two")

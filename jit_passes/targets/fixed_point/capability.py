@@ -7,6 +7,7 @@ from functools import cache, partial
 
 import torch
 
+from ...graph.kinds import PRODUCTS, ROW_NORMS, SOFTMAX
 from ...graph.traits import kinds
 from ...graph.view import NodeView, are_constant, is_number
 from ...quantizers.capability import Capability, options_reason
@@ -15,11 +16,9 @@ from ...quantizers.support import CLIPS, PER_TENSOR, Check, OperatorSupport, Rol
 from .accumulator import overflow_before_data
 from .codes import SUPPORTED_MOVES
 from .groups import GROUPS
-from .masks import FILL, SOFTMAX, hide_scores, is_mask, refusal_of_mask
-from .operators import PRODUCTS
+from .masks import FILL, hide_scores, reads_mask, refusal_of_mask
 from .recurrent import equal_values, unroll_layers
 from .rescale import DOUBLE_ROUND, rounding_of_codes
-from .rows import NORMS
 
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
 BIASES = {"int32": (-(2**31) + 1, 2**31 - 1), "int16": CODES["int16"], "int8": CODES["int8"]}
@@ -106,9 +105,11 @@ def _rows() -> list[OperatorSupport]:
         for op, check in (("add", _two), ("sub", _two), ("mul", _two), ("div", _of_number))
     ]
     rows += [OperatorSupport(kind, own, (0, 1), CLIPS, check=_matrices) for kind in PRODUCTS]
-    rows += [OperatorSupport(kind, own, check=_softmax, reads_parts=is_mask) for kind in SOFTMAX]
+    rows += [OperatorSupport(kind, own, check=_softmax, reads_parts=reads_mask) for kind in SOFTMAX]
     rows.append(OperatorSupport(FILL, own, check=refusal_of_mask, only_part=True))
-    rows += [OperatorSupport(kind, own, clips=CLIPS, check=_norm, begins=True) for kind in NORMS]
+    rows += [
+        OperatorSupport(kind, own, clips=CLIPS, check=_norm, begins=True) for kind in ROW_NORMS
+    ]
     rows += [OperatorSupport(kind, own, (0,), CLIPS, check=_norm) for kind in GROUPS]
     rows.append(OperatorSupport("aten::cat", own, clips=CLIPS, check=options_reason))
     averages = ("mean", *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2)))

@@ -307,6 +307,12 @@ def options_reason(node: NodeView) -> str | None:
     return None if known else "one of its options is computed by the model"
 
 
+def dtype_reason(node: NodeView) -> str | None:
+    """Say why an operator does not give the dtype that it takes."""
+    dtype = node.operand("dtype")
+    return None if dtype.is_constant and dtype.constant is None else "it changes the dtype"
+
+
 def tensors_reason(node: NodeView) -> str | None:
     """Say why an operator is not of two tensors."""
     return None if all(value.is_tensor for value in node.inputs[:2]) else "not of two tensors"

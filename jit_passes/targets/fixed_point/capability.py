@@ -10,7 +10,7 @@ import torch
 from ...graph.kinds import PRODUCTS, ROW_NORMS, SOFTMAX
 from ...graph.traits import kinds
 from ...graph.view import NodeView, are_constant, is_number
-from ...quantizers.capability import Capability, options_reason
+from ...quantizers.capability import Capability, dtype_reason, options_reason
 from ...quantizers.fixed_ranges import FIXED_RANGES
 from ...quantizers.support import CLIPS, PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from .accumulator import overflow_before_data
@@ -60,7 +60,7 @@ def _average(node: NodeView) -> str | None:
         ones = set(node.operand("output_size").constant) == {1}
         return None if ones else "its windows differ in size: take a pool with a fixed window"
     if node.kind == "aten::mean":
-        return None if node.operand("dtype").constant is None else "it changes the dtype"
+        return dtype_reason(node)
     if node.operand("ceil_mode").constant:
         return "its windows differ in size (ceil_mode)"
     rim = any(node.operand("padding").constant) and not node.operand("count_include_pad").constant
@@ -73,9 +73,7 @@ def _matrices(node: NodeView) -> str | None:
 
 
 def _softmax(node: NodeView) -> str | None:
-    if why := options_reason(node):
-        return why
-    return None if node.operand("dtype").constant is None else "it changes the dtype"
+    return options_reason(node) or dtype_reason(node)
 
 
 def _norm(node: NodeView) -> str | None:

@@ -329,7 +329,7 @@ class Float(nn.Module):
         (lambda: Between(Float()), "aten::cummax.*cannot be part of a plan: a plan has no such"),
         (
             lambda: Between(nn.Conv2d(3, 4, 3)),
-            "aten::conv2d.*part of a plan: its weight is in float",
+            "aten::conv2d.*part of a plan: no dequantize makes its weight",
         ),
         (
             lambda: nn.Sequential(Grid(0.1, 100), Weighted(nn.ConvTranspose2d(3, 4, 3))),

@@ -322,6 +322,29 @@ def test_a_file_says_what_it_needs(tmp_path: Path) -> None:
             assert found.returncode != 0 and "jit_passes" in found.stderr
 
 
+REMOVED = """
+import torch
+import jit_passes
+jit_passes.passes.remove("fold_lookup_tables")
+model = torch.jit.load("model.pt")
+x = torch.load("x.pt")
+lowered = jit_passes.quantize_script(model, [x], target="x86", mode="static", progress=False)
+print(float(lowered(x).double().sum()))
+"""
+
+
+def test_a_pass_that_was_removed(tmp_path: Path) -> None:
+    """Plans have tables, whether or not the registry still has the pass that makes these."""
+    x = images()
+    model = torch.jit.trace(Around(F.hardswish).eval(), x)
+    lowered = jit_passes.quantize_script(model, [x], target="x86", mode="static", progress=False)
+    torch.jit.save(model, tmp_path / "model.pt")
+    torch.save(x, tmp_path / "x.pt")
+    found = run_code(REMOVED, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert float(found.stdout) == float(lowered(x).double().sum())
+
+
 class Refused(nn.Module):
     """Operators that no plan has, among others that it has."""
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from .. import _C
-from ..graph.kinds import LAYERS, PRODUCTS, ROW_NORMS, SOFTMAX
+from ..graph.kinds import PRODUCTS, ROW_NORMS, SOFTMAX
 from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
@@ -123,6 +123,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         )
     )
     of_images = replace(dynamic, qschemes=per_tensor)
+    summed = tuple(_C.summed_kinds())
     rows = [
         OperatorSupport(kind, _OWN, ranks=RANKS, check=options_reason, elementwise=True)
         for kind in functions
@@ -152,7 +153,7 @@ def _capability(integer_layer_norm: bool) -> Capability:
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors_or_constants,
                             elementwise=True, constants=True, sums=sums)
-            for op, sums in (("add", LAYERS), ("sub", LAYERS), ("mul", ()))
+            for op, sums in (("add", summed), ("sub", summed), ("mul", ()))
         ),
         OperatorSupport("aten::cat", _OWN, clips=CLIPS, ranks=RANKS, check=_in_plan,
                         reads_parts=_reads_parts),
@@ -218,11 +219,8 @@ def _capability(integer_layer_norm: bool) -> Capability:
 
 def _reads_parts(reader: NodeView, maker: NodeView) -> bool:
     """A batch norm has numbers for each channel, so each part may keep its scale."""
-    return _joins_channels(maker) and (reader.kind == "aten::batch_norm" or _joins_channels(reader))
-
-
-def _joins_channels(node: NodeView) -> bool:
-    return node.kind == "aten::cat" and node.operand("dim").constant == 1
+    taken = reader.analyses.of(_C.parts_taken, reader) if reader.analyses else None
+    return maker.index in (taken or ())
 
 
 @dataclass(frozen=True)

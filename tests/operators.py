@@ -21,7 +21,7 @@ from jit_passes.quantizer import (
     SharedQuantizationSpec,
     bias_qparams,
 )
-from jit_passes.quantizers.selection import clipped_output
+from jit_passes.quantizers.joined import clipped_output
 
 
 class EveryOperator(Quantizer):

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import jit_passes
 from tests.compare import sqnr
-from tests.plans import Grid, Weighted, plan_of, traced
+from tests.plans import Grid, Weighted, plan_of, plans_in, traced
 from tests.seeds import seeds
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -229,3 +229,31 @@ def test_empty_parts(mode: str) -> None:
             assert sqnr(wanted, got) > 25
     with pytest.raises(RuntimeError, match=r"cat \(concat\) got the shapes"):
         lowered(calls[0][0], torch.zeros(0, 2), image, empty)
+
+
+class AlongTwoAxes(nn.Module):
+    """Concatenations of channels, joined along the height."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(3, 4, 1) for _ in range(3))
+        self.last = nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c = (layer(x) for layer in self.layers)
+        upper, lower = torch.cat([a, 3 * b], 1), torch.cat([2 * c, a], 1)
+        return self.last(torch.cat([upper, lower], 2))
+
+
+def test_concatenations_along_two_axes() -> None:
+    """The outer one cannot take the parts of the inner ones: all three have codes."""
+    torch.manual_seed(0)
+    model, x = AlongTwoAxes().eval(), torch.randn(2, 3, 8, 8)
+    script = torch.jit.trace(model, x)
+    rows = jit_passes.inspect(script, target="x86", mode="static")
+    assert not any(row.part_of for row in rows if row.kind == "aten::cat")
+    lowered = jit_passes.quantize_script(script, [x], target="x86", mode="static", progress=False)
+    (plan,) = plans_in(lowered)
+    assert str(plan).count("= concat(") == 3 and "float32" not in str(plan).partition("\n")[2]
+    with torch.no_grad():
+        assert sqnr(lowered(x), model(x)) > 30

@@ -322,6 +322,29 @@ def test_a_file_says_what_it_needs(tmp_path: Path) -> None:
             assert found.returncode != 0 and "jit_passes" in found.stderr
 
 
+REMOVED = """
+import torch
+import jit_passes
+jit_passes.passes.remove("fold_lookup_tables")
+model = torch.jit.load("model.pt")
+x = torch.load("x.pt")
+lowered = jit_passes.quantize_script(model, [x], target="x86", mode="static", progress=False)
+print(float(lowered(x).double().sum()))
+"""
+
+
+def test_a_pass_that_was_removed(tmp_path: Path) -> None:
+    """Plans have tables, whether or not the registry still has the pass that makes these."""
+    x = images()
+    model = torch.jit.trace(Around(F.hardswish).eval(), x)
+    lowered = jit_passes.quantize_script(model, [x], target="x86", mode="static", progress=False)
+    torch.jit.save(model, tmp_path / "model.pt")
+    torch.save(x, tmp_path / "x.pt")
+    found = run_code(REMOVED, cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert float(found.stdout) == float(lowered(x).double().sum())
+
+
 class Refused(nn.Module):
     """Operators that no plan has, among others that it has."""
 
@@ -348,6 +371,46 @@ def test_what_stays_in_float() -> None:
     assert steps_apart(reference, lowered, x) <= 3
     rows = {row.name: row for row in jit_passes.coverage(lowered)}
     assert "falls into more than 4096 parts" in rows["up:conv_transpose2d"].reason
+
+
+FLOAT_FORMS: dict[str, tuple[Function, str, str, str]] = {
+    "sums in float64": (
+        lambda x: x.cumsum(1, dtype=torch.float64).float(),
+        "cumsum",
+        "the target 'x86' has no int8 form of it",
+        "it changes the dtype",
+    ),
+    "beta 0": (
+        lambda x: F.softplus(x, 0.0, -1.0),
+        "softplus",
+        "its operand 'first:linear' is in float",
+        "its beta is 0",
+    ),
+}
+
+
+class BetweenLinears(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.first, self.last, self.function = nn.Linear(4, 4), nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.function(self.first(x)))
+
+
+@pytest.mark.parametrize("name", FLOAT_FORMS)
+def test_reasons_in_float(name: str) -> None:
+    """An operator that plans have in float has two reasons: against integers, and against float."""
+    function, operator, reason, outside = FLOAT_FORMS[name]
+    model = torch.jit.trace(BetweenLinears(function).eval(), torch.randn(2, 4))
+    inspected = jit_passes.inspect(model, target="x86", mode="dynamic")
+    row = next(row for row in inspected if row.name == operator)
+    assert (row.dtype, row.region, row.reason, row.outside) == ("float", None, reason, outside)
+    both = f"{reason}, and no region has it in float: {outside}"
+    assert both in str(inspected)
+    reference = jit_passes.convert(jit_passes.prepare(model, target="x86", mode="dynamic"))
+    found = jit_passes.partition(reference, "x86")
+    assert {r.name: r.reason for r in found.refused}[operator].startswith(both)
 
 
 class Halves(nn.Module):

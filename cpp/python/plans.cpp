@@ -3,6 +3,7 @@
 
 #include "x86/building/builder.h"
 #include "x86/building/refusals.h"
+#include "x86/building/units.h"
 #include "x86/kernels/grouped.h"
 #include "x86/kernels/kernels.h"
 #include "x86/program/declaration.h"
@@ -45,6 +46,8 @@ void bindPlans(py::module_& m) {
   m.def("planned_kinds", &plannedKinds);
   m.def("count_plan_operators", &x86::countDeclarations);
   m.def("plan_refusals", &x86::planRefusals, py::arg("module"), py::arg("method"), py::arg("codes") = false);
+  m.def("summed_kinds", &x86::summedKinds);
+  m.def("parts_taken", &x86::partsTaken, py::arg("module"), py::arg("method"));
   m.def("most_axes", [] { return x86::kMostPlanAxes; });
   m.def("group_multiple", [] { return x86::GroupedShape::kInputs; });
   m.def("has_x86_kernels", [] { return x86::bestForm() >= x86::Form::AvxVnni; });

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..configuration.configuration import ResolvedConfiguration
 from ..configuration.options import AUTO, FLOAT, LayerOptions
+from ..graph.kinds import SOFTMAX
 from ..graph.view import GraphView, NodeView, ValueView
 from .capability import Capability
 from .residuals import find_first
@@ -26,7 +27,6 @@ SAY_SO = "; a rule with a mode quantizes it"
 RECURRENT = "a recurrent layer, whose states are quantized step by step"
 TABLE = "an embedding only looks up rows"
 
-_SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 _FUSED = "attention"  # in the names of all fused forms
 
 
@@ -206,7 +206,7 @@ def is_attention(node: NodeView) -> bool:
 
 def _is_softmax(value: ValueView) -> bool:
     while (maker := value.producer) is not None and maker.inputs:
-        if maker.kind in _SOFTMAX:
+        if maker.kind in SOFTMAX:
             return True
         if not (maker.moves_data or maker.traits.dropout or maker.kind == "aten::to"):
             return False

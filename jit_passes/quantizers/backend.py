@@ -20,10 +20,11 @@ from .base import Quantizer
 from .capability import ACTIVATION, DYNAMIC, WEIGHT, Capability
 from .front_end import find_front_end
 from .idle import idle_rules
+from .joined import clipped_output
 from .policy import Policy
 from .refusals import ALL_FLOAT, Refusals
 from .residuals import STREAM, find_stream, find_summed, has_float_sums
-from .selection import Selection, clipped_output
+from .selection import Selection
 from .support import Role
 from .writer import AnnotationWriter, result_options
 

@@ -11,8 +11,9 @@ from ..specification.annotation import Annotations
 from ..specification.slots import ADD_BIAS, CORRELATION, is_split, place_at, quantized_behind
 from ..specification.specification import AnySpec, SharedQuantizationSpec, ValueOrNode
 from .policy import Policy
+from .rearranged import passes_on, readers_of
 from .refusals import Refusals
-from .selection import Selection, passes_on, readers_of
+from .selection import Selection
 from .support import OperatorSupport, Role
 from .writer import AnnotationWriter
 

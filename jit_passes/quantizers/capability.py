@@ -14,13 +14,21 @@ from ..passes.steps import Step
 from ..specification.annotation import describe
 from ..specification.recurrent import RECURRENT, is_matrix, matrices_of
 from ..specification.specification import QuantizationSpec
-from .support import ANY_SPEC, Check, OperatorSupport, Role, Spec, SpecSupport
+from .support import (
+    ANY_SPEC,
+    BIAS_OPERAND,
+    WEIGHT_OPERAND,
+    Check,
+    OperatorSupport,
+    Role,
+    Spec,
+    SpecSupport,
+)
 
 ACTIVATION = QuantizationSpec("uint8")
 DYNAMIC = QuantizationSpec("uint8", is_dynamic=True)
 WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
 
-_WEIGHT, _BIAS = 1, 2  # the operands of all weighted operators
 SUMS = ("aten::add", "aten::sub")
 _JOINED = ("prim::TupleConstruct", "prim::ListConstruct", "prim::DictConstruct")
 HEADER = ("operator", "how", "operands", "weights", "ranks", "modes", "absorbs")
@@ -73,6 +81,7 @@ class Capability:
             its shape.
         in_regions: a function that says why an operator can be in no region, though the backend
             may compute it elsewhere.
+        outside: kinds of operators that the backend computes outside of regions only.
         begins: operators of `floats` at which a region may begin, with operators that lead to them.
         forms: passes that give operators the forms that it has, after all targets' passes.
         dynamic: the specifications of inputs whose parameters are chosen as the model runs, for
@@ -103,6 +112,7 @@ class Capability:
     truths: Truths = field(default_factory=Truths)
     shapes: bool = False
     in_regions: Check | None = None
+    outside: frozenset[str] = frozenset()
     begins: frozenset[str] = frozenset()
     forms: tuple[Step, ...] = ()
     dynamic: SpecSupport | None = None
@@ -152,16 +162,16 @@ class Capability:
         None where it is taken in float.
         """
         row = self.operators.get(node.kind)
-        if row is not None and operand not in (None, _BIAS) and mode in row.mode_weights:
+        if row is not None and operand not in (None, BIAS_OPERAND) and mode in row.mode_weights:
             return row.mode_weights[mode]
         if node.kind in RECURRENT and operand is not None and is_matrix(node, operand):
             return self.weights
-        if operand not in (_WEIGHT, _BIAS) or not self.is_weighted(node):
+        if operand not in (WEIGHT_OPERAND, BIAS_OPERAND) or not self.is_weighted(node):
             return self.activations
         if not node.inputs[operand].is_constant:
             return self.activations
         own = self.operators[node.kind].weights
-        return (own or self.weights) if operand == _WEIGHT else self.accumulators
+        return (own or self.weights) if operand == WEIGHT_OPERAND else self.accumulators
 
     def refusal(
         self,
@@ -198,7 +208,7 @@ class Capability:
             return why
         if operand is None and (why := self._clip_refusal(node, spec)):
             return why
-        pairs = operand == _WEIGHT and mode != "weight_only" and self.adds_pairs(node)
+        pairs = operand == WEIGHT_OPERAND and mode != "weight_only" and self.adds_pairs(node)
         if pairs and isinstance(spec, QuantizationSpec):
             found = spec.observer
             if not isinstance(found, PairSums):
@@ -218,29 +228,22 @@ class Capability:
 
     def move_refusal(self, node: NodeView) -> str | None:
         """Say why the backend cannot rearrange integers as a node does; None when it can."""
-        if not all(value.is_tensor or _is_unpacked(value) for value in node.outputs):
-            return "its results stay a list"
         if self.moves is None:
-            return None
+            return _list_reason(node)
         if node.kind not in self.moves:
             return "the target does not do it on integers"
         check = self.moves[node.kind]
-        return check(node) if check else None
+        return _list_reason(node) or (check(node) if check else None)
 
     def float_refusal(self, node: NodeView) -> str | None:
-        """Say why the backend cannot compute a node in float within a region; None when it can."""
-        if node.kind not in self.floats:
-            return "the target does not compute it in float"
-        if any(value.written for value in (*node.inputs, *node.outputs)):
-            return "it reads or gives a value that is written in place"
-        if not all(value.is_tensor or _is_unpacked(value) for value in node.outputs):
-            return "its results stay a list"
-        return self.floats[node.kind](node)
+        """Say why the backend cannot compute one of its `floats` so; None when it can."""
+        written = written_reason((*node.inputs, *node.outputs))
+        return written or _list_reason(node) or self.floats[node.kind](node)
 
     def adds_pairs(self, node: NodeView) -> bool:
         """Say whether the operator's kernel adds pairs of products in int16; see `PairSums`."""
         row = self.operators.get(node.kind)
-        if row is None or row.adds_pairs is None or not node.inputs[_WEIGHT].is_constant:
+        if row is None or row.adds_pairs is None or not node.inputs[WEIGHT_OPERAND].is_constant:
             return False
         return row.adds_pairs(node)
 
@@ -287,10 +290,27 @@ def _is_returned(node: NodeView) -> bool:
     return all(user.kind in _JOINED and _is_returned(user) for user in users)
 
 
+def written_reason(values: Iterable[ValueView]) -> str | None:
+    """Say that one of the values that an operator reads or gives is written in place."""
+    written = any(value.written for value in values)
+    return "it reads or gives a value that is written in place" if written else None
+
+
+def _list_reason(node: NodeView) -> str | None:
+    known = all(value.is_tensor or _is_unpacked(value) for value in node.outputs)
+    return None if known else "its results stay a list"
+
+
 def options_reason(node: NodeView) -> str | None:
     """Say why operands behind the first are no options that are known ahead of time."""
     known = are_constant(node.other_operands)
     return None if known else "one of its options is computed by the model"
+
+
+def dtype_reason(node: NodeView) -> str | None:
+    """Say why an operator does not give the dtype that it takes."""
+    dtype = node.operand("dtype")
+    return None if dtype.is_constant and dtype.constant is None else "it changes the dtype"
 
 
 def tensors_reason(node: NodeView) -> str | None:
@@ -315,8 +335,8 @@ def average_reason(node: NodeView) -> str | None:
 
 def weighted_reason(node: NodeView) -> str | None:
     """Say why a convolution or linear cannot be quantized by any backend."""
-    reason = _reason_of_weight(node.inputs[_WEIGHT])
-    constant = node.inputs[_BIAS].is_constant
+    reason = _reason_of_weight(node.inputs[WEIGHT_OPERAND])
+    constant = node.inputs[BIAS_OPERAND].is_constant
     return reason or (None if constant else "its bias is computed by the model")
 
 

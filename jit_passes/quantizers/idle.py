@@ -8,7 +8,8 @@ from collections.abc import Container, Iterator
 from ..configuration.configuration import ResolvedConfiguration
 from ..configuration.options import FLOAT, TENSORS, LayerOptions, TensorOptions
 from ..graph.view import NodeView, ValueView
-from .selection import Selection, clipped_output
+from .joined import clipped_output
+from .selection import Selection
 from .support import Role
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.kinds import ROW_NORMS
+from ..graph.view import GraphView, NodeView
 from .capability import Capability
-from .selection import origin_of, readers_of
+from .joined import is_summed
+from .rearranged import origin_of, readers_of
+from .support import OperatorSupport
 
 STREAM = "a residual sum that the next one reads: each rounding would add to the error"
 _LINEAR, _SUM, _PRODUCT, _NORM = "aten::linear", "aten::add", "aten::mul", "aten::layer_norm"
-_NORMS = (_NORM, "aten::rms_norm")
 
 
 def has_float_sums(can: Capability) -> bool:
@@ -50,12 +52,12 @@ def find_stream(graph: GraphView, can: Capability) -> set[int]:
     row = can.operators.get(_SUM)
     if row is None or _SUM not in can.floats or not has_float_sums(can):
         return set()
-    if not any(node.kind in _NORMS for node in graph.nodes):
+    if not any(node.kind in ROW_NORMS for node in graph.nodes):
         return set()
     sums = {
         node.output.id: node
         for node in graph.nodes
-        if node.kind == _SUM and node.output.is_tensor and not _is_fused(node, row.sums)
+        if node.kind == _SUM and node.output.is_tensor and not _is_fused(node, row)
     }
     found: set[int] = set()
     for node in sums.values():
@@ -76,7 +78,7 @@ def find_first(graph: GraphView, can: Capability) -> set[int]:
     def is_read(node: NodeView) -> bool:
         readers = [reader for reader in _readers(node) if reader is not None]
         return any(
-            reader.index in stream or (reader.kind in _NORMS and is_read(reader))
+            reader.index in stream or (reader.kind in ROW_NORMS and is_read(reader))
             for reader in readers
         )
 
@@ -88,17 +90,12 @@ def find_first(graph: GraphView, can: Capability) -> set[int]:
     }
 
 
-def _is_fused(node: NodeView, kinds: tuple[str, ...]) -> bool:
+def _is_fused(node: NodeView, row: OperatorSupport) -> bool:
     """Say whether a sum has a number or a constant, or is added to the products of a layer."""
     return any(
-        _is_layer_for(node, value, kinds) or not value.is_tensor or value.is_constant
+        is_summed(value, node, row) or not value.is_tensor or value.is_constant
         for value in node.inputs[:2]
     )
-
-
-def _is_layer_for(node: NodeView, value: ValueView, kinds: tuple[str, ...]) -> bool:
-    maker = value.producer
-    return maker is not None and maker.kind in kinds and [u for u, _ in value.uses] == [node]
 
 
 def _is_residual(node: NodeView, residual: set[int]) -> bool:

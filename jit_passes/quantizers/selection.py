@@ -2,83 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
-from ..graph.view import LIST, GraphView, NodeView, Use, ValueView
+from ..graph.view import GraphView, NodeView, Use, ValueView
 from .boundaries import FLOAT, INTEGERS, Flow, on_integers
 from .capability import Capability
+from .joined import clipped_output, is_summed, is_within_tables, reader_of_parts
+from .rearranged import origin_of, readers_of
 from .support import OperatorSupport, Role
-
-LISTS = (LIST, "prim::ListUnpack")
-
-
-def clipped_output(node: NodeView, row: OperatorSupport) -> ValueView:
-    """Return the value that is quantized: the result of the node, or of the clip behind it."""
-    value = node.output
-    # A further reader of the value in between, even of its shape alone, prevents fusing.
-    if value.written or value.is_result or len(value.uses) != 1 or value.uses[0][1] != 0:
-        return value
-    user = value.uses[0][0]
-    if user.kind not in row.clips or user.block != node.block or not _is_absorbed(user):
-        return value
-    if row.clip_refusal is not None and row.clip_refusal(user, None):
-        return value
-    return user.output
-
-
-def _is_absorbed(clip: NodeView) -> bool:
-    """Saturation implements a clip whose range contains 0, since ranges are widened to 0."""
-    low, high = clip.clip or (1, 0)
-    return (low is None or low <= 0) and (high is None or high >= 0)
-
-
-def passes_on(node: NodeView) -> bool:
-    """Say whether a node only rearranges its operand; dropout by the mode does, in use."""
-    return node.moves_data or (node.traits.dropout and not node.operand("train").is_constant)
-
-
-def origin_of(
-    value: ValueView, results: Container[int], barriers: Container[str] = ()
-) -> ValueView:
-    """Return the value that this one rearranges.
-
-    The way back ends at values with the given ids, and at operators of the given kinds.
-    """
-    while (node := value.producer) is not None and not value.written:
-        if value.id in results:
-            break
-        if node.kind == "prim::ListUnpack" and (maker := node.main_operand.producer) is not None:
-            node = maker
-        if not passes_on(node) or node.kind in barriers or node.main_operand.written:
-            break
-        value = node.main_operand
-    return value
-
-
-def readers_of(
-    value: ValueView, reads: Callable[[NodeView, int], bool], barriers: Container[str] = ()
-) -> Iterator[Use | None]:
-    """Yield the uses of a value and of its rearrangements, but not questions for its shape.
-
-    An operator of the kinds `barriers` is a use, though it only rearranges. None stands for the
-    method's caller, and for an operator that writes to the value. `reads` says which uses count
-    even where the operator only moves data.
-    """
-    pending = [value]
-    while pending:
-        seen = pending.pop()
-        if seen.is_result or seen.written:
-            yield None
-        for user, operand in seen.uses:
-            if reads(user, operand):
-                yield user, operand
-            elif user.kind in LISTS or (
-                passes_on(user) and operand == 0 and user.kind not in barriers
-            ):
-                pending += user.outputs
-            elif not user.traits.asks_for_shape:
-                yield user, operand
 
 
 @dataclass
@@ -339,9 +271,8 @@ class Selection:
 
     def reads(self, user: NodeView, operand: int) -> bool:
         """Whether an operator is selected and the operand is one that it reads the integers of."""
-        row = self.selected.get(user.index)
-        reads = row is not None and operand in row.operands
-        return reads and user.index not in self.dynamic and user.index not in self.float_inputs
+        row = self.row_on_integers(user)
+        return row is not None and operand in row.operands
 
     def side_of_use(self, use: Use | None) -> Hashable:
         if use is None or not self.reads(*use):
@@ -358,7 +289,7 @@ class Selection:
         nodes = [self.nodes[i] for i in sorted(self.selected) if self.selected[i].elementwise]
         results = {node.index: self.result(node) for node in nodes}
         makers = {value.id: index for index, value in results.items()}
-        inner = {node.index for node in nodes if self.is_read_by_tables(node, results)}
+        inner = {node.index for node in nodes if self.is_read_by_tables(node)}
         while True:
             sources: dict[int, set[int]] = {}  # ids of the tensors that each depends on
             for node in nodes:
@@ -388,29 +319,26 @@ class Selection:
         """Find results that are never rounded, since all readers take their operands instead."""
         for index in sorted(self.selected, reverse=True):
             node = self.nodes[index]
-            uses = list(readers_of(node.output, lambda user, _: user.kind not in LISTS))
             free = index not in self.inner and index not in self.own_results
-            if free and uses and all(self.takes_parts(use, node) for use in uses):
-                assert uses[0] is not None
-                self.compute_within(index, uses[0][0])
+            reader = reader_of_parts(node, self.row_on_integers) if free else None
+            if reader is not None:
+                self.compute_within(index, reader)
             elif self.selected[index].only_part:
                 del self.selected[index]
                 self.by_output.pop(self.result(node).id, None)
                 self.reasons[node.name] = "its reader is in float"
 
-    def takes_parts(self, use: Use | None, node: NodeView) -> bool:
-        if use is None or not self.reads(*use) or use[0].block != node.block:
-            return False
-        check = self.selected[use[0].index].reads_parts
-        return check is not None and check(node)
+    def row_on_integers(self, node: NodeView) -> OperatorSupport | None:
+        """Return the row of an operator that reads integers; None for others."""
+        floats = node.index in self.dynamic or node.index in self.float_inputs
+        return None if floats else self.selected.get(node.index)
 
-    def is_read_by_tables(self, node: NodeView, results: Mapping[int, ValueView]) -> bool:
-        value = results[node.index]
+    def is_read_by_tables(self, node: NodeView) -> bool:
+        value = self.result(node)
         return (
             node.index not in self.own_results
             and not (value.is_result or value.written)
-            and bool(value.uses)
-            and all(user.index in results and user.block == node.block for user, _ in value.uses)
+            and is_within_tables(node, [user for user, _ in value.uses], self.row_on_integers)
         )
 
     def is_inner(self, value: ValueView) -> bool:
@@ -431,17 +359,12 @@ class Selection:
             if index in self.inner or numbers or any(v.is_constant for v in operands):
                 continue
             makers = [self.by_output.get(value.id) for value in node.inputs[:2]]
-            found = [m.index for m in makers if m is not None and self.is_summed(m, node, row)]
+            found = [
+                maker.index
+                for maker in makers
+                if maker is not None
+                and maker.index not in self.own_results
+                and is_summed(maker.output, node, row)
+            ]
             if found:
                 self.summed[index] = self.nodes[max(found)]
-
-    def is_summed(self, weighted: NodeView, node: NodeView, row: OperatorSupport) -> bool:
-        """Whether an operator's result is an operand of a sum that takes it, and nothing else."""
-        value = weighted.output
-        return (
-            weighted.kind in row.sums
-            and weighted.index not in self.own_results
-            and weighted.block == node.block
-            and [user for user, _ in value.uses] == [node]
-            and not (value.is_result or value.written)
-        )

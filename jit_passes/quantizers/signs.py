@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph.view import LIST, ValueView
-from .selection import passes_on
+from .rearranged import passes_on
 
 
 def can_be_negative(value: ValueView, known: dict[int, bool]) -> bool:

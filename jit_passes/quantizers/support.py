@@ -148,6 +148,7 @@ def per_tensor(spec: QuantizationSpec) -> QuantizationSpec:
     return replace(spec, qscheme=scheme, ch_axis=None, group_size=None)
 
 
+WEIGHT_OPERAND, BIAS_OPERAND = 1, 2  # positions at convolutions and linears
 CLIPS = ("aten::relu", "aten::clamp")  # behind an operator, most kernels absorb them
 PER_TENSOR = tuple(scheme for scheme in SCHEMES if scheme.startswith("per_tensor"))
 DIALECT_GRIDS = {name: check_grid(name, None, None)[1:] for name in DTYPES}
@@ -184,8 +185,9 @@ class OperatorSupport:
         input_range: beyond which the operator is flat; its operand's range is taken within that.
         begins: whether its operand is known to be float, so that it may be quantized even where no
             operator with weights makes or reads it.
-        reads_parts: says which operators it takes the quantized operands of, in place of their
-            result: a concatenation in front of it is not rounded.
+        reads_parts: says, of itself and an operator whose result it reads, whether it takes the
+            quantized operands of that one in place of the result: a concatenation in front of it is
+            not rounded.
         only_part: whether it is on integers only where a reader takes its operands like that, and
             else in float.
         sums: the weighted operators whose results it takes before they are rounded: of an addition
@@ -219,7 +221,7 @@ class OperatorSupport:
     elementwise: bool = False
     input_range: tuple[float, float] | None = None
     begins: bool = False
-    reads_parts: Callable[[NodeView], bool] | None = None
+    reads_parts: Callable[[NodeView, NodeView], bool] | None = None
     only_part: bool = False
     sums: tuple[str, ...] = ()
     gives_float: bool = True

@@ -26,12 +26,10 @@ from .policy import Policy
 from .selection import Selection
 from .signs import can_be_negative
 from .standalone import Standalone, weight_spec
-from .support import Role, Spec, SpecSupport
+from .support import WEIGHT_OPERAND, Role, Spec, SpecSupport
 
 BIAS = QuantizationSpec.of_bits(16, qscheme="per_tensor_symmetric", observer=MinMax())
 INT32 = SpecSupport({"int32": (-(2**31) + 1, 2**31 - 1)}, ("per_tensor_symmetric",))
-
-_WEIGHT = 1  # operand of convolutions and linears
 
 
 @dataclass
@@ -63,7 +61,7 @@ class AnnotationWriter:
                 continue
             for user, operand in table.operand("weight").uses:
                 row = self.selection.selected.get(user.index)
-                weighs = row is not None and row.role is Role.WEIGHTED and operand == _WEIGHT
+                weighs = row is not None and row.role is Role.WEIGHTED and operand == WEIGHT_OPERAND
                 if weighs and self.weight(user) is not None:
                     found[table.index] = user
         return found

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import aligned, count_of
+from ..graph.kinds import LAYERS, PRODUCTS
 from ..graph.view import NodeView, ValueView
 from ..logs import timed
 from ..specification.slots import ADD_BIAS, CORRELATION, is_split
@@ -27,10 +28,8 @@ PAIR = 2**15 - 1  # the largest sum of two products in 16 bits
 HEAD = ("value", "operator", "condition", "reason", "source")
 PAIRS = "pairs"
 _SUMS = ("aten::add", "aten::sub")
-_WEIGHTED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
 _AVERAGES = ("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")
 _MEANS = ("aten::mean", "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d")
-_PRODUCTS = ("aten::matmul", "aten::bmm")
 _NORMS = ("aten::layer_norm", "aten::group_norm", "aten::batch_norm")
 _MAXIMA = ("aten::max_pool1d", "aten::max_pool2d", "aten::max_pool3d")
 
@@ -143,7 +142,7 @@ def _shapes(subject: Subject, example: Any) -> dict[int, torch.Size]:
     if example is None:
         return {}
     given = example if isinstance(example, tuple) else (example,)
-    means = [node for node in subject.graph.nodes if node.kind in (*_MEANS, *_PRODUCTS)]
+    means = [node for node in subject.graph.nodes if node.kind in (*_MEANS, *PRODUCTS)]
     found = {node.index: node.main_operand.producer for node in means}
     kept = {index: maker.index for index, maker in found.items() if maker is not None}
     method = subject.report.method
@@ -190,7 +189,7 @@ class _Reader:
     def _operator(self, node: NodeView) -> Iterator[tuple[str, str]]:
         """Yield the conditions that an operator between dequantize and quantize does not meet."""
         # Weights and biases are looked at there.
-        weighted = node.kind in _WEIGHTED or is_split(node)
+        weighted = node.kind in LAYERS or is_split(node)
         first = weighted or node.kind in _NORMS
         operands = [node.main_operand] if first else list(_tensors(node))
         codes = [self._operand(value) for value in operands]
@@ -209,7 +208,7 @@ class _Reader:
                 yield "function", "it multiplies by a number"
             else:
                 yield from _bounded(prod(map(_largest, read)))
-        elif node.kind in _PRODUCTS:
+        elif node.kind in PRODUCTS:
             shape = self.shapes.get(node.index)
             if shape is None:
                 yield "sum", "its sizes are not known: give example_inputs"

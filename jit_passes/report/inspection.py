@@ -12,7 +12,7 @@ from ..errors import JitPassesError, aligned, count_of
 from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
-from ..quantizers.selection import origin_of, passes_on, readers_of
+from ..quantizers.rearranged import origin_of, passes_on, readers_of
 from ..stages.annotate import FROZEN, Annotated, annotate, choose_quantizer
 from ..stages.foretell import foretold
 from ..stages.module import OperatorRecord
@@ -20,7 +20,7 @@ from ..stages.parts import is_quantized, parts_of, record_of, records_of
 from ..stages.records import QuantizedUses, float_reason
 from ..tables import html_table
 from ..targets import Target
-from ..targets.integer_operators import UnitFinder
+from ..targets.integer_operators import UnitFinder, both_reasons
 from .provenance import Description, provenance
 
 
@@ -42,6 +42,8 @@ class OperatorInspection:
         why: see `OperatorRecord`.
         part_of: the operator that it is computed together with, as a relu with a convolution; ""
             where it stands for itself.
+        outside: why no region computes it in float, where the target has the operator in float; ""
+            where one does.
     """
 
     name: str
@@ -54,6 +56,7 @@ class OperatorInspection:
     mode: str = ""
     why: str = ""
     part_of: str = ""
+    outside: str = ""
 
 
 class Inspection(tuple[OperatorInspection, ...]):
@@ -104,7 +107,8 @@ class Inspection(tuple[OperatorInspection, ...]):
 
 def _cells(row: OperatorInspection) -> tuple[str, ...]:
     region = "" if row.region is None else f"region {row.region}"
-    why = f"{row.reason} ({row.source})" if row.reason and row.source else row.reason
+    reason = both_reasons(row.reason, row.outside) or ""
+    why = f"{reason} ({row.source})" if reason and row.source else reason
     mode = row.mode.replace("static", "")
     last = ", ".join(filter(None, (region, mode))) if region else why or mode
     return row.name, row.kind, row.bits or row.dtype, last
@@ -181,9 +185,11 @@ class _Inspector:
         self.owners = {self.owner(node) for node in self.annotations if self.seen(node)}
 
     def inspect(self) -> Inspection:
-        regions = self.regions()
+        found, regions = self.regions()
         rows = [
-            before(record_of(node), node.kind) if is_quantized(node) else self.row(node, regions)
+            before(record_of(node), node.kind)
+            if is_quantized(node)
+            else self.row(node, regions, found.refused_in_float.get(node.name, ""))
             for node in self.graph.nodes
             if computes(node)
         ]
@@ -195,7 +201,7 @@ class _Inspector:
         dequantizes = sum(self.is_read_in_float(value) for value in results.values())
         return Inspection(rows, quantizes, dequantizes)
 
-    def row(self, node: NodeView, regions: dict[str, int]) -> OperatorInspection:
+    def row(self, node: NodeView, regions: dict[str, int], outside: str) -> OperatorInspection:
         int8 = self.on_integers(node)
         bits, mode = self.all.precision(node) if node in self.annotations else ("", "")
         reason = "only its weight is quantized" if bits else ""
@@ -207,6 +213,7 @@ class _Inspector:
             mode if int8 or bits else "",
             self.annotations.chosen.get(node.name, "") if int8 or bits else "",
             self.owner(node).name if int8 and self.owner(node) is not node else "",
+            "" if int8 else outside,
         )  # fmt: skip
 
     def on_integers(self, node: NodeView) -> bool:
@@ -228,12 +235,12 @@ class _Inspector:
         found = readers_of(value, lambda user, _: user in self.annotations)
         return any(use is None or not self.on_integers(use[0]) for use in found)
 
-    def regions(self) -> dict[str, int]:
-        """Return the number of the region of each operator that is in one, by name, from 1."""
+    def regions(self) -> tuple[UnitFinder, dict[str, int]]:
+        """Return what a region may hold, and by name the number of each operator's, from 1."""
         module, method = foretold(self.annotated), self.annotated.method
-        found = UnitFinder(GraphView.of(module, method), self.target).read().found
-        regions = found.regions(module, method)
-        return {n.name: k for k, r in enumerate(regions, 1) for unit in r for n in unit}
+        finder = UnitFinder(GraphView.of(module, method), self.target).read()
+        regions = finder.found.regions(module, method)
+        return finder, {n.name: k for k, r in enumerate(regions, 1) for unit in r for n in unit}
 
 
 def before(row: OperatorRecord, kind: str) -> OperatorInspection:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..errors import JitPassesError, count_of, warn
 from ..graph.view import GraphView, NodeView, ValueView
-from ..quantizers.selection import origin_of
+from ..quantizers.rearranged import origin_of
 from ..specification.annotation import Annotations
 from ..specification.resolve import Quantization
 from ..specification.slots import is_split, place_at, slot_of

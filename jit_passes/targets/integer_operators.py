@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..graph.view import GraphView, NodeView, Use, ValueView
-from ..quantizers.capability import Capability
+from ..graph.view import GraphView, NodeView, ValueView
+from ..quantizers.capability import Capability, written_reason
 from ..quantizers.disjoint import DisjointSets
-from ..quantizers.selection import LISTS, clipped_output, readers_of
-from ..quantizers.support import OperatorSupport, Role, Spec
+from ..quantizers.joined import (
+    clipped_output,
+    is_summed,
+    is_table,
+    is_within_tables,
+    reader_of_parts,
+    takes_parts,
+)
+from ..quantizers.support import WEIGHT_OPERAND, OperatorSupport, Role, Spec
 from ..specification.grid import DTYPES
 from ..specification.specification import QuantizationSpec
 from .reference_nodes import (
@@ -26,15 +33,14 @@ from .units import DEQUANTIZE, QUANTIZE, ROUND, IntegerOperators, choice_of, lai
 
 LAYOUT = "the model asks how its result lies in memory"
 
-_WEIGHT = 1
-
 
 class UnitFinder:
     """Finds the operators of a reference model that a backend computes on integers.
 
     Attributes:
         found: the operators, in units.
-        refused: why the other operators are not among them, by name.
+        refused: why operators are not computed on integers, by name.
+        refused_in_float: why operators that the target has in float are not computed so, by name.
     """
 
     def __init__(self, graph: GraphView, target: Any) -> None:
@@ -44,6 +50,7 @@ class UnitFinder:
         self.capability: Capability = target.capability
         self.found = IntegerOperators(begins=self.capability.begins, truths=self.capability.truths)
         self.refused: dict[str, str] = {}
+        self.refused_in_float: dict[str, str] = {}
         self._candidates: dict[int, OperatorSupport | None] = {}  # None: it only rearranges
         self._float_layers: list[NodeView] = []  # dynamic, or with the weight alone on integers
         self._floats: list[NodeView] = []
@@ -59,9 +66,7 @@ class UnitFinder:
                 if reason:
                     self.refused[node.name] = reason
         self._drop_unquantized()
-        layers = {node.index for node in self._float_layers}
-        rest = (node for node in self.graph.nodes if node.index not in layers)
-        self._floats = [node for node in rest if self._is_float(node)]
+        self._find_floats()
         self._make_units()
         return self
 
@@ -73,10 +78,23 @@ class UnitFinder:
             and node.index not in self._clips
         )
 
-    def _is_float(self, node: NodeView) -> bool:
-        """Say whether the target can compute an operator in float, and not on integers."""
-        known = node.index in self._candidates or node.name in self.laid_out
-        return not known and self.is_operator(node) and not self.capability.float_refusal(node)
+    def _find_floats(self) -> None:
+        """Find operators that the target computes in float, or note why it does not."""
+        known = {*self._candidates, *(node.index for node in self._float_layers)}
+        for node in self.graph.nodes:
+            if node.index in known or node.name in self.laid_out or not self.is_operator(node):
+                continue
+            if node.kind not in self.capability.floats:
+                continue
+            reason = self.capability.float_refusal(node)
+            if reason is None:
+                self._floats.append(node)
+            else:
+                self.refused_in_float[node.name] = reason
+
+    def reason(self, node: NodeView) -> str | None:
+        """Say why an operator is neither on integers nor in float in a region, as far as known."""
+        return both_reasons(self.refused.get(node.name), self.refused_in_float.get(node.name))
 
     def _refusal(self, node: NodeView) -> str | None:
         """Say why an operator is no candidate; note it where it is one."""
@@ -87,8 +105,8 @@ class UnitFinder:
         choice = choice_of(node.main_operand) if node.inputs else None
         chosen = [choice.main_operand] if choice else []
         mode = "dynamic" if choice else "weight_only" if self._is_alone(node, row) else "static"
-        if any(value.written for value in (*node.inputs, *given, *chosen)):
-            return "it reads or gives a value that is written in place"
+        if written := written_reason((*node.inputs, *given, *chosen)):
+            return written
         if row is None and node.moves_data:
             reason = self.capability.move_refusal(node)
             if reason is None and quantizer_of(node.main_operand) is None:
@@ -98,6 +116,8 @@ class UnitFinder:
             if reason is None:
                 assert row is not None
                 reason = self._refusal_of_operands(node, row, mode)
+            if reason is None and node.kind in self.capability.outside:
+                reason = "the target computes it outside of regions"
             if reason is None and self.capability.in_regions is not None:
                 reason = self.capability.in_regions(node)
         if reason is not None:
@@ -143,7 +163,7 @@ class UnitFinder:
             elif source is not None:
                 if why := self._misfit(node, position, source):
                     return f"its operand '{source.main_operand.name}' is {why}"
-            elif self._within(row, value) is None:
+            elif self._within(node, row, value) is None:
                 floats += 1
                 if not self.capability.mixed or floats == len(operands):
                     return _float(value)
@@ -167,10 +187,10 @@ class UnitFinder:
         return None if dtype in self.capability.activations.grids else f"its constant is {dtype}"
 
     def _refusal_of_weight(self, node: NodeView, mode: str) -> str | None:
-        maker = node.inputs[_WEIGHT].producer
+        maker = node.operand("weight").producer
         if maker is None or maker.kind not in (DEQUANTIZE, PER_CHANNEL):
             return "its weight is in float"
-        support = self.capability.specs(node, _WEIGHT, mode)
+        support = self.capability.specs(node, WEIGHT_OPERAND, mode)
         why = None if support is None else _first(support.refusal, specs_of_weight(maker))
         return f"its weight is {why}" if why else None
 
@@ -179,18 +199,24 @@ class UnitFinder:
         support = self.capability.specs(node, operand)
         return None if support is None else _first(support.refusal, specs_of(quantize))
 
-    def _within(self, reader: OperatorSupport | None, value: ValueView) -> NodeView | None:
+    def _within(
+        self, reader: NodeView, row: OperatorSupport | None, value: ValueView
+    ) -> NodeView | None:
         """Return the candidate that makes a value on the way to the result of a reader."""
-        maker = value.producer
-        if maker is not None:
-            maker = self._clips.get(maker.index, maker)
-        row = None if maker is None else self._candidates.get(maker.index)
-        if maker is None or row is None or reader is None:
+        made = value.producer
+        maker = None if made is None else self._clips.get(made.index, made)
+        own = None if maker is None else self._row_of(maker)
+        if maker is None or own is None:
             return None
-        table = reader.elementwise and row.elementwise
-        summed = maker.kind in reader.sums and value is maker.output
-        parts = reader.reads_parts and reader.reads_parts(maker)
-        return maker if table or summed or parts else None
+        within = (
+            is_table(row, own)
+            or is_summed(value, reader, row)
+            or (maker is made and takes_parts(reader, row, maker))
+        )
+        return maker if within else None
+
+    def _row_of(self, node: NodeView) -> OperatorSupport | None:
+        return self._candidates.get(node.index)
 
     def _quantizers(self, node: NodeView) -> list[NodeView]:
         """Return the operators that quantize a candidate's result."""
@@ -216,7 +242,7 @@ class UnitFinder:
             row, node = kept[index], nodes[index]
             inner = row is not None and (row.elementwise or row.reads_parts or row.sums)
             values = [v for _, _, v in node.operands if v.is_tensor and not v.is_constant]
-            if inner and not all(quantizer_of(v) or self._within(row, v) for v in values):
+            if inner and not all(quantizer_of(v) or self._within(node, row, v) for v in values):
                 self.refused[node.name] = "its operands are computed in float"
                 del kept[index]
 
@@ -230,13 +256,11 @@ class UnitFinder:
         ]
         if self.capability.mixed and not quantizers:
             return None
-        tables = all(user.block == node.block and self._is_table(user) for user in others)
-        if row.elementwise and others and tables and not value.is_result:
+        if not value.is_result and is_within_tables(node, others, self._row_of):
             return None
-        if len(value.uses) == 1 and not value.is_result and self._sums(value.uses[0][0], value):
+        if any(is_summed(value, user, self._row_of(user)) for user, _ in value.uses[:1]):
             return None
-        readers = list(readers_of(value, lambda user, _: user.kind not in LISTS))
-        if readers and all(self._takes_parts(use, node) for use in readers):
+        if reader_of_parts(node, self._row_of) is not None:
             return None
         if (value.is_result or others or not quantizers) and not row.float_in_regions:
             return "its result is not quantized"
@@ -248,20 +272,6 @@ class UnitFinder:
             if why := self._other_grid(node, row, quantize):
                 return why
         return None
-
-    def _is_table(self, node: NodeView) -> bool:
-        row = self._candidates.get(node.index)
-        return row is not None and row.elementwise
-
-    def _sums(self, user: NodeView, value: ValueView) -> bool:
-        row, maker = self._candidates.get(user.index), value.producer
-        return row is not None and maker is not None and (
-            maker.kind in row.sums and maker.block == user.block
-        )  # fmt: skip
-
-    def _takes_parts(self, use: Use | None, node: NodeView) -> bool:
-        row = self._candidates.get(use[0].index) if use and use[0].block == node.block else None
-        return row is not None and row.reads_parts is not None and row.reads_parts(node)
 
     def _other_grid(self, node: NodeView, row: OperatorSupport, result: NodeView) -> str | None:
         """Say that a result does not have the parameters that the table asks for."""
@@ -289,7 +299,7 @@ class UnitFinder:
             for user in (user for user, _ in result.uses if user.kind == ROUND):
                 sets.unite(user.index, index)
             for _, _, value in nodes[index].operands:
-                if maker := self._within(row, value):
+                if maker := self._within(nodes[index], row, value):
                     sets.unite(maker.index, index)
         units: dict[int, list[NodeView]] = {}
         for index in sorted(sets):
@@ -321,6 +331,14 @@ class UnitFinder:
                     self.found.links.append((number[maker.index], own))
         links = dict.fromkeys((*self.found.links, *shared))
         self.found.links = [(one, other) for one, other in links if one != other]
+
+
+def both_reasons(*reasons: str | None) -> str | None:
+    """Return the reasons why an operator is not on integers, and not in float in a region."""
+    on_integers, in_float = reasons
+    if not on_integers or not in_float or in_float in on_integers:
+        return on_integers or in_float
+    return f"{on_integers}, and no region has it in float: {in_float}"
 
 
 def _unpacked(node: NodeView) -> list[NodeView]:

@@ -74,7 +74,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedOperator:
     """An operator that stays outside of the regions.
 
     Attributes:
@@ -104,7 +104,7 @@ class Partition:
     target: Target
     model: torch.jit.ScriptModule
     regions: tuple[Region, ...]
-    refused: tuple[Refusal, ...]
+    refused: tuple[RefusedOperator, ...]
 
     def __str__(self) -> str:
         inside = sum(len(region.operators) for region in self.regions)
@@ -128,7 +128,7 @@ class Cut:
 
     module: Any
     regions: tuple[Region, ...]
-    refused: tuple[Refusal, ...]
+    refused: tuple[RefusedOperator, ...]
 
 
 def cut(
@@ -159,10 +159,10 @@ def cut(
     ]
     inside = {node.index for region in regions for unit in region for node in unit}
     refused = tuple(
-        Refusal(
+        RefusedOperator(
             known.get(node.index, node.name),
             node.kind,
-            reader.refused.get(node.name) or _alone(node),
+            reader.reason(node) or _alone(node),
             node.source,
         )
         for node in graph.nodes

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from ..graph.kinds import PRODUCTS
 from ..graph.traits import kinds
 from ..graph.view import NodeView, are_constant
 from ..passes.pipeline import CLEAN_UP, Pipeline
@@ -25,7 +26,6 @@ from .target import Target
 
 MODES = ("static", "dynamic", "weight_only")
 OF_TENSORS = ("add", "sub", "mul", "div", "maximum", "minimum")
-PRODUCTS = ("matmul", "bmm")
 OF_ONE = ("batch_norm", "group_norm", "instance_norm", "layer_norm", "pow", "prelu", "softmax")
 KEEP_PARAMETERS = (
     "mean",
@@ -75,8 +75,8 @@ def capability_of(activation: QuantizationSpec) -> Capability:
         for op in OF_TENSORS
     ]
     rows += [
-        OperatorSupport(f"aten::{op}", Role.OWN, (0, 1), clips=CLIPS, check=tensors_reason)
-        for op in PRODUCTS
+        OperatorSupport(kind, Role.OWN, (0, 1), clips=CLIPS, check=tensors_reason)
+        for kind in PRODUCTS
     ]
     rows += [OperatorSupport("aten::cat", Role.OWN, clips=CLIPS)]
     rows += [OperatorSupport(f"aten::{op}", Role.OWN, clips=CLIPS, check=_options) for op in OF_ONE]

@@ -9,7 +9,7 @@ import torch
 
 from ..graph.traits import packet_of
 from ..graph.view import Deferred, GraphView, NodeView, ValueView
-from ..quantizers.selection import origin_of
+from ..quantizers.rearranged import origin_of
 from ..quantizers.support import Spec
 from ..specification.grid import DTYPES
 from ..specification.parameters import QParams

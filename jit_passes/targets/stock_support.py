@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from ..graph.view import NodeView, are_constant
-from ..quantizers.capability import Capability, average_reason, tensors_reason
+from ..quantizers.capability import Capability, average_reason, dtype_reason, tensors_reason
 from ..quantizers.support import CLIPS, PER_TENSOR, OperatorSupport, Role, SpecSupport
 from ..specification.grid import SCHEMES
 from ..specification.recurrent import CELLS, GATED, PLAIN, matrices_of
@@ -77,11 +77,6 @@ def _options(node: NodeView) -> str | None:
 
 def _clamp(node: NodeView) -> str | None:
     return None if node.clip is not None else "its bounds are computed by the model"
-
-
-def _mean(node: NodeView) -> str | None:
-    dtype = node.operand("dtype")
-    return None if dtype.is_constant and dtype.constant is None else "it changes the dtype"
 
 
 def _elu(node: NodeView) -> str | None:
@@ -193,7 +188,7 @@ _ROWS = (
     OperatorSupport("aten::avg_pool3d", _SHARED, ranks=(5, 5), check=average_reason),
     OperatorSupport("aten::adaptive_avg_pool2d", _SHARED, ranks=(3, 4)),
     OperatorSupport("aten::adaptive_avg_pool3d", _SHARED, ranks=(4, 5)),
-    OperatorSupport("aten::mean", _SHARED, check=_mean),
+    OperatorSupport("aten::mean", _SHARED, check=dtype_reason),
 )
 
 

@@ -10,7 +10,7 @@ from .. import _C
 from ..graph.traits import arguments_of
 from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.capability import Truths
-from ..quantizers.selection import LISTS
+from ..quantizers.rearranged import LISTS
 
 QUANTIZE = "jit_passes::quantize"
 DEQUANTIZE = "jit_passes::dequantize"

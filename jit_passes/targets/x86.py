@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from .. import _C
+from ..graph.kinds import PRODUCTS, ROW_NORMS, SOFTMAX
 from ..graph.traits import kinds
 from ..graph.view import NodeView
 from ..passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
@@ -32,8 +33,6 @@ from .stock_support import WEIGHTS_ALONE, dynamic_inputs, lookups, recurrent
 from .target import Target
 
 ENGINE = "x86"  # of PyTorch, for packed sequences, and for dynamic operators in no plan
-SUMMED = ("aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::linear")
-NORMS = ("aten::layer_norm", "aten::rms_norm")  # of rows
 # Elements in other places of their axes, which only plans compute on codes.
 PLACES = (
     "aten::roll",
@@ -47,19 +46,7 @@ PLACES = (
 BITS = frozenset(
     f"aten::{kind}" for kind in ("bitwise_and", "bitwise_or", "bitwise_not", "__and__", "__or__")
 )
-TRUTHS = Truths(
-    frozenset(
-        f"aten::{kind}"
-        for kind in (
-            *("lt", "le", "gt", "ge", "eq", "ne", "isnan"),
-            *("logical_and", "logical_or", "logical_not"),
-        )
-    )
-    | BITS,
-    {"aten::where": 0, "aten::masked_fill": 1, "aten::to": 0},
-    BITS,
-)
-SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
+TAKE_TRUTHS = {"aten::where": 0, "aten::masked_fill": 1, "aten::to": 0}
 RANKS = (1, _C.most_axes())
 HIDDEN = -100  # added to a score it leaves nothing of its share: exp(-100) is no number of float32
 WEIGHTS = SpecSupport(
@@ -89,13 +76,6 @@ def _refusals_of_codes(module: Any, method: str) -> dict[int, str]:
 def _in_plan(node: NodeView) -> str | None:
     """Say why a plan cannot compute a node: the files of its operators know, cpp/x86/operators."""
     return node.analyses.of(_C.plan_refusals, node) if node.analyses else None
-
-
-def _in_region(node: NodeView) -> str | None:
-    """Say why no region has a node: a region has a lookup only where a plan computes it."""
-    if node.kind in LOOKUPS and node.kind not in _C.planned_kinds():
-        return "a plan does not have this operator"
-    return _in_plan(node)
 
 
 def _on_codes(node: NodeView) -> str | None:
@@ -142,6 +122,7 @@ def _capability(integer_layer_norm: bool, operators: int) -> Capability:
         )
     )
     of_images = replace(dynamic, qschemes=per_tensor)
+    summed = tuple(_C.summed_kinds())
     rows = [
         OperatorSupport(kind, _OWN, ranks=RANKS, check=options_reason, elementwise=True)
         for kind in functions
@@ -171,10 +152,10 @@ def _capability(integer_layer_norm: bool, operators: int) -> Capability:
         *(
             OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors_or_constants,
                             elementwise=True, constants=True, sums=sums)
-            for op, sums in (("add", SUMMED), ("sub", SUMMED), ("mul", ()))
+            for op, sums in (("add", summed), ("sub", summed), ("mul", ()))
         ),
         OperatorSupport("aten::cat", _OWN, clips=CLIPS, ranks=RANKS, check=_in_plan,
-                        reads_parts=_joins_channels),
+                        reads_parts=_reads_parts),
         OperatorSupport("aten::max_pool3d", _SHARED, ranks=(4, 5), check=_in_plan),
         *(
             OperatorSupport(f"aten::adaptive_max_pool{n}d", _SHARED, (0,), ranks=(n + 1, n + 2),
@@ -196,12 +177,12 @@ def _capability(integer_layer_norm: bool, operators: int) -> Capability:
             for kind, rank in (("linear1d", 3), ("bilinear2d", 4), ("trilinear3d", 5))
         ),
         *(
-            OperatorSupport(f"aten::{op}", _OWN, (0, 1), CLIPS, RANKS, _tensors, begins=True)
-            for op in ("matmul", "bmm")
+            OperatorSupport(kind, _OWN, (0, 1), CLIPS, RANKS, _tensors, begins=True)
+            for kind in PRODUCTS
         ),
         *(OperatorSupport(kind, _OWN, ranks=RANKS, check=_in_plan) for kind in SOFTMAX),
         OperatorSupport("aten::batch_norm", _OWN, clips=CLIPS, ranks=RANKS, check=_in_plan,
-                        reads_parts=_joins_channels),
+                        reads_parts=_reads_parts),
         *(
             OperatorSupport(f"aten::{op}_norm", _OWN, (0,), CLIPS, (2, RANKS[1]), _in_plan)
             for op in ("group", "instance")
@@ -217,25 +198,28 @@ def _capability(integer_layer_norm: bool, operators: int) -> Capability:
                             begins=True)
         )  # fmt: skip
     planned = _C.planned_kinds()
+    truths = {*kinds(lambda traits: traits.gives == torch.bool)} & planned.keys()
     return Capability(
         {row.kind: row for row in rows},  # rows that are spelled out come later, and win
         SpecSupport({"uint8": (0, 255)}, PER_TENSOR, whole=True),
         WEIGHTS,
         moves={kind: _in_plan for kind, (moves, _) in planned.items() if moves},
         floats={kind: _in_plan for kind, (_, in_floats) in planned.items() if in_floats},
-        truths=TRUTHS,
+        truths=Truths(BITS | truths, TAKE_TRUTHS, BITS),
         shapes=True,
-        in_regions=_in_region,
-        begins=frozenset({*NORMS, *SOFTMAX}),
+        in_regions=_in_plan,
+        outside=frozenset(LOOKUPS) - planned.keys(),
+        begins=frozenset({*ROW_NORMS, *SOFTMAX}),
         forms=("spell_out_composites", "expand_attention", "gather_operators"),
         dynamic=dynamic,
         dynamic_regions=True,
     )
 
 
-def _joins_channels(node: NodeView) -> bool:
+def _reads_parts(reader: NodeView, maker: NodeView) -> bool:
     """A batch norm has numbers for each channel, so each part may keep its scale."""
-    return node.kind == "aten::cat" and node.operand("dim").constant == 1
+    taken = reader.analyses.of(_C.parts_taken, reader) if reader.analyses else None
+    return maker.index in (taken or ())
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@
 //   %q = jit_passes::lookup_table(%m, %b, %k)   ->   %q = jit_passes::lookup_table(%codes, %b[a - k], %first)
 //
 // Values that an in-place operator writes to stay where they are.
+#include "fold_lookup_tables.h"
+
 #include "graph/alias.h"
 #include "graph/dialect.h"
 #include "graph/graph.h"
 #include "graph/operators.h"
-#include "graph/registry.h"
 
 namespace jit_passes {
 namespace {
@@ -175,6 +176,8 @@ bool composeTables(Node* node, const Written& written) {
   return true;
 }
 
+} // namespace
+
 bool foldLookupTables(PassContext& context) {
   const auto graph = context.graph();
   const auto written = writtenValues(graph);
@@ -187,6 +190,8 @@ bool foldLookupTables(PassContext& context) {
       *graph, [&](Node* node) { return node->kind() == lookup_table && composeTables(node, written); });
   return changed;
 }
+
+namespace {
 
 const RegisterPass fold_lookup_tables_pass{
     "fold_lookup_tables", "Turn float functions between dequantize and quantize into tables.",

@@ -2,11 +2,12 @@
 
 #include "from_graph.h"
 #include "graph/dialect.h"
-#include "graph/registry.h"
 #include "graph_numbers.h"
 #include "moved_codes.h"
+#include "passes/quantization/fold_lookup_tables.h"
 #include "reader.h"
 #include "recurrent_layers.h"
+#include "units.h"
 #include "x86/program/made.h"
 #include "x86/program/simplify.h"
 #include "x86/program/sums.h"
@@ -94,7 +95,7 @@ class Walk : ProgramWriter {
       visitIdentity(node);
     } else if (node->kind() == c10::prim::ListUnpack) {
       visitParts(node);
-    } else if (clipOf(reader_, node)) {
+    } else if (isClip(node)) {
       visitClip(node);
     } else {
       visitOperator(node);
@@ -311,9 +312,8 @@ class Walk : ProgramWriter {
     planned.op.name = nameOf(node);
     numbers_.set(planned.op, planned.computed);
     takeSum(node, planned);
-    const bool joins = isJoin(reader_, node) || isAffine(planned.op.kind);
     for (const Value* operand : planned.operands) {
-      if (const auto joined = joins ? joined_.find(operand) : joined_.end(); joined != joined_.end()) {
+      if (const auto joined = joined_.find(operand); joined != joined_.end()) {
         planned.op.inputs.insert(planned.op.inputs.end(), joined->second.begin(), joined->second.end());
         continue;
       }
@@ -321,7 +321,7 @@ class Walk : ProgramWriter {
     }
     const bool floats =
         std::ranges::any_of(planned.op.inputs, [&](int64_t value) { return program_.grids[value].is_float; });
-    if (!floats && isReadInParts(reader_, node)) {
+    if (!floats && isReadInParts(node)) {
       joined_[node->output()] = planned.op.inputs;
       return;
     }
@@ -329,14 +329,15 @@ class Walk : ProgramWriter {
       floats_[node->output()] = emit(planned.op, planned.op.inputs, *grid);
       return;
     }
-    const bool later = isQuantizedLater(reader_, node->output()) || isSummed(node, planned.op);
+    const bool later = isQuantizedLater(node->output()) || isSummed(node, planned.op);
+    const bool in_float = floats || !x86::hasCodes(planned.op);
+    const bool has_form = declarationOf(planned.op.kind).in_floats != nullptr;
     Pending pending{planned.op};
-    if (!later && declarationOf(planned.op.kind).in_floats) {
-      pending.floats = emitFloats(inFloats(std::move(planned.op)));
-    } else if (floats || !x86::hasCodes(planned.op) || (!later && hasFloats(planned.op.kind))) {
+    if (later ? in_float : !has_form && (in_float || hasFloats(planned.op.kind))) {
       pending.floats = emitFloats(std::move(planned.op));
+    } else if (!later) {
+      pending.floats = emitFloats(inFloats(std::move(planned.op)));
     }
-    refuseUnless(later || pending.floats, "its result is read in float");
     if (!later) {
       floats_[node->output()] = *pending.floats;
       return;
@@ -352,7 +353,7 @@ class Walk : ProgramWriter {
       if (found == pending_.end()) {
         continue;
       }
-      if (planned.op.kind == Kind::Add && isQuantizedLater(reader_, node->output()) &&
+      if (planned.op.kind == Kind::Add && isQuantizedLater(node->output()) &&
           hasCodes(planned.operands[1 - own])) {
         planned = {withSum(found->second.op, planned.op, own), {planned.operands[1 - own]}};
         return;
@@ -399,7 +400,7 @@ Program build(const torch::jit::Module& region) {
   PassContext context(cloneModule(region, "forward"), "forward", no_options);
   NodeNames names = nodeNames(*context.graph()); // names in the model's graph
   requantizeMoved(*context.graph());
-  findPass("fold_lookup_tables")->run(context);
+  foldLookupTables(context);
   const auto graph = context.graph();
   for (const Value* input : graph->inputs().slice(1)) {
     TORCH_CHECK(

@@ -22,6 +22,16 @@ bool isDequantize(const Node* node) {
   return node->kind() == dequantize || node->kind() == dequantize_per_channel;
 }
 
+// The limits in the table of operators, null for an operator that is no clip.
+const Clip* clipRow(const Node* node) {
+  const auto row = operatorTable().find(node->kind().toQualString());
+  return row == operatorTable().end() || !row->second.clip ? nullptr : &*row->second.clip;
+}
+
+void refuseUnlessKnown(bool known, const std::string& operand) {
+  refuseUnless(known, "its operand '", operand, "' is computed by the model");
+}
+
 void requireType(const std::string& name, const c10::IValue& value, bool fits, const char* type) {
   refuseUnless(fits, "its operand '", name, "' is ", value.tagKind(), ", and a plan takes ", type);
 }
@@ -67,7 +77,7 @@ c10::IValue RegionReader::operand(const Node* node, const std::string& name) con
   const Value* value = operandOf(node, name);
   refuseUnless(value != nullptr, "it has no operand '", name, "'");
   auto found = find(value);
-  refuseUnless(found.has_value(), "its operand '", name, "' is computed by the model");
+  refuseUnlessKnown(found.has_value(), name);
   return std::move(*found);
 }
 
@@ -235,7 +245,7 @@ std::pair<at::Tensor, at::Tensor> RegionReader::weights(const Value* value, int6
           at::ones({held->size(axis)}, at::kDouble)};
     }
   }
-  refuseUnless(isDequantize(node), "its weight is in float");
+  refuseUnless(isDequantize(node), "no dequantize makes its weight");
   const auto codes = operand(node, "q");
   refuseUnless(codes.isTensor() && codes.toTensor().scalar_type() == at::kChar, "its weights are not int8");
   const at::Tensor weight = codes.toTensor().contiguous();
@@ -300,27 +310,13 @@ at::Tensor RegionReader::bias(const Value* value, int64_t count) const {
     node->getOperation()(stack);
     known = stack.back();
   }
-  refuseUnless(known.has_value(), "its bias is computed by the model");
+  refuseUnlessKnown(known.has_value(), "bias");
   if (known->isNone()) {
     return at::zeros({count}, at::kFloat);
   }
   const auto bias = known->toTensor().detach().to(at::kFloat).contiguous();
   refuseUnless(bias.dim() == 1 && bias.size(0) == count, "its bias has the shape ", bias.sizes());
   return bias;
-}
-
-bool isJoin(const RegionReader& reader, const Node* node) {
-  return node->kind() == c10::aten::cat && reader.integer(node, "dim") == kAffineAxis;
-}
-
-bool isReadInParts(const RegionReader& reader, const Node* node) {
-  const auto takesParts = [&](const torch::jit::Use& use) {
-    const bool list = use.user->kind() == c10::prim::ListConstruct && use.user->output()->uses().size() == 1;
-    const Node* taker = list ? use.user->output()->uses()[0].user : use.user;
-    return taker->kind() == c10::aten::batch_norm || isJoin(reader, taker);
-  };
-  return isJoin(reader, node) && !node->output()->uses().empty() &&
-         std::ranges::all_of(node->output()->uses(), takesParts);
 }
 
 const std::unordered_set<c10::Symbol>& identityKinds() {
@@ -338,9 +334,11 @@ bool isSilent(const Node* node) {
   return kinds.count(node->kind()) > 0 || computesNumber(node) || node->kind() == dequantize_per_channel;
 }
 
+bool isClip(const Node* node) { return clipRow(node) != nullptr; }
+
 std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, const Node* node) {
-  const auto row = operatorTable().find(node->kind().toQualString());
-  if (row == operatorTable().end() || !row->second.clip) {
+  const Clip* clip = clipRow(node);
+  if (clip == nullptr) {
     return std::nullopt;
   }
   const auto end = [&](const Bound& bound, double none) {
@@ -351,52 +349,7 @@ std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, cons
     return name && reader.has(node, *name) ? reader.number(node, *name) : none;
   };
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  return std::pair(end(row->second.clip->low, -infinity), end(row->second.clip->high, infinity));
-}
-
-namespace {
-
-// Whether a node quantizes the value, or clips or moves it before that.
-bool leavesForLater(const RegionReader& reader, Node* node, const Value* value) {
-  try {
-    if (node->kind() == c10::prim::Return || node->inputs().empty() || node->input(0) != value) {
-      return false;
-    }
-    if (node->kind() == quantize) {
-      reader.codesOf(node);
-      return true;
-    }
-    if (keepsCodes(node)) {
-      plannedOperator(reader, node);
-      return true;
-    }
-    return node->kind() == c10::prim::ListUnpack || isIdentity(node) || clipOf(reader, node).has_value();
-  } catch (const Refusal&) {
-    return false;
-  }
-}
-
-} // namespace
-
-bool isQuantizedLater(const RegionReader& reader, const Value* value) {
-  std::vector<const Value*> left{value};
-  for (size_t i = 0; i < left.size(); ++i) {
-    if (left[i]->uses().empty()) {
-      return false;
-    }
-    for (const torch::jit::Use& use : left[i]->uses()) {
-      if (use.user->owningBlock() != value->node()->owningBlock() ||
-          !leavesForLater(reader, use.user, left[i])) {
-        return false;
-      }
-      if (use.user->kind() == c10::prim::ListUnpack) {
-        left.insert(left.end(), use.user->outputs().begin(), use.user->outputs().end());
-      } else if (use.user->kind() != quantize) {
-        left.push_back(resultOf(use.user));
-      }
-    }
-  }
-  return true;
+  return std::pair(end(clip->low, -infinity), end(clip->high, infinity));
 }
 
 } // namespace jit_passes::x86

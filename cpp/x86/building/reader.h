@@ -108,12 +108,6 @@ bool keepsCodes(const Node* node);
 // The operator of a plan for a node. Throws Refusal if there is none.
 Planned plannedOperator(const RegionReader& reader, Node* node);
 
-// Whether the node is a concatenation of channels.
-bool isJoin(const RegionReader& reader, const Node* node);
-// Whether the concatenation's result is never rounded as a whole: batch norms and concatenations read its parts,
-// each with a grid of its own.
-bool isReadInParts(const RegionReader& reader, const Node* node);
-
 // Operators that return their operand unchanged.
 const std::unordered_set<c10::Symbol>& identityKinds();
 // Whether a node returns its operand unchanged.
@@ -121,10 +115,9 @@ bool isIdentity(const Node* node);
 // Whether the node has no effect on the content of tensors.
 bool isSilent(const Node* node);
 
+// Whether the node clips its operand.
+bool isClip(const Node* node);
 // The limits of a node that clips its operand, infinite where it has none; nothing for other nodes.
 std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, const Node* node);
-
-// Whether all readers of the value quantize it in its block, perhaps after clips and moves.
-bool isQuantizedLater(const RegionReader& reader, const Value* value);
 
 } // namespace jit_passes::x86

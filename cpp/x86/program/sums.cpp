@@ -30,13 +30,6 @@ Grid gridOfFirst(const Grid& sum, const Grid& second, const double* factors) {
 
 } // namespace
 
-bool isSummed(const torch::jit::Node* node, const Operator& op) {
-  const auto& uses = node->output()->uses();
-  return declarationOf(op.kind).tensors.most > kFactors && !hasSum(op) && uses.size() == 1 &&
-         uses[0].user->owningBlock() == node->owningBlock() &&
-         (uses[0].user->kind() == c10::aten::add || uses[0].user->kind() == c10::aten::sub);
-}
-
 Operator withSum(Operator weighted, const Operator& sum, size_t own) {
   const double* factors = sum.tensors[0].const_data_ptr<double>();
   weighted.tensors.push_back(at::tensor({factors[own], factors[1 - own]}, at::kDouble));

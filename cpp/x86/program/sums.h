@@ -5,8 +5,6 @@
 
 namespace jit_passes::x86 {
 
-// Whether a sum of this kind, in the block of the node, is the only reader of an operator's result.
-bool isSummed(const torch::jit::Node* node, const Operator& op);
 // The operator with weights that includes the sum. Its result is the sum's operand with number `own`.
 Operator withSum(Operator weighted, const Operator& sum, size_t own);
 

@@ -18,7 +18,7 @@ from ...logs import timed
 from ...passes.pipeline import CLEAN_UP, Pipeline
 from ...profile import Profile
 from ...profile.run import profile_of
-from ...quantizers.selection import origin_of
+from ...quantizers.rearranged import origin_of
 from ...stages.annotate import FROZEN, formed
 from ...stages.batches import batches, cloned
 from ...stages.module import Report, converted_report, quantized_part

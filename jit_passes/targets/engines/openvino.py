@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ...graph.kinds import CONVOLUTIONS, LAYERS
 from ...graph.view import NodeView
 from ...quantizers.capability import Capability, options_reason
 from ...quantizers.signs import can_be_negative
@@ -15,7 +16,6 @@ from . import table
 from .engine import Engine
 
 FUNCTIONS = ("hardswish", "silu", "gelu", "sigmoid", "tanh", "leaky_relu", "elu")
-WEIGHTED = (*table.CONVOLUTIONS, "aten::linear")
 
 
 def depthwise_reason(node: NodeView) -> str | None:
@@ -40,9 +40,9 @@ CAPABILITY = Capability(
                 modes=("static", "weight_only"),
                 mode_weights={"weight_only": table.WEIGHTS_ALONE},
             ),
-            table.addition(sums=table.CONVOLUTIONS),
+            table.addition(sums=CONVOLUTIONS),
             *(
-                OperatorSupport(f"aten::{kind}", Role.OWN, sums=WEIGHTED,
+                OperatorSupport(f"aten::{kind}", Role.OWN, sums=LAYERS,
                                 check=options_reason)
                 for kind in FUNCTIONS
             ),

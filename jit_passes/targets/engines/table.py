@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...graph.kinds import PRODUCTS
 from ...graph.traits import kinds
 from ...graph.view import NodeView
-from ...quantizers.capability import tensors_reason
+from ...quantizers.capability import dtype_reason, tensors_reason
 from ...quantizers.support import CLIPS, OperatorSupport, Role, SpecSupport
-
-CONVOLUTIONS = tuple(f"aten::conv{n}d" for n in (1, 2, 3))
-PRODUCTS = ("aten::matmul", "aten::bmm")
 
 AFFINE = ("per_tensor_affine", "per_tensor_symmetric", "per_tensor_power_of_two")
 AROUND_ZERO = ("per_channel_symmetric", "per_channel_power_of_two")
@@ -102,6 +100,4 @@ def image_mean_reason(node: NodeView) -> str | None:
     found = axes.constant if axes is not None and axes.is_constant else None
     if not isinstance(found, list) or {*found} not in ({2, 3}, {-1, -2}):
         return "it does not average the last two axes of images"
-    dtype = node.operand("dtype")
-    plain = dtype.is_constant and dtype.constant is None
-    return None if plain else "it changes the dtype"
+    return dtype_reason(node)

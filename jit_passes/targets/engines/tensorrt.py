@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ...graph.kinds import CONVOLUTIONS
 from ...quantizers.capability import Capability, options_reason
 from ...quantizers.support import CLIPS, OperatorSupport, Role, SpecSupport
 from . import table
@@ -22,7 +23,7 @@ CAPABILITY = Capability(
             ),
             table.linear(),
             *table.products(),
-            table.addition(sums=table.CONVOLUTIONS[1:]),
+            table.addition(sums=CONVOLUTIONS[1:]),
             OperatorSupport("aten::cat", Role.OWN, clips=("aten::relu",)),
             *table.pools("max", Role.SHARED, 2, 3, check=options_reason),
             *table.pools("avg", Role.OWN, 2, 3, check=table.average_reason),

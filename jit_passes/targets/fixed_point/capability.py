@@ -7,19 +7,18 @@ from functools import cache, partial
 
 import torch
 
+from ...graph.kinds import PRODUCTS, ROW_NORMS, SOFTMAX
 from ...graph.traits import kinds
 from ...graph.view import NodeView, are_constant, is_number
-from ...quantizers.capability import Capability, options_reason
+from ...quantizers.capability import Capability, dtype_reason, options_reason
 from ...quantizers.fixed_ranges import FIXED_RANGES
 from ...quantizers.support import CLIPS, PER_TENSOR, Check, OperatorSupport, Role, SpecSupport
 from .accumulator import overflow_before_data
 from .codes import SUPPORTED_MOVES
 from .groups import GROUPS
-from .masks import FILL, SOFTMAX, hide_scores, is_mask, refusal_of_mask
-from .operators import PRODUCTS
+from .masks import FILL, hide_scores, reads_mask, refusal_of_mask
 from .recurrent import equal_values, unroll_layers
 from .rescale import DOUBLE_ROUND, rounding_of_codes
-from .rows import NORMS
 
 CODES = {"uint8": (0, 255), "int8": (-128, 127), "int16": (-(2**15), 2**15 - 1)}
 BIASES = {"int32": (-(2**31) + 1, 2**31 - 1), "int16": CODES["int16"], "int8": CODES["int8"]}
@@ -61,7 +60,7 @@ def _average(node: NodeView) -> str | None:
         ones = set(node.operand("output_size").constant) == {1}
         return None if ones else "its windows differ in size: take a pool with a fixed window"
     if node.kind == "aten::mean":
-        return None if node.operand("dtype").constant is None else "it changes the dtype"
+        return dtype_reason(node)
     if node.operand("ceil_mode").constant:
         return "its windows differ in size (ceil_mode)"
     rim = any(node.operand("padding").constant) and not node.operand("count_include_pad").constant
@@ -74,9 +73,7 @@ def _matrices(node: NodeView) -> str | None:
 
 
 def _softmax(node: NodeView) -> str | None:
-    if why := options_reason(node):
-        return why
-    return None if node.operand("dtype").constant is None else "it changes the dtype"
+    return options_reason(node) or dtype_reason(node)
 
 
 def _norm(node: NodeView) -> str | None:
@@ -106,9 +103,11 @@ def _rows() -> list[OperatorSupport]:
         for op, check in (("add", _two), ("sub", _two), ("mul", _two), ("div", _of_number))
     ]
     rows += [OperatorSupport(kind, own, (0, 1), CLIPS, check=_matrices) for kind in PRODUCTS]
-    rows += [OperatorSupport(kind, own, check=_softmax, reads_parts=is_mask) for kind in SOFTMAX]
+    rows += [OperatorSupport(kind, own, check=_softmax, reads_parts=reads_mask) for kind in SOFTMAX]
     rows.append(OperatorSupport(FILL, own, check=refusal_of_mask, only_part=True))
-    rows += [OperatorSupport(kind, own, clips=CLIPS, check=_norm, begins=True) for kind in NORMS]
+    rows += [
+        OperatorSupport(kind, own, clips=CLIPS, check=_norm, begins=True) for kind in ROW_NORMS
+    ]
     rows += [OperatorSupport(kind, own, (0,), CLIPS, check=_norm) for kind in GROUPS]
     rows.append(OperatorSupport("aten::cat", own, clips=CLIPS, check=options_reason))
     averages = ("mean", *(f"{kind}avg_pool{n}d" for kind in ("", "adaptive_") for n in (1, 2)))

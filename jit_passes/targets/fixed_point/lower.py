@@ -9,6 +9,7 @@ import torch
 
 from ...errors import JitPassesError, count_of, shortened, warn
 from ...graph.editor import GraphEditor
+from ...graph.kinds import PRODUCTS
 from ...graph.view import NodeView, ValueView, are_constant
 from ...passes.rule import RewriteRule
 from ...passes.steps import RuleSet
@@ -23,7 +24,7 @@ from .arithmetic import Arithmetic
 from .call import Call, Rules
 from .capability import capability_of
 from .codes import PARTS, CodeFinder, Codes, RefusedError
-from .operators import FORMS, PRODUCTS, moved_to
+from .operators import FORMS, moved_to
 from .recurrent import refusal_of_layer
 from .rescale import rounding_of_codes
 

@@ -26,11 +26,11 @@ from itertools import product
 import torch
 
 from ...graph.editor import GraphEditor
+from ...graph.kinds import SOFTMAX
 from ...graph.view import NodeView, ValueView, is_number
 from ..x86 import HIDDEN
 from .codes import MOVES
 
-SOFTMAX = ("aten::softmax", "aten::_safe_softmax")
 FILL = "aten::masked_fill"
 LOWEST = torch.finfo(torch.float32).min
 BOOL = 11  # as graphs have dtypes
@@ -124,6 +124,11 @@ def _hidden_by(graph: GraphEditor, mask: ValueView, sign: int, *, before: NodeVi
 def is_mask(node: NodeView) -> bool:
     """Whether an operator hides scores from softmax."""
     return node.kind == FILL
+
+
+def reads_mask(softmax: NodeView, maker: NodeView) -> bool:
+    """Whether softmax takes in the operator that makes its scores."""
+    return softmax.kind in SOFTMAX and is_mask(maker)
 
 
 def refusal_of_mask(node: NodeView) -> str | None:

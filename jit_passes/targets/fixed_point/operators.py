@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ...graph.kinds import PRODUCTS, ROW_NORMS, SOFTMAX
 from ...graph.view import NodeView, ValueView
 from ...specification.slots import ADD_BIAS, CORRELATION, Correlation
 from .accumulator import reach, reach_of_product
@@ -31,11 +32,9 @@ from .call import Call
 from .codes import Codes, Constant, RefusedError, constant_of
 from .double_rounding import added_in_steps
 from .groups import GROUPS, group_normalized
-from .masks import SOFTMAX
 from .rescale import common_rescale, rescale_of
-from .rows import NORMS, normalized, softened
+from .rows import normalized, softened
 
-PRODUCTS = ("aten::matmul", "aten::bmm")
 LONGEST_OF_AVERAGE = 40  # bits of a shift: with a count of 2^22 the divisor has 62
 
 
@@ -242,7 +241,7 @@ FORMS: Mapping[str, Callable[[Call], ValueView]] = {
     "aten::sub": added,
     **dict.fromkeys(("aten::mul", *PRODUCTS), multiplied),
     **dict.fromkeys(SOFTMAX, softened),
-    **dict.fromkeys(NORMS, normalized),
+    **dict.fromkeys(ROW_NORMS, normalized),
     **dict.fromkeys(GROUPS, group_normalized),
     "aten::cat": joined,
     **dict.fromkeys(_SUMS, averaged),

@@ -45,7 +45,6 @@ from .masks import is_mask, refusal_of_mask
 from .rescale import rescale_of
 
 ONE = 20  # bits of exp(0) behind the first
-NORMS = ("aten::layer_norm", "aten::rms_norm")
 SHARE_BITS = 24  # of the multiplier of shares: with rows of 2^17 the divisor has 61
 HALF = 30  # of each factor of an exponential of codes of more than 8 bits
 WIDE = 256  # distances that one table is for

@@ -86,7 +86,7 @@ def _refines(said: ast.expr | None, bound: ast.expr | None, aliases: dict[str, s
     text, known = ast.unparse(said), ast.unparse(bound)
     for alias, meaning in aliases.items():
         text = re.sub(rf"\b{alias}\b", meaning, text)
-    if " | " in known:  # each of several, in the same order
+    if isinstance(bound, ast.BinOp):  # a union: each of several, in the same order
         parts = [ast.parse(part, mode="eval").body for part in _alternatives(text)]
         others = [ast.parse(part, mode="eval").body for part in _alternatives(known)]
         return _all_refine(parts, others, {})

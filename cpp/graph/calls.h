@@ -25,9 +25,6 @@ bool isRegion(const c10::TypePtr& type);
 bool isCompiledRegion(const c10::TypePtr& type);
 // Whether it is a module that has been through a stage, such as convert, and holds its report: see stages/module.py.
 bool hasReport(const c10::TypePtr& type);
-// Path and report of each module with a report that the method calls.
-std::vector<std::pair<std::string, std::string>> reportsOfParts(
-    const torch::jit::Module& module, const std::string& method);
 // Whether it is a compiled region or has a report. Calls of such modules are not inlined, and their graphs not
 // changed.
 bool isOpaque(const c10::TypePtr& type);

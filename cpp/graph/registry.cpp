@@ -1,6 +1,6 @@
 #include "registry.h"
 
-#include "graph.h"
+#include "names.h"
 
 namespace jit_passes {
 namespace {

@@ -9,6 +9,7 @@
 #include "graph/kept_modules.h"
 #include "graph/method_places.h"
 #include "graph/module.h"
+#include "graph/names.h"
 #include "graph/operators.h"
 #include "graph/places.h"
 #include "passes/lowering/fbgemm.h"

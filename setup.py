@@ -73,8 +73,8 @@ LEVELS = {"-O3": LOOPS, "-O1": GRAPHS}
 # Headers for other packages, by room, beside the headers that they include. <jit_passes/graph.h> is
 # cpp/graph/graph.h; <jit_passes/x86/operator.h> is cpp/x86/operators/operator.h.
 PUBLIC = {
-    "graph": "alias alias_classes calls dialect graph jit lint module operators places print"
-    " registry",
+    "graph": "alias alias_classes attributes calls dialect effects graph jit lint module names"
+    " operators places print registry",
     "facts": "known_values",
     "rewriting": "match matcher pattern pattern_text rewriter rule value_match",
     "ops": "vectorize",

@@ -1,4 +1,4 @@
-"""Sizes that follow from weights and options are those of the values, as the model runs."""
+"""Facts of tensors hold for the values, as the model runs: numbers of axes, sizes and dtypes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
-from jit_passes import GraphView
-from jit_passes.graph.sizes import rank_of, size_of
+from jit_passes import GraphEditor, GraphView, JitPassesError
 from jit_passes.stages.recording import Recorder, copy_of
 from jit_passes.targets.fixed_point.accumulator import products_in_sum
 from jit_passes.testing import random_modules
@@ -57,14 +56,15 @@ def sizes(script: torch.jit.ScriptModule, inputs: tuple[Tensor, ...]) -> tuple[i
     for index, node in nodes.items():
         if not values.get(index):
             continue
-        shape = values[index][0].shape
-        assert rank_of(node.output) in (None, len(shape)), node
+        shape, facts = values[index][0].shape, node.output.facts
+        assert len(shape) in facts.ranks, node
+        assert facts.dtype in (None, values[index][0].dtype), node
         for axis in range(-len(shape), 0):
-            found = size_of(node.output, axis)
+            found = facts.size(axis)
             assert found in (None, shape[axis]), (node, axis, found, shape)
             known += found is not None
             count += 1
-        assert size_of(node.output, -len(shape) - 1) is None, node
+        assert facts.size(-len(shape) - 1) is None, node
     return known, count
 
 
@@ -74,7 +74,8 @@ def test_heads(frontend: str) -> None:
     module = Heads().eval()
     model = torch.jit.script(module) if frontend == "script" else torch.jit.trace(module, x)
     assert sizes(model, (x,))[0] > 35
-    graph = GraphView.of(jit_passes.prepare(model, target="fixed_point"))
+    prepared = jit_passes.prepare(model, target="fixed_point")
+    graph = GraphView.of(prepared)
     counts = {n.name: products_in_sum(n) for n in graph.nodes if n.traits.product}
     # The second one adds over the positions, of which the inputs tell the number.
     assert counts == {"matmul": 4, "matmul#1": None, "bmm": 12}
@@ -87,3 +88,84 @@ def test_drawn_modules() -> None:
         script = drawn.compile(training=False, dtype=torch.float32)
         known += sizes(script, drawn.arguments(torch.float32))[0]
     assert known > 50
+
+
+def facts_of(graph: GraphView, kind: str) -> jit_passes.graph.facts.Facts:
+    return next(node.output.facts for node in graph.nodes if node.kind == kind)
+
+
+def test_sizes_behind_an_unknown_rank() -> None:
+    """Sizes of the last axes are known, though nobody says how many axes there are."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows, self.table = nn.Linear(6, 12), nn.Embedding(5, 12)
+
+        def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+            y = self.rows(x) + self.table(tokens)
+            return torch.softmax(y.unflatten(-1, [3, -1]).transpose(-1, -2), -1).select(-2, 0)
+
+    script = torch.jit.freeze(torch.jit.script(Rows().eval()))
+    graph = GraphView.of(script)
+    assert facts_of(graph, "aten::linear").ranks.start == 1
+    assert facts_of(graph, "aten::linear").sizes == (12,)
+    assert facts_of(graph, "aten::softmax").sizes[-2:] == (4, 3)
+    assert facts_of(graph, "aten::select").sizes == (3,)
+    assert facts_of(graph, "aten::select").rank is None
+
+
+def test_a_loop_keeps_the_number_of_axes() -> None:
+    @torch.jit.script
+    def steps(x: Tensor, n: int) -> Tensor:
+        y = x.reshape(2, 3)
+        for _ in range(n):
+            y = torch.relu(y) + 1
+        return y
+
+    @torch.jit.script
+    def grows(x: Tensor, n: int) -> Tensor:
+        y = x.reshape(2, 3)
+        for _ in range(n):
+            y = y.unsqueeze(0)
+        return y
+
+    assert facts_of(GraphView.of_graph(steps.graph), "prim::Loop").rank == 2
+    assert facts_of(GraphView.of_graph(grows.graph), "prim::Loop").ranks == range(2, 65)
+
+
+def test_written_tensor_has_no_shape() -> None:
+    """A write may change the shape, so nothing is told of it."""
+
+    @torch.jit.script
+    def kept(x: Tensor) -> Tensor:
+        return x.reshape(2, 3)
+
+    @torch.jit.script
+    def squeezed(x: Tensor) -> Tensor:
+        return x.reshape(2, 3).unsqueeze_(0)
+
+    assert facts_of(GraphView.of_graph(kept.graph), "aten::reshape").sizes == (2, 3)
+    assert facts_of(GraphView.of_graph(squeezed.graph), "aten::reshape").sizes == ()
+
+
+def test_editor_and_constants() -> None:
+    """An editor has the facts of its graph; a value that it inserts has none."""
+    seen = []
+
+    def look(graph: GraphEditor) -> None:
+        linear = next(node for node in graph.nodes if node.kind == "aten::linear")
+        weight = linear.operand("weight")
+        seen.append((linear.output.facts.size(-1), weight.facts.sizes, weight.facts.dtype))
+        relu = graph.insert("aten::relu", [linear.output], before=None)
+        seen.append(relu.output.facts.ranks)
+
+    frozen = torch.jit.freeze(torch.jit.script(nn.Sequential(nn.Linear(3, 4))).eval())
+    jit_passes.Pipeline("look", (look,)).run(frozen)
+    assert seen == [(4, (4, 3), torch.float32), range(65)]
+
+
+def test_facts_of_a_module_that_is_gone() -> None:
+    graph = GraphView.of(torch.jit.script(nn.ReLU()))
+    with pytest.raises(JitPassesError, match="the module of this graph is gone"):
+        _ = graph.nodes[-1].outputs[0].facts

@@ -1,5 +1,6 @@
 #include "assumed_ranks.h"
 
+#include "axes.h"
 #include "graph/operators.h"
 #include "shape_facts.h"
 

@@ -1,6 +1,7 @@
 #include "axes.h"
 
 #include "einsum.h"
+#include "given_sizes.h"
 #include "graph/operators.h"
 #include "shape_facts.h"
 #include "sizes_of_results.h"
@@ -14,6 +15,7 @@ using Found = std::optional<ResultAxes>;
 const auto pad_kind = symbol("aten::pad");
 const auto squeeze_kind = symbol("aten::squeeze");
 const auto log_softmax_kind = symbol("aten::log_softmax");
+const auto unsafe_view_kind = symbol("aten::_unsafe_view");
 
 Found number(std::optional<int64_t> axes) {
   return axes ? Found(ResultAxes{As::Number, {}, *axes, {}}) : std::nullopt;
@@ -157,7 +159,10 @@ Found always(const Node*, const AxisFacts&) {
   return number(axes);
 }
 
-Found ofSizes(const Node* node, const AxisFacts& facts) { return number(facts.length(sizesTaken(node))); }
+Found ofSizes(const Node* node, const AxisFacts& facts) {
+  const Value* sizes = sizesTaken(node);
+  return sizes ? number(facts.length(sizes)) : std::nullopt;
+}
 
 // The axes and sizes of a result, and the axes that the operator demands of its first operand. Null: not known.
 struct Row {
@@ -190,8 +195,12 @@ const std::unordered_map<c10::Symbol, Row>& rowsByKind() {
       {aten::embedding, {[](auto* n, auto&) { return asMany(inputOf(n, "indices"), 1); }, sizeOfEmbedded}},
       {prim::NumToTensor, {always<0>}},
       {aten::reshape, {ofSizes, sizeOfReshaped}},
+      {aten::view, {ofSizes, sizeOfReshaped}},
+      {unsafe_view_kind, {ofSizes, sizeOfReshaped}},
       {aten::expand, {ofSizes, sizeOfReshaped}},
       {aten::matmul, {ofProduct, sizeOfProduct}},
+      {aten::mm, {always<2>, sizeOfProduct, [](auto*) { return exactly(2); }}},
+      {aten::bmm, {always<3>, sizeOfProduct, [](auto*) { return exactly(3); }}},
       {aten::cat, {ofConcatenation, sizeOfConcatenated}},
       {prim::ListUnpack, {ofPart, sizeOfPart}},
       {aten::flatten,
@@ -210,7 +219,7 @@ const std::pair<bool (*)(const Node*), Row> kFamilies[] = {
      {ofLinear, sizeOfLayer, [](auto*) { return AxisRange{.least = 1}; }}},
     {keepsShape, {ofOperand<0>, sizeOfOperand}},
     {isAttention, {[](auto* n, auto&) { return asMost(n->inputs().slice(0, 3)); }, sizeOfProduct}},
-    {takesShape, {[](auto* n, auto&) { return asMany(inputOf(n, "other")); }}},
+    {takesShape, {[](auto* n, auto&) { return asMany(inputOf(n, "other")); }, sizeOfOther}},
     {[](auto* n) { return reducedAxes(n).has_value(); },
      {[](auto* n, auto&) { return asMany(mainOperand(n), -*reducedAxes(n)); }, nullptr, holdsReduced}},
     {isCount, {always<1>, sizeOfCount}},
@@ -236,9 +245,9 @@ std::optional<ResultAxes> axesOfResult(const Value* result, const AxisFacts& fac
   return row && row->axes ? row->axes(result->node(), facts) : std::nullopt;
 }
 
-std::optional<Extent> sizeOfResult(const Value* result, int64_t axis, const Shapes& shapes) {
+std::optional<Extent> sizeOfResult(const Value* result, int64_t axis, const SizeFacts& facts) {
   const Row* row = rowOf(result->node());
-  return row && row->size ? row->size(result, axis, shapes) : std::nullopt;
+  return row && row->size ? row->size(result, axis, facts) : std::nullopt;
 }
 
 AxisRange rangeOf(const ResultAxes& row, const AxisFacts& facts) {

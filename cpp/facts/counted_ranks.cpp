@@ -1,15 +1,7 @@
-// The rank of a reshaped tensor, from the number of its elements.
-//
-//   %y = aten::linear(%x, %weight)
-//   %z = aten::reshape(%y, [%x.size(0), %x.size(1) * 8, %x.size(2) // 8])
-//
-// %z has as many elements as %y, and the product of its sizes is at most the product of the axes 0 to 2 of %x. If %x
-// had another axis, %y would have more elements, so %x has rank 3. Traced models need this: they ask for one size
-// after the other, while scripted models unpack all sizes and so tell the rank.
-#include "graph/graph.h"
+#include "counted_ranks.h"
+
 #include "graph/operators.h"
 #include "shape_facts.h"
-#include "shapes.h"
 
 namespace jit_passes {
 namespace {
@@ -80,63 +72,64 @@ bool isDivided(const Node* node) {
   return node->kind() == aten::chunk || node->kind() == split;
 }
 
-} // namespace
+// For the result of a linear layer, or a part of one: the tensor that the layer reads, and the least number of
+// features.
+struct Layered {
+  const Value* from;
+  int64_t features;
+};
 
-const Value* Shapes::source(const Value* tensor) const {
-  while (keepsShape(tensor->node()) && !isWritten(tensor) && !isWritten(mainOperand(tensor->node()))) {
-    tensor = mainOperand(tensor->node());
-  }
-  return tensor;
-}
-
-std::optional<Shapes::Layered> Shapes::layered(const Value* tensor) const {
-  tensor = source(tensor);
+std::optional<Layered> layered(const Value* tensor, const SizeFacts& shapes) {
+  tensor = shapes.source(tensor);
   const Node* node = tensor->node();
-  if (isWritten(tensor)) {
+  if (shapes.isWritten(tensor)) {
     return std::nullopt;
   }
   const auto weighted = weightedOperator(node);
   if (weighted && weighted->spatial_dims == 0) {
-    const auto weight = known_.tensor(inputOf(node, "weight"));
+    const auto weight = shapes.constant(inputOf(node, "weight"));
     const bool matrix = weight && weight->dim() == 2;
-    return matrix ? std::optional(Layered{source(inputOf(node, "input")), weight->size(0)}) : std::nullopt;
+    return matrix ? std::optional(Layered{shapes.source(inputOf(node, "input")), weight->size(0)})
+                  : std::nullopt;
   }
   const Value* whole = nullptr;
   int64_t parts = 1;
   if (node->kind() == aten::select && constantNumber(node->input(1)) == 0.0) {
-    if (const auto packed = packedIn(source(mainOperand(node)))) {
+    if (const auto packed = packedIn(shapes.source(mainOperand(node)))) {
       std::tie(whole, parts) = *packed;
     }
   } else if (node->kind() == prim::ListUnpack && tensor->offset() == 0 && isDivided(node->input()->node())) {
     whole = mainOperand(node->input()->node()); // no part is larger than the first
     parts = static_cast<int64_t>(node->outputs().size());
   }
-  auto found = whole ? layered(whole) : std::nullopt;
+  auto found = whole ? layered(whole, shapes) : std::nullopt;
   if (found) {
     found->features /= parts;
   }
   return found;
 }
 
-// The tensor whose sizes the reshape asks for, and its rank.
-std::optional<std::pair<const Value*, int64_t>> Shapes::countedIn(const Node* reshape) const {
+} // namespace
+
+std::optional<std::pair<const Value*, int64_t>> countedIn(const Node* reshape, const SizeFacts& shapes) {
   const Node* list = inputOf(reshape, "shape")->node();
-  const auto from = layered(inputOf(reshape, "self"));
+  const auto from = layered(inputOf(reshape, "self"), shapes);
   Product product;
-  if (!from || from->features <= 1 || list->kind() != prim::ListConstruct || isWritten(list->output()) ||
+  if (!from || from->features <= 1 || list->kind() != prim::ListConstruct ||
+      shapes.isWritten(list->output()) ||
       !std::ranges::all_of(list->inputs(), [&](const Value* size) { return multiply(product, size); }) ||
       product.over > product.under || product.axes.empty()) {
     return std::nullopt;
   }
-  const Value* asked = source(product.axes.front().first);
+  const Value* asked = shapes.source(product.axes.front().first);
   std::set<int64_t> axes;
   for (const auto& [tensor, axis] : product.axes) {
-    if (source(tensor) != asked || !axes.insert(axis).second) {
+    if (shapes.source(tensor) != asked || !axes.insert(axis).second) {
       return std::nullopt;
     }
   }
   const bool whole = *axes.rbegin() + 1 == int64_t(axes.size()) &&
-                     (asked == from->from || asked == source(inputOf(reshape, "self"))) &&
+                     (asked == from->from || asked == shapes.source(inputOf(reshape, "self"))) &&
                      reshape->owningBlock() == asked->node()->owningBlock();
   return whole ? std::optional(std::pair(asked, int64_t(axes.size()))) : std::nullopt;
 }

@@ -11,11 +11,10 @@ constexpr auto kFloat = static_cast<int64_t>(at::kFloat);
 // Whether the cast gives float32 and returns a float32 operand as it is: without a copy, another layout or another
 // device. `device` is the operand's; if it is empty, the operand's device is not known.
 bool castsToFloat(const Node* node, const std::string& device) {
-  const auto* schema = node->kind() == aten::to ? node->maybeSchema() : nullptr;
-  const auto dtype = schema == nullptr ? std::nullopt : schema->argumentIndexWithName("dtype");
-  if (!dtype || constantNumber(node->input(*dtype)) != kFloat) {
+  if (!asksForFloat(node)) {
     return false;
   }
+  const auto* schema = node->maybeSchema();
   const auto asksForOther = [&](const char* name, const c10::IValue& wanted) {
     const bool has = schema->argumentIndexWithName(name) && !isNone(node, name);
     const auto said = has ? constantOf(node, name) : std::nullopt;

@@ -1,52 +1,26 @@
-// The sizes in the lists of reshape, unflatten and expand. An element -1 leaves a size open.
-//
-//   %y = aten::unflatten(%x, 1, [-1, 2, 8])      axis 1 has the size of axis 1 of %x, divided by 2 * 8
-//   %z = aten::reshape(%x, [%n, 4])              axis 0 has %n elements, or the quotient by 4 if %n is -1
-//   %w = aten::reshape(%x, [%n, -1, 4])          axis 0 has %n elements: only one size may be open
+#include "given_sizes.h"
+
 #include "shape_facts.h"
-#include "sizes_of_results.h"
 
 namespace jit_passes {
 namespace {
 
-// Whether the list holds the sizes of a tensor, or a part of them.
-bool listsSizes(const Value* list) {
-  static const auto copies = symbol("aten::list");
-  while (list->node()->kind() == aten::slice || list->node()->kind() == copies) {
-    list = mainOperand(list->node());
-  }
-  return isSizes(list);
-}
+// The first axis that flatten or unflatten changes, and the number of axes there: `first` in the operand, `second` in
+// the result.
+struct Split {
+  int64_t axis, first, second;
+};
 
-bool counts(const Node* node) {
-  static const auto kinds = symbols({"aten::size", "aten::len", "aten::dim", "aten::numel"});
-  return kinds.count(node->kind()) > 0;
-}
-
-// Whether the result is not negative if no operand is.
-bool keepsSign(const Node* node) {
-  static const auto kinds = symbols(
-      {"aten::add", "aten::mul", "aten::div", "aten::floordiv", "aten::floor_divide", "aten::remainder",
-       "aten::pow", "aten::sqrt", "aten::floor", "aten::ceil", "aten::Float", "prim::min", "prim::max"});
-  return isConversion(node) || kinds.count(node->kind()) > 0;
-}
-
-bool isNumeric(const Value* value) {
-  return isTensor(value) || value->type()->isSubtypeOf(*c10::NumberType::get());
-}
-
-} // namespace
-
-std::optional<Shapes::Split> Shapes::split(const Node* node) const {
+std::optional<Split> splitBy(const Node* node, const SizeFacts& shapes) {
   if (node->kind() != aten::flatten && node->kind() != aten::unflatten) {
     return std::nullopt;
   }
   const auto one = constantOf(node->input(1)), two = constantOf(node->input(2));
-  const auto parts = node->kind() == aten::unflatten ? ofList(inputOf(node, "sizes")) : std::nullopt;
+  const auto parts = node->kind() == aten::unflatten ? shapes.ofList(inputOf(node, "sizes")) : std::nullopt;
   if (!one || !one->isInt() || (!parts && (!two || !two->isInt()))) {
     return std::nullopt;
   }
-  const auto own = rank(inputOf(node, "self"));
+  const auto own = shapes.rank(inputOf(node, "self"));
   if (own == 0) { // flatten gives a tensor without axes one axis
     return std::nullopt;
   }
@@ -64,44 +38,66 @@ std::optional<Shapes::Split> Shapes::split(const Node* node) const {
   return last >= 0 ? std::optional(Split{first, last - first + 1, 1}) : std::nullopt;
 }
 
-bool Shapes::isNotNegative(const Value* number) const {
-  const auto [known, added] = not_negative_.emplace(number, false);
-  if (!added) {
-    return known->second;
+// The quotient of a size that flatten has joined and `others`. Nothing if the quotient is no axis of flatten's
+// operand.
+Size ofRest(const Extent& whole, int64_t others, const SizeFacts& shapes) {
+  const auto* joined = whole.axis();
+  const Node* flatten = joined != nullptr ? joined->tensor->node() : nullptr;
+  const bool counted = flatten && flatten->kind() == aten::flatten && shapes.rank(inputOf(flatten, "self"));
+  const auto change = counted ? splitBy(flatten, shapes) : std::nullopt;
+  if (!change || change->axis != joined->axis) {
+    return std::nullopt;
   }
-  const bool found = findNotNegative(number);
-  return not_negative_[number] = found;
+  Size unknown;
+  int64_t product = 1;
+  for (int64_t axis = change->axis; axis < change->axis + change->first; ++axis) {
+    const Extent own = shapes.ofAxis(inputOf(flatten, "self"), axis);
+    if (!own.isNumber() && unknown) {
+      return std::nullopt;
+    }
+    product *= own.number().value_or(1);
+    unknown = own.isNumber() ? unknown : own;
+  }
+  if (unknown) {
+    return product == others ? unknown : std::nullopt;
+  }
+  return product % others == 0 ? Size(Extent::ofNumber(product / others)) : std::nullopt;
 }
 
-bool Shapes::findNotNegative(const Value* number) const {
-  const Node* node = number->node();
-  const Extent extent = ofNumber(number);
-  if (const auto known = extent.isNumber() ? extent.number() : wholeNumber(number)) {
-    return *known >= 0;
+// The open size of an axis that unflatten splits: the axis's size divided by the others. Nothing if one is not
+// known.
+Size ofOpen(const Extent& whole, const std::vector<Extent>& sizes, const SizeFacts& shapes) {
+  int64_t others = 1;
+  for (const Extent& size : sizes) {
+    others *= size.isOpen() ? 1 : size.number().value_or(0);
   }
-  if (extent.axis() != nullptr || counts(node)) {
-    return true;
+  if (others <= 0) {
+    return std::nullopt;
   }
-  if (node->kind() == prim::Constant) {
-    const auto constant = constantNumber(number);
-    return constant && *constant >= 0;
-  }
-  if (node->kind() == prim::If) {
-    return std::ranges::all_of(node->blocks(), [&](const Block* block) {
-      return isNotNegative(block->outputs()[number->offset()]);
-    });
-  }
-  if (node->kind() == prim::ListUnpack || node->kind() == aten::__getitem__) {
-    return listsSizes(mainOperand(node)) && !isWritten(mainOperand(node));
-  }
-  return keepsSign(node) && isNumeric(mainOperand(node)) &&
-         std::ranges::all_of(node->inputs(), [&](const Value* operand) { // div: how it rounds is a string
-           return isNumeric(operand) ? isNotNegative(operand) : isConstant(operand);
-         });
+  return whole.isNumber() ? Extent::ofNumber(*whole.number() / others) : ofRest(whole, others, shapes);
 }
 
-std::optional<std::vector<Extent>> Shapes::sizesIn(const Value* list) const {
-  auto sizes = ofList(list);
+// For a result of unknown rank: an axis of unflatten, counted from the last one.
+Size behindUnflatten(const Node* unflatten, int64_t axis, const SizeFacts& shapes) {
+  const Value* tensor = inputOf(unflatten, "self");
+  const auto dim = wholeNumber(inputOf(unflatten, "dim"));
+  const auto sizes = sizesIn(inputOf(unflatten, "sizes"), shapes);
+  if (!dim || *dim >= 0 || !sizes) {
+    return std::nullopt;
+  }
+  const auto count = static_cast<int64_t>(sizes->size());
+  const int64_t index = axis - *dim - 1 + count; // among the sizes
+  if (index < 0 || index >= count) {
+    return shapes.ofAxis(tensor, index < 0 ? axis + count - 1 : axis);
+  }
+  const Extent& size = (*sizes)[index];
+  return size.isOpen() ? ofOpen(shapes.ofAxis(tensor, *dim), *sizes, shapes) : Size(size);
+}
+
+} // namespace
+
+std::optional<std::vector<Extent>> sizesIn(const Value* list, const SizeFacts& shapes) {
+  auto sizes = shapes.ofList(list);
   if (sizes) {
     const auto is_open = [](const Extent& size) { return size.number() == -1; };
     std::ranges::replace_if(*sizes, is_open, Extent::open());
@@ -109,18 +105,19 @@ std::optional<std::vector<Extent>> Shapes::sizesIn(const Value* list) const {
   return sizes;
 }
 
-std::optional<std::vector<Extent>> Shapes::sizesGiven(const Value* tensor) const {
+std::optional<std::vector<Extent>> sizesGiven(const Value* tensor, const SizeFacts& shapes) {
   const Node* node = tensor->node();
   const bool splits = node->kind() == aten::unflatten, expands = node->kind() == aten::expand;
-  const auto change = splits ? split(node) : std::nullopt;
-  const bool listed = node->kind() == aten::reshape || expands || change;
-  auto sizes = listed ? sizesIn(node->inputs()[splits ? 2 : 1]) : std::nullopt;
+  const auto change = splits ? splitBy(node, shapes) : std::nullopt;
+  const Value* list = splits && !change ? nullptr : sizesTaken(node);
+  auto sizes = list != nullptr ? sizesIn(list, shapes) : std::nullopt;
   if (!sizes || (!expands && std::ranges::count(*sizes, Extent::open()) > 0)) {
     return sizes; // one size is open already, so no integer can be -1: two open sizes are an error
   }
   std::vector<size_t> unsure;
   for (size_t i = 0; i < sizes->size(); ++i) {
-    if (const Value* integer = (*sizes)[i].integer(); integer != nullptr && !isNotNegative(integer)) {
+    const Value* integer = (*sizes)[i].integer();
+    if (integer != nullptr && !shapes.isNotNegative(integer)) {
       unsure.push_back(i);
     }
   }
@@ -132,68 +129,32 @@ std::optional<std::vector<Extent>> Shapes::sizesGiven(const Value* tensor) const
 }
 
 // The size of the axis from the list of sizes, or from the axes that flatten joins and unflatten splits.
-Size sizeOfReshaped(const Value* tensor, int64_t axis, const Shapes& shapes) {
-  const Node* node = tensor->node();
-  const auto sizes = shapes.sizesGiven(tensor);
+Size sizeOfReshaped(const Value* result, int64_t axis, const SizeFacts& shapes) {
+  const Node* node = result->node();
   const bool splits = node->kind() == aten::unflatten;
-  const auto change = shapes.split(node);
+  const Value* tensor = mainOperand(node);
+  if (axis < 0) {
+    return splits ? behindUnflatten(node, axis, shapes) : std::nullopt;
+  }
+  const auto sizes = sizesGiven(result, shapes);
+  const auto change = splitBy(node, shapes);
   const int64_t index = splits && change ? axis - change->axis : axis;
   if (sizes && index >= 0 && index < int64_t(sizes->size())) {
     if (!(*sizes)[index].isOpen()) {
       return (*sizes)[index];
     }
     if (splits) {
-      return shapes.ofOpen(node, *sizes);
+      return ofOpen(shapes.ofAxis(tensor, change->axis), *sizes, shapes);
     }
-    const auto own = node->kind() == aten::expand ? shapes.rank(inputOf(node, "self")) : std::nullopt;
+    const auto own = node->kind() == aten::expand ? shapes.rank(tensor) : std::nullopt;
     const int64_t more = int64_t(sizes->size()) - own.value_or(0);
-    return own && axis >= more ? Size(shapes.ofAxis(inputOf(node, "self"), axis - more)) : std::nullopt;
+    return own && axis >= more ? Size(shapes.ofAxis(tensor, axis - more)) : std::nullopt;
   }
   if (change && (axis < change->axis || axis >= change->axis + change->second)) {
     const int64_t moved = axis < change->axis ? 0 : change->first - change->second;
-    return shapes.ofAxis(inputOf(node, "self"), axis + moved);
+    return shapes.ofAxis(tensor, axis + moved);
   }
-  return change ? shapes.ofRest(Extent::ofAxis(tensor, axis), 1) : std::nullopt;
-}
-
-// The open size of an axis that unflatten splits: the axis's size divided by the others. Nothing if one is not
-// known.
-std::optional<Extent> Shapes::ofOpen(const Node* unflatten, const std::vector<Extent>& sizes) const {
-  const Extent whole = ofAxis(inputOf(unflatten, "self"), split(unflatten)->axis);
-  int64_t others = 1;
-  for (const Extent& size : sizes) {
-    others *= size.isOpen() ? 1 : size.number().value_or(0);
-  }
-  if (others <= 0) {
-    return std::nullopt;
-  }
-  return whole.isNumber() ? Extent::ofNumber(*whole.number() / others) : ofRest(whole, others);
-}
-
-// The quotient of a size that flatten has joined and `others`. Nothing if the quotient is no axis of flatten's
-// operand.
-std::optional<Extent> Shapes::ofRest(const Extent& whole, int64_t others) const {
-  const auto* joined = whole.axis();
-  const Node* flatten = joined != nullptr ? joined->tensor->node() : nullptr;
-  const bool counted = flatten && flatten->kind() == aten::flatten && rank(inputOf(flatten, "self"));
-  const auto change = counted ? split(flatten) : std::nullopt;
-  if (!change || change->axis != joined->axis) {
-    return std::nullopt;
-  }
-  std::optional<Extent> unknown;
-  int64_t product = 1;
-  for (int64_t axis = change->axis; axis < change->axis + change->first; ++axis) {
-    const Extent own = ofAxis(inputOf(flatten, "self"), axis);
-    if (!own.isNumber() && unknown) {
-      return std::nullopt;
-    }
-    product *= own.number().value_or(1);
-    unknown = own.isNumber() ? unknown : own;
-  }
-  if (unknown) {
-    return product == others ? unknown : std::nullopt;
-  }
-  return product % others == 0 ? std::optional(Extent::ofNumber(product / others)) : std::nullopt;
+  return change ? ofRest(Extent::ofAxis(result, axis), 1, shapes) : std::nullopt;
 }
 
 } // namespace jit_passes

@@ -1,11 +1,12 @@
 #include "ranks.h"
 
+#include "axes.h"
+#include "counted_ranks.h"
 #include "shape_facts.h"
-#include "shapes.h"
 
 namespace jit_passes {
 
-Ranks::Ranks(Graph& graph, const KnownValues& known, const Shapes& shapes)
+Ranks::Ranks(Graph& graph, const KnownValues& known, const SizeFacts& shapes)
     : known_(known), shapes_(shapes), nodes_(nodesInOrder(graph)) {}
 
 void Ranks::settle(Images images) {
@@ -27,6 +28,14 @@ void Ranks::propagate() {
       for (const Value* output : node->outputs()) {
         if (isTensor(output)) {
           narrow(output, made(output));
+        }
+      }
+      if (node->kind() == prim::Loop) { // the first argument of its block is the number of the round
+        const Block* block = node->blocks()[0];
+        for (size_t i = 1; i < block->inputs().size(); ++i) {
+          if (isTensor(block->inputs()[i])) {
+            narrow(block->inputs()[i], anyOf(carriedBy(node, i - 1)));
+          }
         }
       }
     }
@@ -51,7 +60,7 @@ bool Ranks::askSizes() {
       squeezing_.insert(node);
       found = true;
     }
-    const auto counted = node->kind() == aten::reshape ? shapes_.countedIn(node) : std::nullopt;
+    const auto counted = node->kind() == aten::reshape ? countedIn(node, shapes_) : std::nullopt;
     if (counted && axes(counted->first).exact() != counted->second) {
       changed_ = false;
       narrow(counted->first, {counted->second, counted->second});
@@ -80,8 +89,9 @@ AxisRange Ranks::axes(const Value* tensor) const {
 }
 
 AxisRange Ranks::made(const Value* tensor) const {
-  if (tensor->node()->kind() == prim::If) {
-    return ofBranches(tensor);
+  const Node* node = tensor->node();
+  if (node->kind() == prim::If || node->kind() == prim::Loop) {
+    return anyOf(carriedBy(node, tensor->offset()));
   }
   const auto row = axesOfResult(tensor, *this);
   if (row && assumed_ != Images::Unknown && row->images.least > 0) {
@@ -91,11 +101,27 @@ AxisRange Ranks::made(const Value* tensor) const {
   return row ? rangeOf(*row, *this) : AxisRange();
 }
 
-AxisRange Ranks::ofBranches(const Value* result) const {
+// A loop whose rounds keep the shape of a value gives it the shape that it has before the first round.
+std::vector<const Value*> Ranks::carriedBy(const Node* node, size_t result) const {
+  std::vector<const Value*> values;
+  const bool loops = node->kind() == prim::Loop; // its block returns first whether to go on
+  for (const Block* block : node->blocks()) {
+    const Value* returned = block->outputs()[result + loops];
+    if (!loops || shapes_.source(returned) != block->inputs()[result + 1]) {
+      values.push_back(returned);
+    }
+  }
+  if (loops) {
+    values.push_back(node->input(result + 2));
+  }
+  return values;
+}
+
+AxisRange Ranks::anyOf(const std::vector<const Value*>& tensors) const {
   AxisRange range{kMostAxes, 0};
-  for (const Block* block : result->node()->blocks()) {
-    const AxisRange side = axes(block->outputs()[result->offset()]);
-    range = {std::min(range.least, side.least), std::max(range.most, side.most)};
+  for (const Value* tensor : tensors) {
+    const AxisRange own = axes(tensor);
+    range = {std::min(range.least, own.least), std::max(range.most, own.most)};
   }
   return range;
 }

@@ -5,12 +5,10 @@
 //   %t = aten::transpose(%y, 1, 2)               three at least: %h has the first two axes of %tokens
 #pragma once
 
-#include "axes.h"
 #include "known_values.h"
+#include "size_facts.h"
 
 namespace jit_passes {
-
-class Shapes;
 
 // Whether images have a batch axis where the graph does not say so.
 enum class Images { Batched, Single, Unknown };
@@ -19,7 +17,7 @@ enum class Images { Batched, Single, Unknown };
 class Ranks final : public AxisFacts {
  public:
   // `shapes` finds sizes from these ranks, and these ranks need its lists of sizes and axes of size 1.
-  Ranks(Graph& graph, const KnownValues& known, const Shapes& shapes);
+  Ranks(Graph& graph, const KnownValues& known, const SizeFacts& shapes);
 
   // Finds all ranges. Results for which the graph does not tell are as `images` says.
   void settle(Images images);
@@ -33,13 +31,16 @@ class Ranks final : public AxisFacts {
   // Whether sizes found with the present ranks give further ranks.
   bool askSizes();
   AxisRange made(const Value* tensor) const;
-  AxisRange ofBranches(const Value* result) const;
+  // The values of which a result of a branch or loop is one.
+  std::vector<const Value*> carriedBy(const Node* node, size_t result) const;
+  // The smallest range that holds the ranges of all of them.
+  AxisRange anyOf(const std::vector<const Value*>& tensors) const;
   void read(const Node* node);
   void demand(const Node* reader, const Value* tensor, const AxisRange& range);
   void narrow(const Value* tensor, const AxisRange& range);
 
   const KnownValues& known_;
-  const Shapes& shapes_;
+  const SizeFacts& shapes_;
   std::vector<Node*> nodes_; // in program order
   std::unordered_map<const Value*, AxisRange> ranges_;
   std::unordered_map<const Value*, int64_t> lengths_; // of lists whose length is not in the graph

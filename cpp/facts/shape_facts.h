@@ -52,6 +52,12 @@ bool repeatsOrCuts(const Node* node);
 // positions for the tokens. Null for other nodes.
 const Node* movedConstant(const Node* node);
 
+// Whether the node gives its operand as float32. It may copy it, move it and lay it out anew as well.
+bool asksForFloat(const Node* node);
+
+// Whether the node casts its operand to float32, and changes nothing else.
+bool isToFloat(const Node* node);
+
 // The whole number of a constant, also of a tensor that a trace has made of a number.
 std::optional<int64_t> wholeNumber(const Value* value);
 

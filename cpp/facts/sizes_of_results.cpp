@@ -10,11 +10,22 @@ namespace {
 // Larger than the end of any slice.
 constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
 
-// The axis in a constant, counted from the first.
-std::optional<int64_t> axisIn(const Value* value, std::optional<int64_t> rank) {
-  const auto number = wholeNumber(value);
-  const auto axis = number && *number < 0 && rank ? std::optional(*number + *rank) : number;
-  return axis && *axis >= 0 ? axis : std::nullopt;
+// The number of an axis, counted as `like` is: from the first, or from the last.
+std::optional<int64_t> axisLike(int64_t like, std::optional<int64_t> number, std::optional<int64_t> rank) {
+  if (!number || (*number < 0) == (like < 0)) {
+    return number;
+  }
+  const auto other = rank ? std::optional(*number < 0 ? *number + *rank : *number - *rank) : std::nullopt;
+  return other && (*other < 0) == (like < 0) ? other : std::nullopt;
+}
+
+std::optional<int64_t> axisIn(const Value* value, std::optional<int64_t> rank, int64_t like) {
+  return axisLike(like, wholeNumber(value), rank);
+}
+
+// The axis of a tensor that is behind, or in front of, an axis `gone` in the result.
+int64_t beside(int64_t gone, int64_t axis) {
+  return axis < 0 ? axis - (axis <= gone) : axis + (axis >= gone);
 }
 
 // The size of an axis of two operands that broadcast: both have this size, or one of them has size 1.
@@ -24,8 +35,8 @@ Extent broadcast(const Extent& a, const Extent& b, const Extent& otherwise) {
   return a == b || is_one(a) || is_more(b) ? b : is_one(b) || is_more(a) ? a : otherwise;
 }
 
-// The size of an axis of the result of broadcasting the first `count` operands.
-Size broadcast(const Value* result, int64_t axis, int64_t rank, size_t count, const Shapes& shapes) {
+// The size of an axis of the result to which the first `count` operands broadcast.
+Size broadcast(const Value* result, int64_t axis, int64_t rank, size_t count, const SizeFacts& shapes) {
   Size size;
   for (const Value* operand : result->node()->inputs().slice(0, count)) {
     const auto own = shapes.rank(operand);
@@ -41,53 +52,53 @@ Size broadcast(const Value* result, int64_t axis, int64_t rank, size_t count, co
 
 } // namespace
 
-Size sizeOfOperand(const Value* result, int64_t axis, const Shapes& shapes) {
+Size sizeOfOperand(const Value* result, int64_t axis, const SizeFacts& shapes) {
   return shapes.ofAxis(mainOperand(result->node()), axis);
 }
 
-Size sizeOfTransposed(const Value* result, int64_t axis, const Shapes& shapes) {
+Size sizeOfTransposed(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const Node* node = result->node();
   const auto own = shapes.rank(result);
-  const auto a = axisIn(inputOf(node, "dim0"), own), b = axisIn(inputOf(node, "dim1"), own);
+  const auto a = axisIn(inputOf(node, "dim0"), own, axis), b = axisIn(inputOf(node, "dim1"), own, axis);
   return a && b ? sizeOfOperand(result, axis == *a ? *b : axis == *b ? *a : axis, shapes) : std::nullopt;
 }
 
-Size sizeOfPermuted(const Value* result, int64_t axis, const Shapes& shapes) {
+Size sizeOfPermuted(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const auto axes = constantInts(result->node(), "dims");
-  const bool known = axes && axis < int64_t(axes->size());
+  const bool known = axes && axis >= 0 && axis < int64_t(axes->size());
   return known ? sizeOfOperand(result, (*axes)[axis], shapes) : std::nullopt;
 }
 
-Size sizeOfUnsqueezed(const Value* result, int64_t axis, const Shapes& shapes) {
-  const auto made = axisIn(inputOf(result->node(), "dim"), shapes.rank(result));
-  return !made           ? std::nullopt
-         : axis == *made ? Size(Extent::ofNumber(1))
-                         : sizeOfOperand(result, axis - (axis > *made), shapes);
+Size sizeOfUnsqueezed(const Value* result, int64_t axis, const SizeFacts& shapes) {
+  const auto made = axisIn(inputOf(result->node(), "dim"), shapes.rank(result), axis);
+  if (!made || axis == *made) {
+    return made ? Size(Extent::ofNumber(1)) : std::nullopt;
+  }
+  return sizeOfOperand(result, axis < 0 ? axis + (axis < *made) : axis - (axis > *made), shapes);
 }
 
-Size sizeOfSqueezed(const Value* result, int64_t axis, const Shapes& shapes) {
+Size sizeOfSqueezed(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const auto gone = shapes.squeezed(result->node());
-  return gone ? sizeOfOperand(result, axis + (axis >= *gone), shapes) : std::nullopt;
+  return gone && axis >= 0 ? sizeOfOperand(result, beside(*gone, axis), shapes) : std::nullopt;
 }
 
 // For select and unbind.
-Size sizeOfSelected(const Value* result, int64_t axis, const Shapes& shapes) {
+Size sizeOfSelected(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const Node* node = result->node();
   const Node* taken = node->kind() == aten::select ? node : node->input()->node();
   const auto own = shapes.rank(result);
-  const auto gone = axisIn(taken->input(1), own ? std::optional(*own + 1) : own);
-  return gone ? Size(shapes.ofAxis(mainOperand(taken), axis + (axis >= *gone))) : std::nullopt;
+  const auto gone = axisIn(taken->input(1), own ? std::optional(*own + 1) : own, axis);
+  return gone ? Size(shapes.ofAxis(mainOperand(taken), beside(*gone, axis))) : std::nullopt;
 }
 
-Size sizeOfSlice(const Value* result, int64_t axis, const Shapes& shapes) {
+Size sizeOfSlice(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const Node* slice = result->node();
   const auto own = shapes.rank(result);
   const auto numberOf = [&](const Value* value, int64_t unless) -> std::optional<int64_t> {
     return isNone(value) ? unless : shapes.ofNumber(value).number();
   };
-  const auto given = numberOf(inputOf(slice, "dim"), 0);
-  const auto along = given && *given < 0 && own ? std::optional(*given + *own) : given;
-  if (!along || *along < 0) {
+  const auto along = axisLike(axis, numberOf(inputOf(slice, "dim"), 0), own);
+  if (!along) {
     return std::nullopt;
   }
   const Extent extent = shapes.ofAxis(inputOf(slice, "self"), axis);
@@ -105,13 +116,13 @@ Size sizeOfSlice(const Value* result, int64_t axis, const Shapes& shapes) {
 }
 
 // For the parts that chunk, split and unbind give.
-Size sizeOfPart(const Value* result, int64_t axis, const Shapes& shapes) {
+Size sizeOfPart(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const Node *unpacked = result->node(), *list = unpacked->input()->node();
   if (list->kind() == aten::unbind) {
     return sizeOfSelected(result, axis, shapes);
   }
   const bool cuts = list->inputs().size() == 3 && movesData(list);
-  const auto along = cuts ? axisIn(inputOf(list, "dim"), shapes.rank(result)) : std::nullopt;
+  const auto along = cuts ? axisIn(inputOf(list, "dim"), shapes.rank(result), axis) : std::nullopt;
   if (!along) {
     return std::nullopt;
   }
@@ -126,12 +137,13 @@ Size sizeOfPart(const Value* result, int64_t axis, const Shapes& shapes) {
 }
 
 // All operands have equal sizes along the other axes. An operand with one axis tells nothing: it may be empty, of
-// shape [0], which goes with any operand. Traces have this constant for a cache that is empty at first.
-Size sizeOfConcatenated(const Value* result, int64_t axis, const Shapes& shapes) {
+// shape [0], which goes with any operand. Traces have such a constant for a cache that is empty at first.
+Size sizeOfConcatenated(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const Node* cat = result->node();
   const Node* list = inputOf(cat, "tensors")->node();
-  const auto along = axisIn(inputOf(cat, "dim"), shapes.rank(result));
-  if (!along || list->kind() != prim::ListConstruct || shapes.isWritten(inputOf(cat, "tensors"))) {
+  const auto along = axisIn(inputOf(cat, "dim"), shapes.rank(result), axis);
+  if (!along || axis < 0 || list->kind() != prim::ListConstruct ||
+      shapes.isWritten(inputOf(cat, "tensors"))) {
     return std::nullopt;
   }
   std::vector<Extent> sizes;
@@ -154,62 +166,75 @@ Size sizeOfConcatenated(const Value* result, int64_t axis, const Shapes& shapes)
   return known ? Size(Extent::ofNumber(whole)) : std::nullopt;
 }
 
-// For linear layers, convolutions, pools and resizes. If the rank of a linear layer's result is not known, only for
-// an axis that cannot be the last one.
-Size sizeOfLayer(const Value* result, int64_t axis, const Shapes& shapes) {
+// For linear layers, convolutions, pools and resizes. A vector as weight of a linear layer gives a result without
+// channels. If the rank of a linear layer's result is not known, only for an axis that cannot be the last one, or that
+// counts from the last one.
+Size sizeOfLayer(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const Node* node = result->node();
   const auto weighted = weightedOperator(node);
-  const auto weight = weighted ? shapes.constant(inputOf(node, "weight")) : std::nullopt;
-  const auto own = shapes.rank(result);
+  const Value* weight = weighted ? inputOf(node, "weight") : nullptr;
   const int64_t spatial = weighted ? weighted->spatial_dims : spatialOf(node);
-  if (!own) {
-    const bool matrix = weighted && spatial == 0 && shapes.weightRank(node) == 2;
-    return matrix && axis < shapes.leastRank(result) - 1 ? sizeOfOperand(result, axis, shapes) : std::nullopt;
+  const auto own = shapes.rank(result);
+  // 0 if it is not known, or if the operator is no linear layer.
+  const int64_t rank = weight != nullptr && spatial == 0 ? shapes.weightRank(node).value_or(0) : 0;
+  if (!own && axis >= 0) {
+    return rank == 2 && axis < shapes.leastRank(result) - 1 ? sizeOfOperand(result, axis, shapes)
+                                                            : std::nullopt;
   }
-  const int64_t channels = *own - 1 - spatial;
-  const bool keeps = !weighted || (weight && weight->dim() == 1); // a vector gives a result without channels
-  if (axis < channels || (keeps && axis == channels)) {
+  const int64_t behind = axis < 0 ? axis : axis - *own, channels = -1 - spatial;
+  if (!own && weight != nullptr && spatial == 0 && rank != 2) {
+    return std::nullopt;
+  }
+  if (behind < channels || (behind == channels && (!weighted || rank == 1))) {
     return sizeOfOperand(result, axis, shapes);
   }
-  return weight && axis == channels && !weighted->transposed ? Size(Extent::ofNumber(weight->size(0)))
-                                                             : std::nullopt;
+  const bool counts = behind == channels && weighted && !weighted->transposed;
+  const auto size = counts ? shapes.ofAxis(weight, 0).number() : std::nullopt;
+  return size ? Size(Extent::ofNumber(*size)) : std::nullopt;
 }
 
-Size sizeOfEmbedded(const Value* result, int64_t axis, const Shapes& shapes) {
+Size sizeOfEmbedded(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const Node* node = result->node();
   const auto own = shapes.rank(result);
-  if (axis < own.value_or(shapes.leastRank(result)) - 1) {
-    return shapes.ofAxis(inputOf(node, "indices"), axis);
+  if (axis < (axis < 0 ? 0 : own.value_or(shapes.leastRank(result))) - 1) {
+    return shapes.ofAxis(inputOf(node, "indices"), axis < 0 ? axis + 1 : axis);
   }
-  const auto rows = own ? shapes.constant(inputOf(node, "weight")) : std::nullopt;
-  return rows ? Size(Extent::ofNumber(rows->size(1))) : std::nullopt;
+  const auto size = own || axis == -1 ? shapes.ofAxis(inputOf(node, "weight"), 1).number() : std::nullopt;
+  return size ? Size(Extent::ofNumber(*size)) : std::nullopt;
 }
 
 // For matrix products and attention, except for a product with a vector, whose result has an axis less.
-Size sizeOfProduct(const Value* result, int64_t axis, const Shapes& shapes) {
+Size sizeOfProduct(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const Node* node = result->node();
   const auto own = shapes.rank(result);
-  if (!own) {
+  if (!own && axis >= 0) {
     return std::nullopt;
   }
-  const int64_t behind = axis - *own; // below 0
+  const int64_t behind = own ? axis - *own : axis; // below 0
   const Value *left = node->input(0), *right = node->input(isAttention(node) ? 2 : 1);
   if (behind >= -2) {
     const bool matrices =
-        isAttention(node) || std::min(shapes.rank(left).value_or(1), shapes.rank(right).value_or(1)) >= 2;
+        node->kind() != aten::matmul || std::min(shapes.leastRank(left), shapes.leastRank(right)) >= 2;
     return matrices ? Size(shapes.ofAxis(behind == -2 ? left : right, behind)) : std::nullopt;
   }
   const Value* grouped = isAttention(node) ? operandOf(node, "enable_gqa") : nullptr;
   if (grouped != nullptr && behind == -3 && constantNumber(grouped) != 0.0) {
     return shapes.ofAxis(left, behind); // heads of the query share heads of keys
   }
-  return broadcast(result, axis, *own, isAttention(node) ? 3 : 2, shapes);
+  return own ? broadcast(result, axis, *own, isAttention(node) ? 3 : 2, shapes) : std::nullopt;
 }
 
-// If the rank is not known, only for an axis that one operand alone has.
-Size sizeOfBroadcast(const Value* result, int64_t axis, const Shapes& shapes) {
+// If the rank is not known, only for an axis that one operand alone has, or that counts from the last one. The size
+// of such an axis is known if one operand has a size above 1, or if both have it.
+Size sizeOfBroadcast(const Value* result, int64_t axis, const SizeFacts& shapes) {
   if (const auto own = shapes.rank(result)) {
     return broadcast(result, axis, *own, 2, shapes);
+  }
+  if (axis < 0) {
+    const Node* node = result->node();
+    return broadcast(
+        shapes.ofAxis(node->input(0), axis), shapes.ofAxis(node->input(1), axis),
+        Extent::ofAxis(result, axis));
   }
   for (const size_t operand : {0, 1}) {
     const Value *whole = result->node()->input(operand), *other = result->node()->input(1 - operand);
@@ -221,9 +246,9 @@ Size sizeOfBroadcast(const Value* result, int64_t axis, const Shapes& shapes) {
   return std::nullopt;
 }
 
-Size sizeOfEinsum(const Value* result, int64_t axis, const Shapes& shapes) {
+Size sizeOfEinsum(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const auto labels = einsumLabels(result->node());
-  if (axis >= int64_t(labels->result.size())) {
+  if (axis < 0 || axis >= int64_t(labels->result.size())) {
     return std::nullopt;
   }
   const auto operands = inputOf(result->node(), "tensors")->node()->inputs();
@@ -234,7 +259,7 @@ Size sizeOfEinsum(const Value* result, int64_t axis, const Shapes& shapes) {
   return broadcast(sizeIn(0), sizeIn(1), Extent::ofAxis(result, axis));
 }
 
-Size sizeOfCount(const Value* result, int64_t /*axis*/, const Shapes& shapes) {
+Size sizeOfCount(const Value* result, int64_t /*axis*/, const SizeFacts& shapes) {
   const Node* node = result->node();
   const Extent end = shapes.ofNumber(node->input(node->inputs().size() - 5));
   const Value* integer = end.integer();
@@ -243,14 +268,19 @@ Size sizeOfCount(const Value* result, int64_t /*axis*/, const Shapes& shapes) {
   return known ? Size(end) : std::nullopt;
 }
 
-Size sizeOfMade(const Value* result, int64_t axis, const Shapes& shapes) {
+Size sizeOfMade(const Value* result, int64_t axis, const SizeFacts& shapes) {
   const auto sizes = shapes.ofList(sizesMade(result->node()));
-  return sizes && axis < int64_t(sizes->size()) ? Size((*sizes)[axis]) : std::nullopt;
+  return sizes && axis >= 0 && axis < int64_t(sizes->size()) ? Size((*sizes)[axis]) : std::nullopt;
 }
 
 // For the results of all steps of a recurrent layer. Its states have other axes.
-Size sizeOfSteps(const Value* result, int64_t axis, const Shapes& shapes) {
-  return result->offset() == 0 && axis < 2 ? sizeOfOperand(result, axis, shapes) : std::nullopt;
+Size sizeOfSteps(const Value* result, int64_t axis, const SizeFacts& shapes) {
+  return result->offset() == 0 && axis >= 0 && axis < 2 ? sizeOfOperand(result, axis, shapes) : std::nullopt;
+}
+
+// For expand_as and its like.
+Size sizeOfOther(const Value* result, int64_t axis, const SizeFacts& shapes) {
+  return shapes.ofAxis(inputOf(result->node(), "other"), axis);
 }
 
 } // namespace jit_passes

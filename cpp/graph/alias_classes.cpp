@@ -1,6 +1,6 @@
 #include "alias_classes.h"
 
-#include "alias.h"
+#include "effects.h"
 #include "operators.h"
 
 namespace jit_passes {

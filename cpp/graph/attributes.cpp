@@ -59,4 +59,21 @@ Value* insertGetAttr(Graph& graph, Value* object, const std::string& name) {
   return node->output();
 }
 
+std::vector<std::string> namesIn(const std::string& path) {
+  std::vector<std::string> parts;
+  std::istringstream stream(path);
+  for (std::string part; std::getline(stream, part, '.');) {
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+std::optional<c10::IValue> attributeAt(const torch::jit::Module& root, const std::string& path) {
+  std::optional<c10::IValue> found = root._ivalue();
+  for (const auto& part : namesIn(path)) {
+    found = found && found->isObject() ? attributeNamed(found->toObjectRef(), part) : std::nullopt;
+  }
+  return found;
+}
+
 } // namespace jit_passes

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "attributes.h"
-#include "module.h"
 
 namespace jit_passes JIT_PASSES_API {
 

@@ -9,7 +9,7 @@
 // lasting.
 #include "calls.h"
 
-#include "module.h"
+#include "attributes.h"
 
 namespace jit_passes {
 namespace {
@@ -379,23 +379,6 @@ void nameModules(Graph& graph, const torch::jit::Module& root) {
       inner->setCallStack(renamed);
     });
   }
-}
-
-std::vector<std::pair<std::string, std::string>> reportsOfParts(
-    const Module& module, const std::string& method) {
-  std::vector<std::pair<std::string, std::string>> found;
-  const auto graph = inlinedGraph(module, method);
-  forEachNode(*graph, [&](const Node* node) {
-    if (node->kind() != prim::CallMethod || !hasReport(objectOf(node)->type())) {
-      return;
-    }
-    const auto path = attributePath(objectOf(node));
-    const auto part = attributeAt(module, path);
-    if (part && std::ranges::none_of(found, [&](const auto& known) { return known.first == path; })) {
-      found.emplace_back(path, part->toObjectRef().getAttr("jit_passes_report").toStringRef());
-    }
-  });
-  return found;
 }
 
 } // namespace jit_passes

@@ -14,7 +14,6 @@ using torch::jit::Graph;
 using torch::jit::Node;
 using torch::jit::Use;
 using torch::jit::Value;
-using NodeNames = std::unordered_map<const Node*, std::string>;
 
 // Visits every node, nested blocks included, in program order; the visited node may be destroyed.
 // An exception is rethrown with the node and the user's source line in its message.
@@ -66,9 +65,6 @@ class SourceLines {
 std::string operatorMismatch(const Node* node);
 // The path of the module that the node was written in, "layer1.0.conv1", and that module's type.
 std::pair<std::string, std::string> moduleOf(const Node* node);
-// Stable names, "layer1.0.conv1:conv2d", for all nodes but constants and quantization: a function of
-// the model alone, whether it was scripted, traced or frozen.
-NodeNames nodeNames(Graph& graph);
 
 // The operand of that name in the operator's schema. If there is none, inputOf raises an error and operandOf returns
 // null.
@@ -118,6 +114,16 @@ void hoist(Value* value, Node* before);
 bool isTranspose(const Node* node);
 // Runs the operator of a node with one output. Its operands are among `values`, or constants.
 c10::IValue computed(const Node* node, const std::unordered_map<const Value*, c10::IValue>& values);
+
+// The id of the place (see places.h) of a quantize, a dequantize, or a node that a pass has made of one; nothing for
+// other nodes. The node keeps it, but files do not: see Report.places in jit_passes/stages/module.py.
+std::optional<int64_t> placeOf(const Node* node);
+void setPlace(Node* node, int64_t place);
+// Gives the place of `from` to `to`, which replaces it. If `to` has a place already, it keeps that one.
+void handOverPlace(const Node* from, Node* to);
+// Removes the place from a node of a part that was quantized earlier: its id means nothing in this model.
+void forgetPlace(Node* node);
+
 // Redirects all uses of the node's only output to `value` and destroys the node.
 void replaceNode(Node* node, Value* value);
 // Replaces a node by a value, and destroys the nodes that only this one used, operands of operands included. A pass

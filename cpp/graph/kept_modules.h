@@ -3,7 +3,7 @@
 // attribute.
 #pragma once
 
-#include "module.h"
+#include "attributes.h"
 
 namespace jit_passes JIT_PASSES_API {
 

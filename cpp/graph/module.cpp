@@ -1,6 +1,5 @@
 #include "module.h"
 
-#include "attributes.h"
 #include "bound_modules.h"
 #include "calls.h"
 #include "kept_modules.h"
@@ -135,15 +134,6 @@ void retypeAttributes(Graph& graph) {
   });
 }
 
-std::vector<std::string> partsOf(const std::string& path) {
-  std::vector<std::string> parts;
-  std::istringstream stream(path);
-  for (std::string part; std::getline(stream, part, '.');) {
-    parts.push_back(part);
-  }
-  return parts;
-}
-
 // The module at a path, if it is the only one of its type: attributes are added to types.
 std::optional<Module> ownedModule(const Module& root, const std::string& path) {
   if (path.empty()) {
@@ -245,18 +235,10 @@ std::string addTensorAttribute(
   return prefix + free;
 }
 
-std::optional<IValue> attributeAt(const Module& root, const std::string& path) {
-  std::optional<IValue> found = root._ivalue();
-  for (const auto& part : partsOf(path)) {
-    found = found && found->isObject() ? attributeNamed(found->toObjectRef(), part) : std::nullopt;
-  }
-  return found;
-}
-
 Value* readAttribute(Graph& graph, Node* before, const std::string& path) {
   torch::jit::WithInsertPoint guard(before);
   Value* value = graph.inputs().at(0);
-  for (const auto& part : partsOf(path)) {
+  for (const auto& part : namesIn(path)) {
     value = insertGetAttr(graph, value, part);
   }
   return value;
@@ -312,6 +294,23 @@ std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& met
   inlineCalls(*graph, module);
   nameModules(*graph, module);
   return graph;
+}
+
+std::vector<std::pair<std::string, std::string>> reportsOfParts(
+    const Module& module, const std::string& method) {
+  std::vector<std::pair<std::string, std::string>> found;
+  const auto graph = inlinedGraph(module, method);
+  forEachNode(*graph, [&](const Node* node) {
+    if (node->kind() != prim::CallMethod || !hasReport(objectOf(node)->type())) {
+      return;
+    }
+    const auto path = attributePath(objectOf(node));
+    const auto part = attributeAt(module, path);
+    if (part && std::ranges::none_of(found, [&](const auto& known) { return known.first == path; })) {
+      found.emplace_back(path, part->toObjectRef().getAttr("jit_passes_report").toStringRef());
+    }
+  });
+  return found;
 }
 
 namespace {

@@ -1,11 +1,9 @@
 // Modules that the passes make.
 #pragma once
 
-#include "graph.h"
+#include "attributes.h"
 
 namespace jit_passes JIT_PASSES_API {
-
-using torch::jit::Module;
 
 // Whether a rebuilt module keeps an attribute. `owner` is the module, or a module below it.
 using KeepAttribute = std::function<bool(const c10::ivalue::Object& owner, const std::string& name)>;
@@ -29,6 +27,10 @@ Module cloneModule(const Module& original, const std::string& method);
 // The method's graph, inlined. If the method calls nothing, it is the module's own graph rather than a copy.
 std::shared_ptr<Graph> inlinedGraph(const Module& module, const std::string& method);
 
+// Path and report of each module with a report that the method calls.
+std::vector<std::pair<std::string, std::string>> reportsOfParts(
+    const Module& module, const std::string& method);
+
 // Sets all attributes to those of the copy, apart from the paths in `kept`.
 void restoreState(const Module& module, const Module& copy, const std::unordered_set<std::string>& kept);
 
@@ -50,8 +52,6 @@ bool passesThrough(const Value* value, const std::unordered_set<std::string>& at
 // with other modules. A name that is taken becomes name_1, name_2, ... Returns the path of the attribute.
 std::string addTensorAttribute(
     Module& root, const std::string& path, const std::string& name, const at::Tensor& tensor, bool parameter);
-// The module or other attribute at a path; nothing if there is none.
-std::optional<c10::IValue> attributeAt(const Module& root, const std::string& path);
 // Reads the attribute at a path from self, in front of a node.
 Value* readAttribute(Graph& graph, Node* before, const std::string& path);
 // Reads a switch of the module, which is a bool buffer of that name. A missing one is added.

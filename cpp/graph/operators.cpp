@@ -47,11 +47,15 @@ void addWeighted(Table& table) {
       "convolution _convolution _convolution_mode conv_tbc mkldnn_convolution mkldnn_linear "
       "mkldnn_rnn_layer mkldnn::_convolution_pointwise mkldnn::_linear_pointwise "
       "mkldnn_prepacked::conv2d_run prim::mkldnn_convolution "
-      "bilinear lstm gru "
-      "rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
-      "_native_multi_head_attention _transformer_encoder_layer_fwd embedding embedding_bag "
+      "bilinear _native_multi_head_attention _transformer_encoder_layer_fwd embedding embedding_bag "
       "_embedding_bag _embedding_bag_forward_only jit_passes::correlation",
       [](OperatorTraits& t) { t.holds_weights = true; });
+  const auto recurrent = [&](const char* names, Recurrent kind) {
+    table.each(names, [&](OperatorTraits& t) { t.holds_weights = true, t.recurrent = kind; });
+  };
+  recurrent("rnn_tanh rnn_relu", Recurrent::Plain);
+  recurrent("lstm gru", Recurrent::Gated);
+  recurrent("rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell", Recurrent::Cell);
   table.each(
       "matmul linalg_matmul mm bmm addmm addbmm baddbmm mv addmv dot vdot inner einsum "
       "tensordot chain_matmul linalg_multi_dot linalg_vecdot scaled_dot_product_attention "
@@ -130,7 +134,9 @@ void addShapes(Table& table) {
   table.each(
       "to contiguous detach alias clone type_as batch_norm instance_norm group_norm layer_norm rms_norm "
       "prelu softmax "
-      "_safe_softmax log_softmax roll flip cumsum jit_passes::quantize jit_passes::dequantize",
+      "_safe_softmax log_softmax roll flip cumsum jit_passes::quantize jit_passes::dequantize "
+      "jit_passes::quantize_per_channel jit_passes::dequantize_per_channel jit_passes::quantize_dynamic "
+      "jit_passes::dequantize_dynamic jit_passes::fake_quantize jit_passes::lookup_table jit_passes::edge",
       [](OperatorTraits& t) { t.keeps_shape = true; });
   for (int64_t axes = 1; axes <= 3; ++axes) {
     for (const char* name :
@@ -193,6 +199,11 @@ const std::map<std::string, OperatorTraits>& operatorTable() {
 }
 
 std::optional<WeightedOperator> weightedOperator(const Node* node) { return traitsOf(node->kind()).weighted; }
+
+bool isRecurrent(const Node* node) {
+  const Recurrent kind = traitsOf(node->kind()).recurrent;
+  return kind == Recurrent::Plain || kind == Recurrent::Gated;
+}
 
 bool isNormalization(Symbol kind) { return kind == aten::batch_norm || kind == aten::instance_norm; }
 
@@ -260,6 +271,8 @@ bool keepsDtype(const Node* node) {
   const OperatorTraits& traits = traitsOf(node->kind());
   return traits.keeps_dtype || (!traits.gives && (traits.elementwise > 0 || traits.within || traits.dropout));
 }
+
+std::optional<at::ScalarType> resultDtype(const Node* node) { return traitsOf(node->kind()).gives; }
 
 bool givesFloats(const Node* node) { return traitsOf(node->kind()).gives_floats; }
 

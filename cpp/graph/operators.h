@@ -21,14 +21,18 @@ struct Clip {
   Bound low, high;
 };
 
+// A recurrent layer, which runs over all steps of sequences, without gates or with them; or a cell, which is one step.
+enum class Recurrent { None, Plain, Gated, Cell };
+
 // Facts that follow from an operator's name alone.
 struct OperatorTraits {
   std::optional<WeightedOperator> weighted;
   bool holds_weights = false; // a matrix or table of weights, in another form than `weighted`
-  bool product = false;       // multiplies two tensors that the model computes
-  int64_t elementwise = 0;    // tensor operands it takes at most, if it works element by element
-  std::optional<Clip> clip;   // limits each element of its first operand
-  bool within = false;        // results are within the range of its first operand
+  Recurrent recurrent = Recurrent::None;
+  bool product = false;     // multiplies two tensors that the model computes
+  int64_t elementwise = 0;  // tensor operands it takes at most, if it works element by element
+  std::optional<Clip> clip; // limits each element of its first operand
+  bool within = false;      // results are within the range of its first operand
   // The result is not negative if none of these operands is. With an empty list it is never negative.
   std::optional<std::vector<std::string>> nonnegative_if;
   bool moves_data = false; // movesData holds, depending on the operands
@@ -47,6 +51,9 @@ struct OperatorTraits {
 const std::map<std::string, OperatorTraits>& operatorTable();
 
 std::optional<WeightedOperator> weightedOperator(const Node* node);
+
+// Whether the node is a recurrent layer, with or without gates.
+bool isRecurrent(const Node* node);
 
 // The axis of a weight's outputs; for transposed convolutions, of the outputs within a group.
 inline int64_t outputAxis(const WeightedOperator& op) { return op.transposed ? 1 : 0; }
@@ -78,6 +85,9 @@ int64_t spatialOf(const Node* node);
 
 // Whether the result has the dtype of the tensor operands where all are floating.
 bool keepsDtype(const Node* node);
+
+// The dtype of the results, if no operand changes it.
+std::optional<at::ScalarType> resultDtype(const Node* node);
 
 // Whether the results are floating for any operands.
 bool givesFloats(const Node* node);

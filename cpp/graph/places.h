@@ -20,13 +20,4 @@ std::vector<Node*> placesOf(Graph& graph);
 // The id at the beginning of the operand `spec`.
 int64_t placeIdOf(const Node* node);
 
-// The id of the place of a quantize, a dequantize, or a node that a pass has made of one; nothing for other nodes.
-// The node keeps it, but files do not: see Report.places in jit_passes/stages/module.py.
-std::optional<int64_t> placeOf(const Node* node);
-void setPlace(Node* node, int64_t place);
-// Gives the place of `from` to `to`, which replaces it. If `to` has a place already, it keeps its own.
-void handOverPlace(const Node* from, Node* to);
-// Removes the place from a node of a part that was quantized earlier: its id means nothing in this model.
-void forgetPlace(Node* node);
-
 } // namespace jit_passes JIT_PASSES_API

@@ -1,7 +1,7 @@
 #include "registry.h"
 
 #include "callers_error.h"
-#include "graph.h"
+#include "names.h"
 
 namespace jit_passes {
 namespace {

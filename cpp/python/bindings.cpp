@@ -9,6 +9,7 @@
 #include "graph/kept_modules.h"
 #include "graph/method_places.h"
 #include "graph/module.h"
+#include "graph/names.h"
 #include "graph/operators.h"
 #include "graph/places.h"
 #include "passes/lowering/fbgemm.h"
@@ -203,16 +204,17 @@ std::optional<std::string> metaTensor(const Module& module) {
 
 // The fields of OperatorTraits in their order, by the qualified name of the operator.
 py::dict operatorRows() {
+  constexpr const char* kRecurrences[] = {"", "plain", "gated", "cell"};
   py::dict rows;
   for (const auto& [name, t] : operatorTable()) {
     const auto weighted = t.weighted
                               ? py::object(py::make_tuple(t.weighted->spatial_dims, t.weighted->transposed))
                               : py::object(py::none());
+    const char* recurrence = kRecurrences[static_cast<size_t>(t.recurrent)];
     const auto clip = t.clip ? py::object(py::make_tuple(t.clip->low, t.clip->high)) : py::object(py::none());
     rows[py::str(name)] = py::make_tuple(
         weighted, t.holds_weights, t.product, t.elementwise, clip, t.within, t.nonnegative_if, t.moves_data,
-        t.dropout, t.asks_for_shape, t.tells_layout, t.gives, t.commutes, t.keeps_shape, t.spatial,
-        t.keeps_dtype);
+        t.dropout, t.asks_for_shape, t.tells_layout, t.gives, t.commutes, recurrence);
   }
   return rows;
 }

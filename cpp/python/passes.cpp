@@ -2,6 +2,7 @@
 #include "conversions.h"
 
 #include "facts/float_values.h"
+#include "facts/tensor_facts.h"
 #include "graph/calls.h"
 #include "graph/executor.h"
 #include "graph/lint.h"
@@ -202,6 +203,15 @@ std::vector<int64_t> regionsOf(
   return findRegions(graph, found, links);
 }
 
+// The facts of each tensor, by the value's number: (fewest axes, most axes, sizes of the last axes, dtype).
+py::dict toDict(const std::unordered_map<int64_t, TensorFacts>& facts) {
+  py::dict found;
+  for (const auto& [id, known] : facts) {
+    found[py::int_(id)] = py::make_tuple(known.axes.least, known.axes.most, known.sizes, known.dtype);
+  }
+  return found;
+}
+
 } // namespace
 
 void bindPasses(py::module_& m) {
@@ -240,7 +250,13 @@ void bindPasses(py::module_& m) {
   m.def("snapshot_of_graph", [](const GraphPointer& graph) { return toTuple(takeSnapshot(graph)); });
 
   m.def("float_operators", &floatOperators, py::arg("module"), py::arg("method"));
-  m.def("operand_ranks", &operandRanks, py::arg("module"), py::arg("method"));
+  m.def(
+      "tensor_facts",
+      [](const py::object& subject, const std::string& method) {
+        static const Options none;
+        return toDict(tensorFacts(contextOf(subject, method, none)));
+      },
+      py::arg("subject"), py::arg("method"));
   m.def("find_regions", &regionsOf, py::arg("module"), py::arg("method"), py::arg("units"), py::arg("links"));
   m.def(
       "replace_region",
@@ -263,6 +279,7 @@ void bindPasses(py::module_& m) {
       .def_property_readonly("has_module", &Editor::hasModule)
       .def("snapshot", [](const Editor& editor) { return toTuple(editor.snapshot()); })
       .def("fresh", [](const Editor& editor) { return toTuple(editor.fresh()); })
+      .def("tensor_facts", [](const Editor& editor) { return toDict(editor.facts()); })
       .def(
           "insert",
           [](Editor& editor, const std::string& kind, const std::vector<int64_t>& inputs, int64_t before,

@@ -1,4 +1,5 @@
 #include "alias_check.h"
+#include "graph/names.h"
 #include "rewriter.h"
 #include "rule_search.h"
 

@@ -1,6 +1,7 @@
 // A match: for each value and node of a pattern, the value and node of the graph that it has matched.
 #pragma once
 
+#include "pattern.h"
 #include "value_match.h"
 
 namespace jit_passes JIT_PASSES_API {

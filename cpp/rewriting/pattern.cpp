@@ -1,7 +1,6 @@
 #include "pattern.h"
 
 #include "graph/operators.h"
-#include "pattern_text.h"
 #include "value_match.h"
 
 namespace jit_passes {

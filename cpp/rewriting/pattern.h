@@ -6,12 +6,9 @@
 //     return (%z)
 #pragma once
 
-#include "graph/graph.h"
+#include "pattern_text.h"
 
 namespace jit_passes JIT_PASSES_API {
-
-// The operators that a name in a pattern may stand for, match::activation or aten::relu.
-using Alternatives = std::unordered_map<c10::Symbol, std::unordered_set<c10::Symbol>>;
 
 struct Pattern {
   // Raises an error with the line of the text and the reason.

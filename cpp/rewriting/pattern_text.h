@@ -15,9 +15,12 @@
 //   jit_passes::quantize_dynamic(%x, %s, %z, 0, 255, 0)
 #pragma once
 
-#include "pattern.h"
+#include "graph/graph.h"
 
 namespace jit_passes JIT_PASSES_API {
+
+// The operators that a name in a pattern may stand for, match::activation or aten::relu.
+using Alternatives = std::unordered_map<c10::Symbol, std::unordered_set<c10::Symbol>>;
 
 enum class TextOf { Pattern, Replacement };
 

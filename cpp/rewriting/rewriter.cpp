@@ -1,6 +1,7 @@
 #include "rewriter.h"
 
 #include "alias_check.h"
+#include "graph/names.h"
 #include "replacer.h"
 #include "rule_search.h"
 

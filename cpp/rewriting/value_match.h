@@ -1,7 +1,7 @@
 // Whether a value of a graph matches a value of a pattern: by type, constant or attribute.
 #pragma once
 
-#include "pattern.h"
+#include "graph/graph.h"
 
 namespace jit_passes {
 

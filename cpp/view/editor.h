@@ -2,6 +2,7 @@
 // value is an error, never an access to freed memory.
 #pragma once
 
+#include "facts/tensor_facts.h"
 #include "graph/registry.h"
 #include "snapshot.h"
 
@@ -16,6 +17,8 @@ class Editor {
   bool hasModule() const;
   const Snapshot& snapshot() const { return snapshot_; } // before the first edit
   Snapshot fresh() const { return takeSnapshot(context().graph()); }
+  // Of the graph as it is now.
+  std::unordered_map<int64_t, TensorFacts> facts() const { return tensorFacts(context()); }
 
   // A new node in front of `before`, with the metadata of `like`: its record, the records of its results, and its
   // number.

@@ -4,6 +4,7 @@
 #include "facts/shape_facts.h"
 #include "graph/alias.h"
 #include "graph/module.h"
+#include "graph/names.h"
 #include "graph/operators.h"
 #include "graph/places.h"
 

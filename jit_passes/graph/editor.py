@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from ..errors import JitPassesError
+from .facts import FactsTable
 from .view import NodeView, ValueView, node_of, read_snapshot
 
 
@@ -26,7 +28,8 @@ class GraphEditor:
     """
 
     def __init__(self, editor: Any) -> None:
-        nodes, self._values, inputs, self.outputs = read_snapshot(editor.snapshot())
+        table = FactsTable(partial(_checked, editor.tensor_facts))
+        nodes, self._values, inputs, self.outputs = read_snapshot(editor.snapshot(), table)
         self.inputs = inputs[1:] if editor.has_module else inputs
         self.changed = False
         self.remarks: list[tuple[str, str]] = []

@@ -51,9 +51,8 @@ class Traits:
         gives: the dtype of its result, where it is known and differs from the operands' dtype.
         commutes: whether its first two operands may change places, as far as the name tells: with
             alpha, operands of an addition may not.
-        keeps_shape: whether its result has the shape of its first operand, for any other operands.
-        spatial: the axes of an image that it works along, for pools and resizes; else 0.
-        keeps_dtype: whether its result has the dtype of its operands where all are floating.
+        recurrent: "plain" for a recurrent layer without gates, "gated" for one with them, "cell"
+            for one step of either; else "".
     """
 
     weighted: Weighted | None = None
@@ -69,9 +68,7 @@ class Traits:
     tells_layout: bool = False
     gives: torch.dtype | None = None
     commutes: bool = False
-    keeps_shape: bool = False
-    spatial: int = 0
-    keeps_dtype: bool = False
+    recurrent: str = ""
 
     @property
     def counts(self) -> bool:

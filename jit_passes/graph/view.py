@@ -10,12 +10,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from .. import _C
 from ..errors import JitPassesError
+from .facts import NOTHING as NO_FACTS
+from .facts import Facts, FactsTable
 from .origins import Origins
 from .traits import NOTHING, TRAITS, Traits, arguments_of
 
@@ -45,12 +48,14 @@ class ValueView:
         is_constant: whether it is a literal or a frozen parameter; see also `GraphView.of`.
         constant: the constant, if it is one and readable from Python; may be set to a `Deferred`.
         shape: a tensor's sizes as far as the graph knows them, None for unknown sizes; None if it
-            knows nothing. Traced graphs have the sizes of the example inputs.
+            knows nothing. Traced graphs have the sizes of the example inputs; see `facts` for sizes
+            that hold for all inputs.
         dtype: a tensor's dtype, if the graph knows.
         from_sizes: whether it is a number, or a list of whole ones, that follows from sizes of
             tensors and from constants alone. Traces have tensors without axes for numbers.
         producer: the node that makes it; None for inputs of the graph and of blocks.
         uses: (node, operand index) of all uses, except as a result.
+        table: has the facts about it; None where nobody can ask.
     """
 
     id: int
@@ -65,6 +70,18 @@ class ValueView:
     from_sizes: bool = False
     producer: NodeView | None = None
     uses: list[tuple[NodeView, int]] = field(default_factory=list)
+    table: FactsTable | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """What follows from the graph alone about a tensor: number of axes, sizes and dtype.
+
+        In an editor, facts are those of the graph as it was when a first one was asked for.
+
+        Raises:
+            JitPassesError: the module of this graph is gone, and no fact has been asked for before.
+        """
+        return NO_FACTS if self.table is None else self.table.of(self)
 
     @property
     def constant(self) -> Any:
@@ -105,11 +122,19 @@ class Analyses:
             JitPassesError: the module is gone, and the analysis has not been asked for before.
         """
         if analysis not in self._found:
-            module = self._module()
-            if module is None:
-                raise JitPassesError("the module of this graph is gone: keep it while you ask")
-            self._found[analysis] = analysis(module, self._method)
+            self._found[analysis] = self.all(analysis)
         return self._found[analysis].get(node.index)
+
+    def all(self, analysis: Callable[[Any, str], Any]) -> Any:
+        """Return the answer of an analysis about the graph, which it finds anew.
+
+        Raises:
+            JitPassesError: the module is gone.
+        """
+        module = self._module()
+        if module is None:
+            raise JitPassesError("the module of this graph is gone: keep it while you ask")
+        return analysis(module, self._method)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -307,8 +332,11 @@ class GraphView:
                 not shown.
         """
         cpp_module = module._c if isinstance(module, torch.jit.ScriptModule) else module
-        nodes, _, inputs, outputs = read_snapshot(_C.snapshot(cpp_module, method, parameters))
         analyses = Analyses(cpp_module, method)
+        nodes, _, inputs, outputs = read_snapshot(
+            _C.snapshot(cpp_module, method, parameters),
+            FactsTable(partial(analyses.all, _C.tensor_facts)),
+        )
         for node in nodes:
             node.analyses = analyses
         return cls(without_folded(nodes) if parameters else nodes, inputs[1:], outputs)
@@ -316,7 +344,9 @@ class GraphView:
     @classmethod
     def of_graph(cls, graph: Any) -> GraphView:
         """Take a snapshot of a graph that belongs to no module, `torch._C.Graph`."""
-        nodes, _, inputs, outputs = read_snapshot(_C.snapshot_of_graph(graph))
+        nodes, _, inputs, outputs = read_snapshot(
+            _C.snapshot_of_graph(graph), FactsTable(partial(_C.tensor_facts, graph, ""))
+        )
         return cls(nodes, inputs, outputs)
 
 
@@ -334,11 +364,18 @@ def without_folded(nodes: list[NodeView]) -> list[NodeView]:
 
 
 def read_snapshot(
-    records: Any,
+    records: Any, table: FactsTable | None = None
 ) -> tuple[list[NodeView], dict[int, ValueView], list[ValueView], list[ValueView]]:
-    """Return nodes, values by id, inputs and outputs of a snapshot from C++."""
+    """Return nodes, values by id, inputs and outputs of a snapshot from C++.
+
+    Args:
+        records: the snapshot.
+        table: has the facts about its values; None where nobody asks for them.
+    """
     node_records, value_records, inputs, outputs = records
     values = {record[0]: ValueView(*record) for record in _drained(value_records)}
+    for value in values.values():
+        value.table = table
     nodes = [node_of(index, record, values) for index, record in enumerate(_drained(node_records))]
     return nodes, values, [values[i] for i in inputs], [values[i] for i in outputs]
 

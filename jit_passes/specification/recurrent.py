@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ..graph.traits import kinds
 from ..graph.view import NodeView, ValueView
 
-GATED = ("aten::lstm", "aten::gru")
-PLAIN = ("aten::rnn_tanh", "aten::rnn_relu")
-CELLS = ("aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell")
+GATED = kinds(lambda traits: traits.recurrent == "gated")
+PLAIN = kinds(lambda traits: traits.recurrent == "plain")
+CELLS = kinds(lambda traits: traits.recurrent == "cell")
 RECURRENT = (*GATED, *PLAIN, *CELLS)
 _INPUT = 0
 

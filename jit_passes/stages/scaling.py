@@ -48,13 +48,11 @@ class Carried:
     Attributes:
         ids: the number of each channel, among all of the graph.
         axis: along which they lie, from the end.
-        rank: of the value with a batch axis; None if that is unknown.
         flat: whether each channel may stand for several neighbours: its pixels, flattened.
     """
 
     ids: Tensor
     axis: int
-    rank: int | None
     flat: bool = False
 
     def rows(self, tensor: Tensor) -> Tensor:
@@ -337,7 +335,7 @@ class _Walk:
         ids = self.found.fresh(int(size))
         shared = len(readers) < len(uses) or node.output.is_result
         self.found.layers.append(Layer(node, None, ids, shared))
-        self.found.carried[node.output.id] = Carried(ids, -1, None)
+        self.found.carried[node.output.id] = Carried(ids, -1)
 
     def _reads_norm(self, node: NodeView) -> bool:
         weighted = node.traits.weighted
@@ -355,14 +353,12 @@ class _Walk:
         weight = node.operand("weight").constant
         outputs = weight.shape[1] * node.groups if weighted.transposed else weight.shape[0]
         made = self.found.fresh(outputs)
-        axis, rank = -1 - weighted.spatial_dims, weighted.spatial_dims + 2
         restored = node.index in self.restored
         self.found.layers.append(Layer(node, ids, made, restored=restored))
         if restored:
             return  # readers see the result as it was
         if self.makes(node):
-            known = rank if weighted.spatial_dims else None
-            self.found.carried[node.output.id] = Carried(made, axis, known)
+            self.found.carried[node.output.id] = Carried(made, -1 - weighted.spatial_dims)
         else:
             self.found.fix(made)
 
@@ -472,8 +468,8 @@ class _Walk:
             first is None
             or len(known) < len(carried)
             or any(self._is_norm(value) for value in parts.inputs)
-            or any(c.flat or (c.axis, c.rank) != (first.axis, first.rank) for c in known)
-            or _from_end(dim, first.rank) != first.axis
+            or any(c.flat or c.axis != first.axis for c in known)
+            or _from_end(dim, parts.main_operand) != first.axis
         ):
             for value in parts.inputs:
                 self._fix(value)
@@ -481,10 +477,11 @@ class _Walk:
         return replace(first, ids=torch.cat([c.ids for c in known]))
 
 
-def _from_end(dim: Any, rank: int | None) -> int | None:
-    """Return an axis counted from the end; None where that is unknown."""
+def _from_end(dim: Any, value: ValueView) -> int | None:
+    """Return an axis of a value counted from the end; None where that is unknown."""
     if not isinstance(dim, int):
         return None
+    rank = value.facts.rank
     return dim if dim < 0 else None if rank is None or dim >= rank else dim - rank
 
 
@@ -492,24 +489,22 @@ def _mean(node: NodeView, carried: Carried) -> Carried | None:
     dims, keep = node.operand("dim").constant, node.operand("keepdim").constant
     if not isinstance(dims, list | tuple) or not dims or keep is None:
         return None
-    axes = [_from_end(dim, carried.rank) for dim in dims]
+    axes = [_from_end(dim, node.main_operand) for dim in dims]
     if any(axis is None or axis <= carried.axis for axis in axes) or carried.flat:
         return None
     if keep:
         return carried
-    rank = None if carried.rank is None else carried.rank - len(axes)
-    return replace(carried, axis=carried.axis + len(axes), rank=rank)
+    return replace(carried, axis=carried.axis + len(axes))
 
 
 def _flatten(node: NodeView, carried: Carried) -> Carried | None:
     ends = (node.operand(name).constant for name in ("start_dim", "end_dim"))
-    start, end = (_from_end(dim, carried.rank) for dim in ends)
+    start, end = (_from_end(dim, node.main_operand) for dim in ends)
     if start is None or end is None or start < carried.axis or carried.flat:
         return None
-    rank = None if carried.rank is None else carried.rank - (end - start)
     if start > carried.axis:
-        return replace(carried, axis=carried.axis + end - start, rank=rank)
-    return replace(carried, axis=end, rank=rank, flat=True) if end == -1 else None
+        return replace(carried, axis=carried.axis + end - start)
+    return replace(carried, axis=end, flat=True) if end == -1 else None
 
 
 def _permute(node: NodeView, carried: Carried) -> Carried | None:
@@ -518,7 +513,7 @@ def _permute(node: NodeView, carried: Carried) -> Carried | None:
         return None
     rank = len(dims)
     places = [dim % rank for dim in dims]
-    return replace(carried, axis=places.index(rank + carried.axis) - rank, rank=rank)
+    return replace(carried, axis=places.index(rank + carried.axis) - rank)
 
 
 _MOVES: Mapping[str, Callable[[NodeView, Carried], Carried | None]] = {

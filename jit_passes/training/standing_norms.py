@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from .. import _C
 from ..graph.editor import GraphEditor
 from ..graph.modules import cover_of
-from ..graph.sizes import rank_of, rank_read
 from ..graph.view import GraphView, NodeView, ValueView
 from ..quantizers.deferred import DEFERRED
 from ..specification.slots import ADD_BIAS, CORRELATION, Correlation
@@ -35,28 +33,18 @@ class StandingNorm:
 
 def standing_norms(module: Any, method: str) -> dict[int, StandingNorm]:
     """Return batch norms of images and rows that no layer has in it, by index of their node."""
-    graph, ranks = GraphView.of(module, method, parameters=True), _C.operand_ranks(module, method)
     found = {}
-    for node in graph.nodes:
+    for node in GraphView.of(module, method, parameters=True).nodes:
         if node.kind != "aten::batch_norm":
             continue
-        dims = (ranks.get(node.index) or _rank(node) or 0) - 2
+        # An image that a convolution or a pool reads is taken to have a batch axis.
+        dims = node.main_operand.facts.ranks[-1] - 2
         if dims not in (1, 2):
             continue
         mean, variance = (node.operand(f"running_{name}").constant for name in ("mean", "var"))
         if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
             found[node.index] = StandingNorm(dims, mean.numel())
     return found
-
-
-def _rank(norm: NodeView) -> int | None:
-    """Return the number of axes of a batch norm's operand, which its result has too.
-
-    A write that may be to any tensor, such as the write to `num_batches_tracked` in a script,
-    leaves `operand_ranks` without an answer.
-    """
-    both = norm.main_operand, norm.output
-    return rank_of(norm.main_operand) or next(filter(None, map(rank_read, both)), None)
 
 
 def put_behind_layers(graph: GraphEditor, where: Sequence[str], norms: Any) -> None:

@@ -14,6 +14,7 @@
 //
 // No other node may read the rows that the layer gives, and its weight must be a matrix: with a vector, the result
 // of the layer has one axis less.
+#include "facts/given_sizes.h"
 #include "facts/shapes.h"
 #include "graph/graph.h"
 #include "graph/registry.h"
@@ -52,7 +53,7 @@ std::optional<size_t> readsRows(const Shapes& shapes, const Node* node) {
     return std::nullopt;
   }
   const Value* from = flattenedRows(shapes, linear);
-  const auto sizes = from != nullptr ? shapes.sizesGiven(node->output()) : std::nullopt;
+  const auto sizes = from != nullptr ? sizesGiven(node->output(), shapes) : std::nullopt;
   if (!sizes || static_cast<int64_t>(sizes->size()) != shapes.rank(from)) {
     return std::nullopt;
   }

@@ -37,6 +37,7 @@
 // in the tensors' types.
 #include <span>
 
+#include "facts/given_sizes.h"
 #include "facts/shapes.h"
 #include "graph/graph.h"
 #include "graph/registry.h"
@@ -258,7 +259,7 @@ std::optional<NamedAxes> splitLast(const Shapes& shapes, Node* node) {
   const bool same = inputOf(sizes, "self") == inputOf(node, "self") ||
                     (linear->kind() == aten::linear && shapes.weightRank(linear) == 2 &&
                      shapes.source(inputOf(sizes, "self")) == shapes.source(inputOf(linear, "input")));
-  const auto given = same ? shapes.sizesIn(inputOf(sum, "b")) : std::nullopt;
+  const auto given = same ? sizesIn(inputOf(sum, "b"), shapes) : std::nullopt;
   const bool told = given && std::ranges::all_of(*given, [](const Extent& size) {
                       return size.isOpen() || size.number().value_or(0) > 0;
                     });
@@ -295,7 +296,7 @@ std::optional<NamedAxes> namedAxes(const Shapes& shapes, const Shapes& certain, 
     return std::nullopt;
   }
   const Value* from = inputOf(node, "self");
-  const auto sizes = shapes.sizesGiven(node->output());
+  const auto sizes = sizesGiven(node->output(), shapes);
   if (!sizes) {
     return splitLast(shapes, node);
   }

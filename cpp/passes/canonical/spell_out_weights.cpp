@@ -7,18 +7,14 @@
 //         ...
 //         %w = prim::ListConstruct(%rnn.weight_ih_l0, %rnn.weight_hh_l0, %rnn.bias_ih_l0, ...)
 //
-// Names are as in torch.nn. A list of another length, for example with projections, gets none.
-#include "graph/graph.h"
+// Names are those of torch.nn. A list of another length, for example with projections, gets none.
+#include "graph/operators.h"
 #include "graph/registry.h"
 
 namespace jit_passes {
 namespace {
 
-bool listsWeights(const Node* node) {
-  static const std::unordered_set<c10::Symbol> kinds{
-      symbol("aten::lstm"), symbol("aten::gru"), symbol("aten::rnn_tanh"), symbol("aten::rnn_relu")};
-  return kinds.count(node->kind()) > 0 && node->maybeSchema() != nullptr;
-}
+bool listsWeights(const Node* node) { return isRecurrent(node) && node->maybeSchema() != nullptr; }
 
 // The names of the weights of a layer whose operand `params` is the list; none if the list has another length.
 std::vector<std::string> weightNames(const Node* node, size_t params, size_t count) {

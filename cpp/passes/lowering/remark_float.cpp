@@ -5,6 +5,7 @@
 //
 // The last step of lowering: users and reports read the remarks, and the invariant float_explained holds from here
 // on. A linear whose weight alone is quantized needs no remark.
+#include "graph/names.h"
 #include "graph/operators.h"
 #include "graph/registry.h"
 #include "weight_alone.h"

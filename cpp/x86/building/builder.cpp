@@ -2,6 +2,7 @@
 
 #include "from_graph.h"
 #include "graph/dialect.h"
+#include "graph/names.h"
 #include "graph_numbers.h"
 #include "moved_codes.h"
 #include "passes/quantization/fold_lookup_tables.h"

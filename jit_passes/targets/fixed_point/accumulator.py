@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ...graph.sizes import size_of
 from ...graph.view import NodeView
 from ...observers import MinMax
 from ...quantizers.support import Spec
@@ -54,8 +53,8 @@ def reach_of_product(a: Range, b: Range, count: int = 1) -> Range:
 def products_in_sum(node: NodeView) -> int | None:
     """Return how many products a product of matrices adds; None where the model's inputs say it."""
     left, right = node.inputs
-    inner = size_of(left, -1)
-    return size_of(right, -2) if inner is None else inner
+    inner = left.facts.size(-1)
+    return right.facts.size(-2) if inner is None else inner
 
 
 def overflow(least: int, most: int, bits: int) -> str | None:

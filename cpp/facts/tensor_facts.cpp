@@ -1,0 +1,49 @@
+#include "tensor_facts.h"
+
+#include "float_values.h"
+#include "graph/operators.h"
+
+namespace jit_passes {
+namespace {
+
+TensorFacts shapeOf(const Value* tensor, const Shapes& shapes) {
+  TensorFacts facts;
+  if (const auto held = shapes.constant(tensor)) {
+    facts.axes = {held->dim(), held->dim()};
+    facts.sizes.assign(held->sizes().begin(), held->sizes().end());
+    facts.dtype = held->scalar_type();
+    return facts;
+  }
+  facts.axes = shapes.axes(tensor);
+  for (int64_t axis = -facts.axes.least; axis < 0; ++axis) {
+    facts.sizes.push_back(shapes.ofAxis(tensor, axis).number());
+  }
+  return facts;
+}
+
+} // namespace
+
+std::unordered_map<int64_t, TensorFacts> tensorFacts(const PassContext& context) {
+  Graph& graph = *context.graph();
+  const Shapes shapes(context, Images::Batched, /*attributes_apart=*/true);
+  FloatValues floats(context);
+  for (const Node* node : nodesInOrder(graph)) {
+    floats.add(node);
+  }
+  std::unordered_map<int64_t, TensorFacts> found;
+  forEachValue(graph.block(), [&](const Value* value) {
+    if (!isTensor(value)) {
+      return;
+    }
+    TensorFacts facts = shapeOf(value, shapes);
+    if (!facts.dtype) {
+      facts.dtype = floats.has(value) ? at::kFloat : resultDtype(value->node());
+    }
+    if (facts.axes.least > 0 || facts.axes.most < kMostAxes || facts.dtype) {
+      found.emplace(value->unique(), std::move(facts));
+    }
+  });
+  return found;
+}
+
+} // namespace jit_passes

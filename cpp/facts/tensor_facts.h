@@ -1,0 +1,19 @@
+// All that a graph tells of its tensors before it runs, as plain data.
+#pragma once
+
+#include "shapes.h"
+
+namespace jit_passes {
+
+struct TensorFacts {
+  AxisRange axes;
+  // Of the last axes: of as many as the tensor has for certain.
+  std::vector<std::optional<int64_t>> sizes;
+  std::optional<at::ScalarType> dtype;
+};
+
+// The facts by the unique numbers of values. A tensor of which nothing is known is not among them. Parameters and
+// buffers share memory with nothing but themselves. Images have a batch axis where the graph does not say so.
+std::unordered_map<int64_t, TensorFacts> tensorFacts(const PassContext& context);
+
+} // namespace jit_passes

@@ -28,6 +28,17 @@ pytestmark = [
 ]
 
 
+# Imports a file, and calls one of its functions.
+IMPORT = """
+import importlib.util, sys
+_, file, name, *arguments = sys.argv
+spec = importlib.util.spec_from_file_location("imported", file)
+sys.modules["imported"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+getattr(module, name)(*arguments)
+"""
+
+
 def precompiled() -> list[str]:
     """The flags with PyTorch's headers, precompiled where this package was built in its folder."""
     for stamp in ROOT.glob("build/temp*/precompiled/pch-O1.txt"):
@@ -57,9 +68,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def elsewhere(function: Callable[..., None], *arguments: str | Path) -> str:
     """Run a function of this file in a process of its own; return what it prints, or its error."""
-    name = function.__name__
-    code = f"import sys\nfrom tests.test_x86_package import {name}\n{name}(*sys.argv[1:])"
-    done = run_code(code, *arguments, cwd=ROOT, environment={"PYTHONPATH": str(ROOT)})
+    environment = {"PYTHONPATH": str(ROOT)}
+    done = run_code(
+        IMPORT, __file__, function.__name__, *arguments, cwd=ROOT, environment=environment
+    )
     return done.stdout if done.returncode == 0 else done.stderr
 
 
@@ -111,6 +123,8 @@ def quantize(library: str, folder: str) -> None:
         torch.jit.save(lowered, Path(folder, f"{mode}.pt"))
         torch.save((x, lowered(x)), Path(folder, f"{mode}.results"))
         assert sqnr(model(x), lowered(x)) > 28
+    (refusal,) = run_alone(torch.ops.loom.running_max).values()
+    assert refusal == "its operand 'dim' is None, and a plan takes a whole number"
     x *= 9
     for operator, expected in ((torch.frac, torch.frac(x)), (running_max, x.cummax(1).values)):
         (result,) = plan_of(traced(Alone(operator), x)).run([x])
@@ -171,7 +185,8 @@ LATER = {
     "no kernel": "'loom::wrong_1' of plans has a step that computes, and no kernel: set `kernel`",
     "no channels": "'loom::wrong_2' of plans is lowered with an axis innermost, and names none",
     "one operand of two": "'loom::wrong_3' of plans is lowered with 2 operands, and reads 1: set",
-    "an unknown kind": "'loom::wrong_4' of plans turns loom::unknown_kind into the operator "
+    "an error": "cannot be read for a plan: out of yarn",
+    "an unknown kind": "'loom::wrong_4' of plans turns loom::an_unknown_kind into the operator "
     "'loom::unknwon', which no file declares",
 }
 
@@ -185,12 +200,16 @@ def raised(function: Callable[[], object]) -> str:
     return ""
 
 
-def run_alone(name: str) -> None:
-    """Call the plan of an operator of the library."""
+def run_alone(function: Callable[[Tensor], Tensor]) -> dict[int, str]:
+    """Call the plan of a function, unless no plan may have it; return the reasons."""
     from tests.plans import plan_of, traced
 
     x = torch.randn(2, 3)
-    plan_of(traced(Alone(getattr(torch.ops.loom, name)), x)).run([x])
+    region = traced(Alone(function), x)
+    refusals = jit_passes._C.plan_refusals(region._c, "forward")
+    if not refusals:
+        plan_of(region).run([x])
+    return refusals
 
 
 def declare(library: str) -> None:
@@ -210,8 +229,8 @@ def declare(library: str) -> None:
     errors["a plugin"] = raised(lambda: load_plugin("json"))
     for mistake in LATER:
         torch.ops.loom.declare(mistake)
-        name = mistake.removeprefix("an ").replace(" ", "_").removesuffix("_of_two")
-        errors[mistake] = raised(partial(run_alone, name))
+        name = mistake.removesuffix(" of two").replace(" ", "_")
+        errors[mistake] = raised(partial(run_alone, getattr(torch.ops.loom, name)))
     print(json.dumps(errors))
 
 

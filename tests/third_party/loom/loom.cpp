@@ -86,6 +86,8 @@ Planned unknown(const RegionReader& /*reader*/, Node* node) {
   return {{Kind("loom::unknwon"), "", {}, 0, {}, {}}, {node->input(0)}};
 }
 
+Planned broken(const RegionReader& /*reader*/, Node* /*node*/) { throw std::runtime_error("out of yarn"); }
+
 template <int kNumber>
 Planned wrong(const RegionReader& /*reader*/, Node* node) {
   return {{Kind("loom::wrong_" + std::to_string(kNumber)), "", {}, 0, {}, {}}, {node->input(0)}};
@@ -129,8 +131,9 @@ const std::map<std::string, Change> kMistakes{
      [](Declaration& d) {
        d.name = "loom::wrong_3", d.lower = lowerProduct, d.from = {{"loom::one_operand", wrong<3>}};
      }},
+    {"an error", [](Declaration& d) { d.name = "loom::wrong_5", d.from = {{"loom::an_error", broken}}; }},
     {"an unknown kind",
-     [](Declaration& d) { d.name = "loom::wrong_4", d.from = {{"loom::unknown_kind", unknown}}; }},
+     [](Declaration& d) { d.name = "loom::wrong_4", d.from = {{"loom::an_unknown_kind", unknown}}; }},
 };
 
 void declare(const std::string& mistake) {
@@ -154,11 +157,13 @@ void declare(const std::string& mistake) {
 at::Tensor copied(const at::Tensor& x) { return x.clone(); }
 
 TORCH_LIBRARY(loom, m) {
-  m.def("running_max(Tensor x, int dim) -> Tensor", [](const at::Tensor& x, int64_t dim) {
-    return std::get<0>(at::cummax(x, dim));
-  });
+  m.def(
+      "running_max(Tensor x, int? dim=None) -> Tensor", [](const at::Tensor& x, std::optional<int64_t> dim) {
+        return std::get<0>(at::cummax(dim ? x : x.flatten(), dim.value_or(0)));
+      });
   m.def("declare(str mistake) -> ()", declare);
-  for (const char* name : {"turn", "no_kernel", "no_channels", "one_operand", "unknown_kind"}) {
+  for (const char* name :
+       {"turn", "no_kernel", "no_channels", "one_operand", "an_unknown_kind", "an_error"}) {
     m.def((std::string(name) + "(Tensor x) -> Tensor").c_str(), copied);
   }
 }

@@ -12,6 +12,7 @@ import pytest
 from xdist.remote import Producer
 
 from tests.distribution import FilesTogether
+from tests.folders import TESTS
 from tests.onnx_translations import translations_once as made_once
 from tests.scripting import script_faster
 
@@ -25,10 +26,7 @@ os.environ.setdefault("AOT_INDUCTOR_ENABLE_LINE_TABLES", "0")
 # Seconds from which on a set-up is shown: `--durations-min` of make.
 SHOWN = 1.0
 # Tests of kernels, which share their work among threads.
-THREADED = (
-    "test_x86_", "test_quantize_ops", "test_fake_quantize", "test_lookup_table", "test_histogram",
-    "test_training_operators",
-)  # fmt: skip
+THREADED = (TESTS / "x86", TESTS / "ops")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -160,7 +158,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    if request.path.name.startswith(THREADED):
+    if request.path.parent in THREADED:
         torch.set_num_threads(os.cpu_count() or 1)
     yield
     torch.set_num_threads(before)

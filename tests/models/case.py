@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from compare import Args
 from torch import Tensor, nn
+
+from tests.compare import Args
 
 FLOOR = 25.0
 """Default floor in dB.

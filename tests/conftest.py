@@ -102,7 +102,7 @@ def report_less(config: pytest.Config) -> None:
 def keep_operators() -> None:
     """Keep functions alive that PyTorch's scripting knows by `id`.
 
-    It notes the id of each operator's function and never forgets one, even if the operator is gone
+    Scripting notes the id of each operator's function and keeps it, even if the operator is gone
     or defined anew, as `opcheck` does. An attribute of a module that gets such an id later, a list
     say, is then taken for the operator, and the module cannot be scripted.
     """
@@ -122,7 +122,7 @@ def keep_operators() -> None:
 def pytest_collection() -> Iterator[None]:
     """Import all test modules without garbage collection.
 
-    What is imported stays, and each time the objects have grown by a quarter, Python goes through
+    Imports stay in memory, and each time the objects have grown by a quarter, Python goes through
     all of them: a third of the time of collecting tests.
     """
     gc.disable()
@@ -136,7 +136,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """Give what a test module draws while it is imported the same numbers in every run.
 
-    It is imported right behind this, whichever other modules are collected.
+    The import follows right behind this, whichever other modules are collected.
     """
     import torch
 

@@ -115,7 +115,7 @@ def run_python(*arguments: str | Path, cwd: Path) -> str:
     """Run `python arguments`, where these are a file or `-c` and a program, each with arguments.
 
     Returns:
-        What it wrote to the standard output.
+        Its text on the standard output.
     """
     first, *rest = arguments
     done = run_code(*map(str, rest), cwd=cwd) if first == "-c" else run_script(*arguments, cwd=cwd)

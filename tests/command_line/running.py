@@ -57,7 +57,7 @@ Run = Callable[..., Outcome]
 
 @pytest.fixture(name="run")
 def run_fixture(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process. What it says is for people who have not called Python."""
+    """Runs a command in this process. Its messages are for people who have not called Python."""
 
     def run(*arguments: object) -> Outcome:
         capfd.readouterr()

@@ -94,7 +94,7 @@ def test_forms(form: str, model: Path, tmp_path: Path) -> None:
 
 
 def test_arguments_without_axis(model: Path, tmp_path: Path) -> None:
-    """They go with every batch, as numbers."""
+    """Arguments without an axis go with every batch, as numbers."""
     path = tmp_path / "x.npz"
     np.savez(path, images=images().numpy(), factor=np.array(0.5))
     batches = list(data_of(path, 5, None, None, torch.jit.load(model).forward))
@@ -269,7 +269,7 @@ def test_no_more_files_are_counted_than_are_read(tmp_path: Path, model: Path) ->
 def test_batches_are_counted_for_a_bar_alone(
     shown: bool, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It opens all files."""
+    """The count opens all files."""
     save_all(tmp_path / "data")
     loaded = torch.jit.load(model)
     data = data_of(tmp_path / "data", 2, None, None, loaded.forward)
@@ -285,7 +285,7 @@ def test_batches_are_counted_for_a_bar_alone(
 
 
 def test_plain_numbers_beside_tensors(tmp_path: Path) -> None:
-    """They have no axis of samples, and each batch gets them."""
+    """Plain numbers have no axis of samples, and each batch gets them."""
     torch.save({"x": torch.randn(5, 3), "scale": 2.5, "flag": True}, tmp_path / "a.pt")
     torch.save((torch.randn(4, 3), 2.5, True), tmp_path / "b.pt")
     assert count_batches(sorted(tmp_path.iterdir()), 2) == 5

@@ -151,7 +151,7 @@ def test_messages_name_options(run: Run, model: Path, data: Path, tmp_path: Path
 
 
 def test_saved_in_training_mode(run: Run, data: Path, tmp_path: Path) -> None:
-    """It is taken in eval mode, and the user is told."""
+    """The command takes the model in eval mode, and tells the user."""
     path = tmp_path / "m.pt"
     torch.jit.save(torch.jit.script(Net().train()), path)
     done = run("quantize", path, "--data", data, "-o", tmp_path / "o.pt")
@@ -429,7 +429,7 @@ def test_inputs_are_not_overwritten(
 
 
 def test_output_that_cannot_be(run: Run, model: Path, data: Path, tmp_path: Path) -> None:
-    """It is said before the work begins: there are no messages about data here."""
+    """The error comes before the work begins: there are no messages about data here."""
     for out, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "o.pt", "there is no folder")):
         done = run("quantize", model, "--data", tmp_path / "none.npy", "-o", out)
         assert done.code == Exit.OUTPUT and words in done.err
@@ -452,7 +452,7 @@ def test_full_disk(
 ) -> None:
     """The old file stays, and no part of a new one is left.
 
-    What the command says is kept in memory, since files of pytest have the limit too.
+    Messages of the command are kept in memory, since files of pytest have the limit too.
     """
     folder = tmp_path / "out"
     folder.mkdir()
@@ -485,7 +485,7 @@ FULL = Path("/dev/full")
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("which", ["help", "quantize"])
 def test_standard_output_that_is_full(which: str, model: Path, tmp_path: Path) -> None:
-    """It is said once, with the exit code of results that cannot be written.
+    """The error comes once, with the exit code of results that cannot be written.
 
     Python closes the standard output as it ends, so this takes processes.
     """
@@ -693,7 +693,7 @@ def test_debug_shows_the_traceback(run: Run, tmp_path: Path) -> None:
 def test_a_mistake_of_ours(
     kind: type[Exception], run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has a code of its own, and says how to report it."""
+    """The mistake has a code of its own, and its message says how to report it."""
 
     def fail(*arguments: object, **options: object) -> None:
         raise kind("planted")

@@ -154,7 +154,7 @@ def test_bad_members(case: str, tmp_path: Path) -> None:
 
 
 def test_a_tar_that_is_cut(model: Path, run: Run, tmp_path: Path) -> None:
-    """It is found before any other is read, also where it ends between two members."""
+    """The command finds a cut tar before it reads any other, also one cut between two members."""
     folder = tmp_path / "data"
     folder.mkdir()
     for name in ("a.tar", "b.tar"):

@@ -124,7 +124,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 def test_rules_that_ask_for_too_much(target: str, rule: dict[str, Any], rows: tuple[str]) -> None:
     """One warning names the operators that stay in float for it, the rule, and what to write.
 
-    It does not say that the rule is without any effect.
+    The warning does not say that the rule is without any effect.
     """
     model = torch.jit.script(Clipped().eval())
     config = {"version": 1, "rules": [rule]}

@@ -120,7 +120,7 @@ def test_plans_run_in_threads_of_a_cpp_program(programs: Path, tmp_path: Path) -
 
 
 def test_headers_come_with_the_package() -> None:
-    """Those of the package first, then PyTorch's."""
+    """Folders of the package come first, then PyTorch's."""
     first, *rest = jit_passes.include_paths()
     assert (Path(first) / "jit_passes" / "registry.h").exists()
     assert rest == cpp_extension.include_paths()

@@ -60,7 +60,7 @@ def test_new_nodes_have_names_that_are_free() -> None:
 
 @pytest.mark.parametrize("count", [3, 200])
 def test_one_of_many_that_are_alike(count: int) -> None:
-    """Which of equal relus is gone cannot be said; the others have not changed."""
+    """The lost one of equal relus cannot be told; the others have not changed."""
     lines = changed(diff_graphs(relus(count), relus(count - 1), color=False))
     assert [line[0] for line in lines] in (["-"], ["-", "-", "+"]), lines
 

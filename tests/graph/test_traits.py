@@ -61,7 +61,7 @@ def test_all_are_operators() -> None:
 
 
 def test_dropouts_are_all_that_pytorch_has() -> None:
-    """Those with the operands p and train: all that do nothing in use."""
+    """Operators with the operands p and train are all dropouts: in eval mode they do nothing."""
     found = {
         schema.name
         for schema in torch._C._jit_get_all_schemas()
@@ -88,7 +88,7 @@ def test_weighted() -> None:
 
 
 def test_clips() -> None:
-    """They are `torch.clamp` to the ends that the table says."""
+    """Each clip is `torch.clamp` to the ends that the table says."""
     x = 5 * noise(100)
     calls: dict[str, tuple[tuple[float, ...], tuple[float | None, float | None]]] = {
         "relu": ((), (0, None)),
@@ -159,7 +159,7 @@ def test_signs() -> None:
 
 
 def test_dtypes() -> None:
-    """They give them, whatever the operands hold."""
+    """Operators give the dtypes of the table, whatever the operands hold."""
     x = noise(10)
     for kind in kinds(lambda traits: traits.gives is not None):
         of_one = len(torch._C._jit_get_schemas_for_operator(kind)[0].arguments) < 2

@@ -28,7 +28,7 @@ class Halves(nn.Module):
 
 
 def test_numbers_in_traces() -> None:
-    """They are tensors without axes, and print as what they are."""
+    """Numbers in traces are tensors without axes, and print as tensors."""
     traced = torch.jit.trace(Halves(), torch.ones(2))
     assert "mul = aten::mul(x, <Double[] 0.5>)" in jit_passes.format_graph(traced)
 

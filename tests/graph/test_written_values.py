@@ -1,4 +1,4 @@
-"""Which values something may write to: what lists hold is told apart, and no write is missed."""
+"""Values that may be written to: elements of lists are told apart, and no write is missed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Element(nn.Module):
 
 
 class Appended(nn.Module):
-    """The same of a list that grows, also behind what is taken out of it."""
+    """A list that grows, also behind an element that is taken out of it."""
 
     def forward(self, x: Tensor) -> Tensor:
         y, z, other = x.sigmoid(), x.tanh(), x.exp()

@@ -186,7 +186,7 @@ def klj(counts: Counts, n: int) -> int:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("bins", "levels"), [(2, 2), (127, 8), (128, 128), (291, 128), (300, 256)])
 def test_entropy_nvidia(shape: str, bins: int, levels: int) -> None:
-    """The same bins; of thresholds as good as each other, the largest."""
+    """Search and formula give equal bins; of thresholds as good as each other, the largest."""
     counts = histograms(bins)[shape]
     assert ops.search_range_entropy(torch.from_numpy(counts), levels) == nvidia(counts, levels)
 
@@ -195,7 +195,7 @@ def test_entropy_nvidia(shape: str, bins: int, levels: int) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("bins", "groups"), [(2, 3), (90, 3), (255, 255), (401, 255)])
 def test_entropy_glow(shape: str, bins: int, groups: int, symmetric: bool) -> None:
-    """The same bins; of ranges as good as each other, the widest."""
+    """Search and formula give equal bins; of ranges as good as each other, the widest."""
     counts = histograms(bins)[shape]
     found = ops.search_range_entropy_glow(torch.from_numpy(counts), groups, symmetric)
     assert found == glow(counts, groups, symmetric)
@@ -204,7 +204,7 @@ def test_entropy_glow(shape: str, bins: int, groups: int, symmetric: bool) -> No
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("bins", "levels"), [(2, 2), (129, 128), (200, 128), (301, 2), (300, 256)])
 def test_klj(shape: str, bins: int, levels: int) -> None:
-    """The same bins; of thresholds as good as each other, the smallest."""
+    """Search and formula give equal bins; of thresholds as good as each other, the smallest."""
     counts = histograms(bins)[shape]
     assert ops.search_range_klj(torch.from_numpy(counts), levels) == klj(counts, levels)
 
@@ -335,7 +335,7 @@ def test_edges(name: str, spec: QuantizationSpec) -> None:
 
 
 def replace_observer(spec: QuantizationSpec, observer: Observer) -> QuantizationSpec:
-    """The same codes, found by another method."""
+    """Return a specification with equal codes, whose range another method finds."""
     return QuantizationSpec(
         spec.dtype, spec.quant_min, spec.quant_max, spec.qscheme, None, observer, "half_even",
         spec.range_form,

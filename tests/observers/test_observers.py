@@ -226,7 +226,7 @@ class Observed(nn.Module):
 
 
 def test_survive_dead_code_elimination() -> None:
-    """They write to their buffers, so that no optimization may drop them."""
+    """Observers write to their buffers, so that no optimization may drop them."""
     script = torch.jit.script(Observed().eval())
     graph = script.graph
     torch._C._jit_pass_dce(graph)

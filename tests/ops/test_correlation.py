@@ -134,7 +134,7 @@ WITH_NUMBERS = {name: case for name, case in CASES.items() if 0 not in case.inpu
 @each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_forward(case: Case, dtype: torch.dtype) -> None:
-    """The same numbers to the bit: the kernels are PyTorch's."""
+    """Results are equal to the bit: the kernels are PyTorch's."""
     x, weight = case.tensors(dtype)
     expected, found = case.expected(x, weight), case.found(x, weight)
     assert found.dtype == dtype and found.stride() == expected.stride()
@@ -168,7 +168,7 @@ def test_channels_last(name: str) -> None:
 @pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)], ids=str)
 @apart
 def test_gradients(case: Case, needed: tuple[bool, bool]) -> None:
-    """Those of PyTorch's convolution to the bit, and none that nobody asked for."""
+    """Gradients are PyTorch's to the bit, and none is computed that nobody asked for."""
     results = []
     for function in (case.found, case.expected):
         x, weight = case.tensors()
@@ -357,7 +357,7 @@ GEOMETRY = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 )
 @pytest.mark.parametrize("grad", [False, True])
 def test_errors(call: Callable[[], Tensor], message: str, grad: bool) -> None:
-    """They say what was expected, what came, and what to do."""
+    """Errors say what was expected, what came, and what to do."""
     WEIGHT.requires_grad_(grad)
     try:
         with pytest.raises(RuntimeError, match=message):

@@ -103,7 +103,7 @@ METHODS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_calibration(method: str) -> None:
-    """The same ranges, histograms, codes and results."""
+    """Both forms give equal ranges, histograms, codes and results."""
     tensors = {"input": {"calibration": method}, "output": {"calibration": method}}
     config = {"version": 1, "global": tensors}
     expected = quantized(config, "static")
@@ -163,7 +163,7 @@ def test_training(method: str) -> None:
 @pytest.mark.parametrize("operator", ["observe_histogram", "observe_profile", "observe_min_max"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite(operator: str, bad: float) -> None:
-    """The same errors, which name the value, and the same states."""
+    """Both forms give equal states, and equal errors, which name the value."""
     states = []
     for context in (nullcontext(), Elsewhere()):
         low, high = torch.inf, -torch.inf

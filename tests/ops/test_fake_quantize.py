@@ -34,7 +34,7 @@ def moving_average(
 def qparams_arguments(
     x: Tensor, state: Tensor, observe: bool, constant: float, low: int, high: int, *rest: Any
 ) -> tuple[Any, ...]:
-    """The same for scale and zero point; rest: scheme, axis, name."""
+    """Arguments for scale and zero point; rest: scheme, axis, name."""
     *scheme, name = rest
     return (x, state, None, 0, observe, constant, False, low, high, *scheme, "", name)
 
@@ -215,7 +215,7 @@ def test_meta() -> None:
 def test_as_pytorch(grid: tuple[int, int], scale: float) -> None:
     """Values and gradients of fake_quantize_per_tensor_affine, to the bit.
 
-    It rounds before it adds the zero point, unlike quantize_per_tensor, so not next to ties.
+    PyTorch's rounds before it adds the zero point, unlike quantize_per_tensor: no ties here.
     """
     low, high = grid
     for zero in {low, 0, high} - {-32768}:
@@ -235,7 +235,7 @@ def test_as_pytorch(grid: tuple[int, int], scale: float) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_as_pytorch_per_channel(axis: int) -> None:
-    """The same for fake_quantize_per_channel_affine."""
+    """Results are equal to those of fake_quantize_per_channel_affine."""
     x = 3 * torch.randn(6, 7, 5, generator=torch.Generator().manual_seed(3))
     scale = torch.linspace(0.01, 0.05, x.size(axis))
     zero = 2 * torch.arange(x.size(axis), dtype=torch.int32)
@@ -291,7 +291,7 @@ def test_many_elements() -> None:
 
 
 def test_nan() -> None:
-    """It stays one, and has no gradient."""
+    """A NaN stays a NaN, and has no gradient."""
     x = torch.tensor([math.nan, 1.0], requires_grad=True)
     result = fake_quantize(x, torch.ones(1), torch.zeros(1), -8, 7)
     result.backward(torch.ones(2))
@@ -504,7 +504,7 @@ class Scripted(nn.Module):
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:
-    """The same numbers, ranges and gradients in a file; dead code elimination keeps the range."""
+    """A file keeps numbers, ranges and gradients; dead code elimination keeps the range."""
     model = torch.jit.script(Scripted())
     batches = [torch.randn(40, generator=torch.Generator().manual_seed(i)) for i in range(3)]
     model(batches[0])

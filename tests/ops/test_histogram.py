@@ -136,7 +136,7 @@ def test_input_is_left_alone() -> None:
 
 
 def test_number_of_threads_does_not_matter() -> None:
-    """The same buffers from one thread and from several."""
+    """One thread and several give equal buffers."""
     x, threads = normal(9, 500_000), torch.get_num_threads()
     several = observe([x])
     try:

@@ -312,7 +312,7 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_threads(name: str, shape: str) -> None:
-    """The same bits with one thread and with several; equal to sums in float64."""
+    """One thread and several give equal bits; equal to sums in float64."""
     size, axis = SHAPES[shape]
     x, gradient = numbers(size, 6), numbers(size, 7)
     parameters = parameters_of(name, 1 if axis is None else size[axis])

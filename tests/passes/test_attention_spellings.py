@@ -35,7 +35,7 @@ SPLITS = (
     *("t.unflatten(-1, (2, 8))", "t.unflatten(2, (-1, 8))", "t.unflatten(-1, (2, -1))"),
 )
 ORDERS = (".transpose(1, 2)", ".transpose(-2, -3)", ".permute(0, 2, 1, 3)")
-# The same of the result of one layer, [n, tokens, 3 * WIDTH], to all three.
+# Heads of the result of one layer, [n, tokens, 3 * WIDTH], for all three.
 PACKED_SIZES = (
     *("n, -1, 3, 2, 8", "a.size(0), -1, 3, 2, 8", "a.shape[0], -1, 3, 2, a.size(2) // 6"),
     *("n, tokens, -1, 2, 8", "n, tokens, 3, -1, 8", "-1, tokens, 3, 2, 8", "n, tokens, 3, 2, 8"),

@@ -226,7 +226,7 @@ class Ranks(nn.Module):
 
 
 def test_readers_in_branches() -> None:
-    """They say nothing of the rank that others see."""
+    """Readers in branches say nothing of the rank that others see."""
     model = Ranks().eval()
     module = normalize(torch.jit.script(model)._c).module
     for size in ((3, 8), (2, 7, 8), (2, 12, 8)):

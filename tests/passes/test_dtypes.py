@@ -72,7 +72,7 @@ def test_in_training() -> None:
 
 
 def test_a_dtype_that_nothing_tells() -> None:
-    """It stays in float, with the reason, and the model goes on taking any."""
+    """The layer stays in float, with the reason, and the model goes on taking any dtype."""
     script = torch.jit.script(seeded(Alone))
     inspected = jit_passes.inspect(script, target="stock")
     (row,) = inspected

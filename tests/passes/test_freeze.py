@@ -111,7 +111,7 @@ def test_freezing_again(case: Case, frontend: str) -> None:
 
 @everywhere
 def test_constants_need_no_gradient(case: Case, frontend: str) -> None:
-    """Whatever the parameters did."""
+    """Constants need no gradient, also where they were parameters."""
     frozen = freeze(build(case, frontend)[1])
     for node in frozen.graph.findAllNodes("prim::Constant"):
         value = node.output().toIValue()

@@ -150,7 +150,7 @@ class Picks(nn.Module):
 
 @pytest.mark.parametrize("make", [Swaps, Picks])
 def test_unknown_modules_are_refused(make: Callable[[], nn.Module]) -> None:
-    """There is no graph without calls; the error says so, and the caller's module is as it was."""
+    """No graph without calls exists; the error says so, and the caller's module is as it was."""
     model, module = build(Case(make), "script")
     before = graphs(module)
     with pytest.raises(PassError, match=r"not support|a call is left"):

@@ -195,6 +195,6 @@ def hooked() -> nn.Module:
 
 
 def test_hooks_of_the_model() -> None:
-    """They are no part of its method: refused, rather than lost."""
+    """Hooks of the model are no part of its method: refused, rather than lost."""
     with pytest.raises(JitPassesError, match="forward hooks of its own"):
         prepare(torch.jit.script(hooked().eval()))

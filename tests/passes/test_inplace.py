@@ -163,7 +163,7 @@ class Case:
 
 @pytest.mark.parametrize("schema", schemas(), ids=title)
 def test_functional_forms(schema: Any) -> None:
-    """Whatever the pass makes of an operator has its result, its dtype and its gradient.
+    """The operator that the pass makes has the result, the dtype and the gradient.
 
     PyTorch's functional `lt` changes the dtype, its `copy` has no derivative.
     """
@@ -236,7 +236,7 @@ class Features(nn.ModuleDict):
 
 @pytest.mark.parametrize("target", ["stock", "reference", "x86"])
 def test_results_in_a_dict(target: str) -> None:
-    """They are no reason to leave the sums that make them in float."""
+    """Results in a dict are no reason to leave the sums that make them in float."""
     torch.manual_seed(0)
     model = torch.jit.script(Features().eval())
     data = [torch.randn(2, 3, 9, 7) for _ in range(2)]

@@ -127,7 +127,7 @@ class Overlapping(nn.Module):
 @pytest.mark.parametrize("target", ["stock", "x86"])
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 def test_windows_of_a_view(mode: str, target: str) -> None:
-    """What leads to them stays outside of regions, whose results lie in another order."""
+    """The way to a view stays outside of regions, whose results lie in another order."""
     torch.manual_seed(0)
     data = [torch.randn(6, 3, 16) for _ in range(4)]
     for model in (torch.jit.script(Overlapping()), torch.jit.trace(Overlapping(), data[0])):

@@ -132,7 +132,7 @@ class ChecksRank(nn.Module):
 
 @pytest.mark.parametrize(("rank", "stays"), [(4, 0), (3, 1)])
 def test_remove_rank_checks(rank: int, stays: int) -> None:
-    """One that asks a convolution's result for a batch axis goes; a check for none stays."""
+    """A check that asks a convolution's result for a batch axis goes; a check for none stays."""
     float_model = script(ChecksRank(rank))
     module = Pipeline("before", ("freeze", "propagate_constants")).run(float_model._c).module
     assert kinds(module).count("prim::If") == 1

@@ -329,7 +329,7 @@ class Shared(nn.Module):
 
 
 def test_remark_on_a_batch_norm_that_stays() -> None:
-    """It says why, and the stage that runs the pass hands it on."""
+    """The remark says why, and the stage that runs the pass hands it on."""
     result = jit_passes.stages.normalize.normalize(torch.jit.script(Shared().eval())._c)
     (remark,) = result.remarks
     assert str(remark).startswith("norm:batch_norm: the result in front of it has other users")

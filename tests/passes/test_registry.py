@@ -103,7 +103,7 @@ def test_printing_one_pass() -> None:
 
 
 def test_types_of_options() -> None:
-    """Those of all passes are known types, which their defaults have."""
+    """Options of all passes have known types, which their defaults have."""
     declared = [o for info in jit_passes.passes.values() for o in info.options]
     assert len(declared) >= 8
     for option in declared:

@@ -29,7 +29,7 @@ TANH, WRONG = "test_relu_to_tanh", "test_wrong"
 
 @pytest.fixture(autouse=True)
 def _passes() -> Iterator[None]:
-    """One that turns relu into tanh, and one that fails halfway."""
+    """Passes: one turns relu into tanh, and one fails halfway."""
 
     @register_pass(TANH, summary="Turn relu into tanh.", replace=True)
     def relu_to_tanh(graph: GraphEditor) -> None:
@@ -325,7 +325,7 @@ def test_attributes_of_all_kinds(tmp_path: Path) -> None:
 
 
 def test_inplace(module: torch.jit.ScriptModule) -> None:
-    """This very object, after it has run; what it was is not needed any more."""
+    """The module that has run changes itself: its first form is not needed any more."""
     x, parameters = shape(8, 4), list(module.parameters())
     module.eval()
     for _ in range(3):

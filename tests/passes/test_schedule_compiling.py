@@ -15,7 +15,7 @@ from tests.passes.scheduling import nothing_is_left as nothing_is_left
 
 
 def test_scripted_module() -> None:
-    """The same Python object, parameters, buffers and state; all methods were processed."""
+    """Python object, parameters, buffers and state stay; all methods were processed."""
     net = Net().train()
     state = {name: value.clone() for name, value in net.state_dict().items()}
     with scheduled(relu_to_gelu) as handle:

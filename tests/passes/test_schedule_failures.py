@@ -78,7 +78,7 @@ def test_failing_pass_in_a_differentiated_part(stage: Stage) -> None:
 
 @pytest.mark.parametrize("stage", EXECUTOR_STAGES)
 def test_pass_that_needs_a_module(stage: Stage) -> None:
-    """There is none after autograd, and the error says so."""
+    """No module exists after autograd, and the error says so."""
     compiled = torch.jit.script(fresh())
     with scheduled("freeze", stage=stage):
         compiled(X)

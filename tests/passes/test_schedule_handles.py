@@ -75,7 +75,7 @@ def test_order() -> None:
 
 
 def test_removed_handle() -> None:
-    """It keeps its counts, and nothing else."""
+    """A removed handle keeps its counts, and nothing else."""
     handle = schedule(relu_to_gelu)
     torch.jit.script(fresh())
     handle.remove()

@@ -246,7 +246,7 @@ def test_simple_executor_calls_no_passes() -> None:
 
 @pytest.mark.parametrize("stage", EXECUTOR_STAGES)
 def test_legacy_executor(stage: Stage) -> None:
-    """It prepares graphs at the first call; with a gradient, parts of five operators and more."""
+    """Graphs are prepared at the first call; with a gradient, parts of five operators and more."""
     before = torch._C._jit_set_profiling_executor(False)
     try:
         compiled = torch.jit.script(fresh("torch.relu(x).mul(2).mul(2).mul(2).mul(2)"))

@@ -186,7 +186,7 @@ def test_every_convolution(convolution: tuple[str, bool], how: tuple[str, torch.
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
 @pytest.mark.parametrize("form", FORMS)
 def test_linears(form: str, bias: bool) -> None:
-    """They are split where the option says so, and come back."""
+    """Linears are split where the option says so, and come back."""
     torch.manual_seed(0)
     x = torch.randn(2, 3, 5)
     script = FORMS[form](nn.Linear(5, 4, bias=bias), (x,))
@@ -398,7 +398,7 @@ class AutocastInside(nn.Module):
 
 
 def test_autocast_of_scripts_stays() -> None:
-    """It casts for PyTorch's operators only, so a convolution within it is left as it is."""
+    """Autocast casts for PyTorch's operators only, so a convolution within it is left as it is."""
     module = AutocastInside()
     inline = inlined(torch.jit.script(module))
     parts = run_pass("split_conv_bias", inline)
@@ -429,7 +429,7 @@ class Flat(nn.Module):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_number_of_axes(known: bool) -> None:
-    """It is the weight's where lists do not tell; where that is not known, nothing changes."""
+    """The weight tells it where lists do not; where no weight is known, nothing changes."""
     torch.manual_seed(0)
     script = inlined(torch.jit.script(Flat(known)))
     x, weight, bias = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(4)

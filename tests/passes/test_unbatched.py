@@ -166,7 +166,7 @@ def test_vectors(given: str) -> None:
 
 
 def test_the_target_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be one of a package of somebody else's."""
+    """The target may be one of a package of somebody else's."""
     asked: list[Mapping[str, Any]] = []
 
     class Counting:

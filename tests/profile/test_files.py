@@ -215,7 +215,7 @@ def test_files_that_are_cut(tmp_path: Path) -> None:
 
 
 def test_random_damage(tmp_path: Path) -> None:
-    """Whatever a file holds, it loads or is a JitPassesError, and what loads can be filled."""
+    """A damaged file loads or gives a JitPassesError, and a profile that loads can be filled."""
     chance, path = random.Random(0), tmp_path / "p.yaml"
     for _ in range(300):
         text = list(BASE)

@@ -36,7 +36,7 @@ from tests.profile.profiles import (
 
 @pytest.mark.parametrize("name", MODELS)
 def test_hash(name: str, tmp_path: Path) -> None:
-    """The same scripted again, loaded, cloned, prepared, trained further; in another process."""
+    """The hash stays for a model scripted again, loaded, cloned, prepared, trained further."""
     script = script_of(name)
     expected = hash_of(script)
     assert len(expected) == 16 and int(expected, 16) >= 0
@@ -229,7 +229,7 @@ def named(seed: int = 0) -> torch.jit.ScriptModule:
 
 
 def test_a_misspelt_name_is_an_error(tmp_path: Path) -> None:
-    """It says the line, and the name that was meant."""
+    """The error says the line, and the name that was meant."""
     path = tmp_path / "edited.yaml"
     jit_passes.profile(named(), [torch.randn(2, 2, 4, 4)]).save(path)
     text = path.read_text()

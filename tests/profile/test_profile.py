@@ -127,7 +127,7 @@ class OneScale(Quantizer):
 
 
 def test_a_weight_of_the_scale_of_activations() -> None:
-    """It is measured in the model too, and has no name of its own there."""
+    """The weight is measured in the model too, and has no name of its own there."""
     script = torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.ReLU()).eval())
     data = [torch.randn(2, 4, generator=torch.Generator().manual_seed(0)) / 9]  # weights are larger
     options = {"quantizer": OneScale(), "target": "reference"}
@@ -215,7 +215,7 @@ def test_written_values() -> None:
 
 
 def test_infinity_has_no_range(tmp_path: Path) -> None:
-    """It is told, and only what needs it fails."""
+    """A warning names the value, and only a stage that needs its range fails."""
     profile = profile_of("transformer")
     assert [name for name, v in profile.values.items() if not v.finite] == ["masked_fill"]
     assert "not finite" in str(profile)

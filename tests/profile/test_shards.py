@@ -64,7 +64,7 @@ def test_any_order_byte_for_byte(count: int, tmp_path: Path) -> None:
 
 
 def test_some_shards(tmp_path: Path) -> None:
-    """They are known after a file, and each counts once."""
+    """A file knows its shards, and each counts once."""
     script, batches = model(), samples().split(7)
     parts = [profile(script, [b], shard=(k, 3)) for k, b in enumerate(batches, 1)]
     two = parts[2] + parts[0]

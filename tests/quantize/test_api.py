@@ -79,7 +79,7 @@ def same(left: torch.jit.ScriptModule, right: torch.jit.ScriptModule, x: Tensor 
 
 
 def test_deterministic() -> None:
-    """The same model and data give the same file."""
+    """Equal models and data give equal files."""
     files = [io.BytesIO(), io.BytesIO()]
     for file in files:
         torch.jit.save(quantize(make()), file)
@@ -245,7 +245,7 @@ def test_calibration_in_parts(model: torch.jit.ScriptModule, tmp_path: Path) -> 
 
 
 def test_coverage_at_every_stage(model: torch.jit.ScriptModule, tmp_path: Path) -> None:
-    """The same operators by the same names, from the float model to the file."""
+    """Operators and their names stay, from the float model to the file."""
     prepared = jit_passes.calibrate(jit_passes.prepare(model), DATA, progress=False)
     reference = jit_passes.convert(prepared)
     lowered = jit_passes.lower(reference)

@@ -296,7 +296,7 @@ def test_batch_does_not_fit(model: torch.jit.ScriptModule, batch: Any) -> None:
 
 
 def test_batch_has_the_wrong_shape(model: torch.jit.ScriptModule) -> None:
-    """It fits forward's types, and fails inside."""
+    """The batch fits forward's types, and fails inside."""
     with unchanged(model), refused("images", r"\[4, 5, 8, 8\]", "to have 3 channels"):
         quantize(model, [torch.zeros(4, 5, 8, 8)])
 
@@ -315,7 +315,7 @@ class Elsewhere(nn.Module):
 
 
 def test_data_reaches_nothing() -> None:
-    """It was calibrated all the same: two warnings, and the float model comes out."""
+    """Calibration ran all the same: two warnings, and the float model comes out."""
     script, x = torch.jit.script(Elsewhere().eval()), torch.randn(2, 3, 8, 8)
     with (
         unchanged(script),
@@ -344,7 +344,7 @@ def test_error_of_input_fn_is_not_hidden(model: torch.jit.ScriptModule) -> None:
 
 
 def test_error_of_the_data_is_not_hidden(model: torch.jit.ScriptModule) -> None:
-    """So does one in the caller's own generator."""
+    """An error in the caller's own generator goes through as well."""
 
     def batches() -> Iterator[Tensor]:
         yield DATA[0]
@@ -541,7 +541,7 @@ def test_names_that_a_file_has_lost(model: torch.jit.ScriptModule, tmp_path: Pat
 def test_line_of_what_the_backend_cannot(
     model: torch.jit.ScriptModule, text: str, place: str
 ) -> None:
-    """Which codes there are is known once there is a target; the line is still said."""
+    """The target tells which codes exist; the error still names the line."""
     with refused(place, f"zero_point is one of the codes 0 to {HIGHEST}, not 300"):
         quantize(model, config=text)
 

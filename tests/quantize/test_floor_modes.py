@@ -90,7 +90,7 @@ def quantize(case: Case) -> list[Quantized]:
 
 @functools.cache
 def lowered_runs(case: Case, others: bool = False) -> list[Any]:
-    """What the lowered models give, mode by mode."""
+    """Return the results of the lowered models, mode by mode."""
     args = case.arguments(RUN_BATCH, RUN_SEED, others=others)
     return [run(one.lowered, args, case.method) for one in quantize(case)]
 

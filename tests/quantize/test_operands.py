@@ -83,7 +83,7 @@ class Masked(nn.Module):
 @pytest.mark.parametrize("frontend", ["trace", "script"])
 @pytest.mark.parametrize("target", ["stock", "x86"])
 def test_masks(target: str, frontend: str, dtype: torch.dtype) -> None:
-    """They come in beside float32, and what the model returns of them keeps its dtype."""
+    """Masks come in beside float32, and a result made of masks keeps its dtype."""
     torch.manual_seed(0)
     net = Masked().eval()
     data = [(torch.randn(3, 5, 8), (torch.rand(3, 5) > 0.3).to(dtype)) for _ in range(4)]

@@ -100,7 +100,7 @@ BOTH = pytest.mark.parametrize("how", ["scripted", "traced"])
 @ALL
 @BOTH
 def test_canonical_form_is_the_fast_path(name: str, how: str) -> None:
-    """It computes what PyTorch's fused operators do, by operators that are not fused.
+    """The canonical form computes as PyTorch's fused operators do, by operators that are not fused.
 
     Against PyTorch in double precision; values are about 1.
     """

@@ -131,7 +131,7 @@ def test_set_value() -> None:
 
 
 def test_a_value_and_its_readers() -> None:
-    """What is said of a value holds where it is read too, whatever all inputs are."""
+    """An option of a value holds where it is read too, whichever options all inputs have."""
     quantizer = Reference().quantizer()
     quantizer.set_global(LayerOptions(input=TensorOptions(calibration=MinMax())))
     quantizer.set_value(TWICE[0], TensorOptions(range=(0.0, 51.0)))
@@ -357,7 +357,7 @@ def draw_rules(quantizer: BackendQuantizer, graph: GraphView, rng: random.Random
 @pytest.mark.filterwarnings("ignore::jit_passes.JitPassesWarning")
 @pytest.mark.parametrize("make", [PowerOfTwoQuantizer, X86Quantizer, Reference().quantizer])
 def test_random_rules(make: Callable[[], BackendQuantizer]) -> None:
-    """Whatever is said of random modules can be done, and what is left in float stays so."""
+    """Any options of random modules can be followed, and a layer left in float stays in float."""
     kept = scales = 0
     for drawn in random_modules(60, seed=11):
         model, rng = drawn.compile(training=False, dtype=torch.float32), random.Random(drawn.index)

@@ -226,7 +226,7 @@ def test_the_same_file_in_all_ways(
 
 
 def test_the_same_file_from_text(from_yaml: torch.jit.ScriptModule) -> None:
-    """So does what a YAML parser makes of the file's text."""
+    """The result of a YAML parser gives the file that the text gives."""
     found = mixed(Reference().quantizer(), config=yaml.safe_load(YAML))
     assert file_of(found) == file_of(from_yaml)
 

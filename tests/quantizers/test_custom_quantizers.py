@@ -221,7 +221,7 @@ except jit_passes.JitPassesError as error:
 
 @pytest.mark.parametrize("marked", [True, False])
 def test_derivations_in_another_process(marked: bool, tmp_path: Path) -> None:
-    """There the function's module is imported and marks it, or the error says what to do."""
+    """Another process imports the function's module, or the error says what to do."""
     mark = "@derivation" if marked else ""
     name = f"own_rules_{marked}".lower()
     (tmp_path / f"{name}.py").write_text(MODULE.format(imports=IMPORTS, mark=mark))

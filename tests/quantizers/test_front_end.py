@@ -118,7 +118,7 @@ def test_the_filterbank_on_the_left(target: str, traced: bool) -> None:
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 def test_a_mode_for_all_is_a_warning(log_mel: torch.jit.ScriptModule, mode: str) -> None:
-    """It names the operator, and the rule that leaves it in float, which ends the warning."""
+    """The warning names the operator, and the rule for float, which ends the warning."""
     data = [sounds(0)]
     given: dict[str, Any] = {"target": "stock", "progress": False, "mode": mode}
     with pytest.warns(JitPassesWarning, match="signal processing is put on integers") as caught:

@@ -114,7 +114,7 @@ def test_a_derivation_that_fails() -> None:
 
 
 def test_the_table_names_constants() -> None:
-    """They have no names of their own once batch normalization is folded."""
+    """Constants have no names of their own once batch normalization is folded."""
     tables = []
 
     def annotate(annotations: Annotations, conv: NodeView, add: NodeView) -> None:

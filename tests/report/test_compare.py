@@ -144,7 +144,7 @@ def check_with_oracle(
 
 @pytest.mark.parametrize("between", [nn.ReLU(), nn.Sigmoid()], ids=["relu", "sigmoid"])
 def test_values_beyond_a_grid_of_few_codes(between: nn.Module) -> None:
-    """They are clipped to its ends, not to those of the dtype that holds the codes."""
+    """Values are clipped to the ends of the grid, not to those of the dtype of the codes."""
     torch.manual_seed(0)
     script = torch.jit.script(nn.Sequential(nn.Conv2d(3, 8, 3), between, nn.Conv2d(8, 4, 3)).eval())
     x = torch.randn(2, 3, 8, 8)
@@ -191,7 +191,7 @@ def test_own_and_inherited_error_against_an_oracle(seed: int) -> None:
 
 
 def test_random_modules_against_an_oracle() -> None:
-    """Those that are straight lines, of modules drawn at random."""
+    """Of modules drawn at random, those that are straight lines are compared."""
     rows, count = 0, len(seeds(150, few=60))
     for drawn in random_modules(count, seed=5):
         try:

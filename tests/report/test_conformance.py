@@ -109,7 +109,7 @@ def test_a_file_of_onnx(tmp_path: Path, run: Run) -> None:
 
 
 def test_a_file_for_openvino(tmp_path: Path, run: Run) -> None:
-    """It is run in OpenVINO, results are compared as floats, and its own layers are counted."""
+    """OpenVINO runs the file, results are compared as floats, and its own layers are counted."""
     pytest.importorskip("openvino")
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -177,7 +177,7 @@ def test_an_argument_that_has_other_names_in_openvino(tmp_path: Path) -> None:
 
 
 def test_results_on_a_grid_in_openvino(tmp_path: Path) -> None:
-    """They are compared in steps, of which one is allowed."""
+    """Results on a grid are compared in steps, of which one is allowed."""
     pytest.importorskip("openvino")
     pytest.importorskip("onnxscript")
     batches, path = data(), tmp_path / "model.onnx"

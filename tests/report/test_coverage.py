@@ -85,7 +85,7 @@ FLOATS: list[tuple[nn.Module, set[str], str]] = [
 
 @pytest.mark.parametrize(("net", "kinds", "reason"), FLOATS, ids=[min(k) for _, k, _ in FLOATS])
 def test_what_computes_in_float_counts(net: nn.Module, kinds: set[str], reason: str) -> None:
-    """It is a row with a reason before and after preparing, and an error where all is wanted."""
+    """The operator is a row with a reason, prepared or not, and an error where all is wanted."""
     model = torch.jit.script(net.eval())
     assert kinds <= {row.kind for row in jit_passes.coverage(model)}
     prepared = jit_passes.prepare(model, target="stock", mode="static")
@@ -168,7 +168,7 @@ class Products(nn.Module):
 
 
 def test_bits_of_products() -> None:
-    """They have no weight: the bits of both operands, once if equal."""
+    """Products have no weight: the row has the bits of both operands, once if equal."""
     model = torch.jit.script(Products().eval())
     rows = {
         row.kind: row for row in jit_passes.coverage(jit_passes.prepare(model, target="reference"))
@@ -197,7 +197,7 @@ def test_the_table() -> None:
 
 
 def test_remarks() -> None:
-    """They stand behind the reason, in a file too; an operator in float has none on its codes."""
+    """Remarks stand behind the reason, in a file too; a float operator has none on its codes."""
     prepared = jit_passes.prepare(torch.jit.script(Plain().eval()), target="reference")
     report = Report.read(prepared)
     assert report is not None
@@ -214,7 +214,7 @@ def test_remarks() -> None:
 
 
 def test_reports_of_earlier_versions() -> None:
-    """Those know no bits: the dtype stands in their place."""
+    """Earlier reports know no bits: the dtype stands in their place."""
     prepared = jit_passes.prepare(torch.jit.script(Plain().eval()))
     fields = json.loads(getattr(prepared, REPORT))
     for row in fields["operators"]:

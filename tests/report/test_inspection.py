@@ -20,7 +20,7 @@ CONVERTS = {"aten::quantize_per_tensor", "jit_passes::quantize"}
 
 @pytest.mark.parametrize("case", BASIC, ids=lambda case: case.name)
 def test_foretells_coverage(case: Case) -> None:
-    """It calls int8 or float, and gives the reason, just as preparing does then.
+    """Inspection says int8 or float, and gives the reason, just as preparing does then.
 
     Where a weight alone is quantized the operator is on no integers.
     """
@@ -104,7 +104,7 @@ def test_says_why() -> None:
 
 
 def test_bad_input() -> None:
-    """The same errors as in prepare, and the model unchanged."""
+    """Errors are those of prepare, and the model is unchanged."""
     with pytest.raises(JitPassesError, match="eval"):
         jit_passes.inspect(torch.jit.script(Net()))
     with pytest.raises(JitPassesError, match="no_such"):

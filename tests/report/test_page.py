@@ -226,7 +226,7 @@ def test_an_output_that_is_lost() -> None:
 
 
 def test_the_command_that_makes_it() -> None:
-    """The same mode, which is in the configuration, and what rules say."""
+    """The command has the mode, which is in the configuration, and the rules."""
     case = PLANTED["attention"]
     model, data = case.model(), case.data()
     how: dict[str, Any] = {"target": "reference", "mode": "static"}

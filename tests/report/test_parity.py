@@ -254,7 +254,7 @@ class Products(nn.Module):
 
 @pytest.mark.parametrize("trace", [False, True], ids=["script", "trace"])
 def test_products_with_parameters(trace: bool) -> None:
-    """They train as linear layers do, and weights get gradients in the shape that they have."""
+    """Products train as linear layers do, and weights get gradients in the shape that they have."""
     torch.manual_seed(0)
     model, x = Products(), torch.randn(7, 8)
     script = torch.jit.trace(model, x) if trace else torch.jit.script(model)

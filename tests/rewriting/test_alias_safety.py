@@ -29,7 +29,7 @@ class WrittenBetween(nn.Module):
 
 
 class WrittenThroughView(nn.Module):
-    """The same, through a view."""
+    """A write through a view."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -39,7 +39,7 @@ class WrittenThroughView(nn.Module):
 
 
 class WrittenThroughList(nn.Module):
-    """The same, through an element of a list."""
+    """A write through an element of a list."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -50,7 +50,7 @@ class WrittenThroughList(nn.Module):
 
 
 class WrittenThroughAppended(nn.Module):
-    """The same, where the list got it later."""
+    """A write through an element that the list got later."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -62,7 +62,7 @@ class WrittenThroughAppended(nn.Module):
 
 
 class WrittenThroughCopiedList(nn.Module):
-    """The same, through a copy of the list, which holds the same tensors."""
+    """A write through a copy of the list, which holds the tensors of the first."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -73,7 +73,7 @@ class WrittenThroughCopiedList(nn.Module):
 
 
 class WrittenThroughDict(nn.Module):
-    """The same, through the values of a dict."""
+    """A write through the values of a dict."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -85,7 +85,7 @@ class WrittenThroughDict(nn.Module):
 
 
 class WrittenThroughTuple(nn.Module):
-    """The same, through a tuple."""
+    """A write through a tuple."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -96,7 +96,7 @@ class WrittenThroughTuple(nn.Module):
 
 
 class WrittenThroughDropout(nn.Module):
-    """The same, through dropout, which in eval mode returns its operand."""
+    """A write through dropout, which in eval mode returns its operand."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -107,7 +107,7 @@ class WrittenThroughDropout(nn.Module):
 
 
 class WrittenThroughAttribute(nn.Module):
-    """The same, through an attribute that it was assigned to."""
+    """A write through an attribute that the tensor was assigned to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class WrittenThroughTied(nn.Module):
 
 
 class WrittenInBranch(nn.Module):
-    """The same, in a branch."""
+    """A write in a branch."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -148,7 +148,7 @@ class WrittenInBranch(nn.Module):
 
 
 class WrittenInLoop(nn.Module):
-    """The same, in a loop."""
+    """A write in a loop."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -169,7 +169,7 @@ class WrittenByTheFirstUser(nn.Module):
 
 
 class WrittenWhereTheFirstUserIs(nn.Module):
-    """The same, in a branch."""
+    """The first user writes to the operand in a branch."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -210,7 +210,7 @@ class ResultWrittenThroughView(nn.Module):
 
 
 class ResultWrittenInLoop(nn.Module):
-    """The same, in a loop: the write of one iteration reaches the next."""
+    """The result would be the operand, in a loop: a write of one iteration reaches the next."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1
@@ -389,7 +389,7 @@ HAZARDS: list[tuple[type[nn.Module], RewriteRule]] = [
     ("kind", "rule"), HAZARDS, ids=lambda p: getattr(p, "__name__", "") or p.name
 )
 def test_hazards(kind: type[nn.Module], rule: RewriteRule) -> None:
-    """There is a match, it is refused with a reason that names the operator, all stays."""
+    """A match is refused with a reason that names the operator, and all stays."""
     module = scripted(kind)
     result = rule.apply(module)
     assert not result.rewritten

@@ -56,7 +56,7 @@ class FreshTarget(nn.Module):
 
 
 class FreshTargetThenView(nn.Module):
-    """The same, and the result is looked at through a view, and written to."""
+    """A write to a fresh tensor; a view of the result is read, and written to."""
 
     def forward(self, x: Tensor) -> Tensor:
         z = torch.relu_(x + 1).view(-1)
@@ -65,7 +65,7 @@ class FreshTargetThenView(nn.Module):
 
 
 class FreshTargetInLoop(nn.Module):
-    """The same, new in each iteration."""
+    """A write to a tensor that is new in each iteration."""
 
     def forward(self, x: Tensor) -> Tensor:
         for i in range(3):

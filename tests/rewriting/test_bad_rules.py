@@ -191,7 +191,7 @@ graph(%x):
 
 
 def test_fewer_results_than_the_operator_gives() -> None:
-    """It would take what another one left on the interpreter's stack."""
+    """The node would take a value that another one left on the interpreter's stack."""
     with pytest.raises(PassError, match="its operator gives 2 results, and the node has 1"):
         apply(GOOD, ONE_OF_TWO)
 

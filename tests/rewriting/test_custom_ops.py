@@ -61,7 +61,7 @@ class Net(nn.Module):
 
 
 class ByHand(Net):
-    """The same, with the formula in place of the relu."""
+    """The net with the formula in place of the relu."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(soft_clip_by_hand(self.conv(x), 2.0).mean([2, 3]))
@@ -93,7 +93,7 @@ def by_hand(net: torch.jit.ScriptModule) -> ByHand:
 
 
 def test_values_and_gradients(net: torch.jit.ScriptModule) -> None:
-    """Those of the formula; calls beyond the executor's profiling are the same as the first."""
+    """Values and gradients are the formula's; calls beyond the executor's profiling are equal."""
     changed = RULE.apply(net).module
     assert "tests_custom::soft_clip" in str(changed.graph)
     expected = by_hand(net)

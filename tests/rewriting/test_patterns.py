@@ -242,7 +242,7 @@ def test_optional_is_not_a_tensor() -> None:
 
 
 def test_repeated_inputs() -> None:
-    """The same input twice is the same value, or equal constants."""
+    """An input that stands twice is one value, or equal constants."""
 
     class Net(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -330,7 +330,7 @@ def test_no_bias_of_a_scripted_convolution_is_none() -> None:
 
 
 def test_an_attribute_that_the_graph_assigns_to() -> None:
-    """It may be another one, or None, by the time that it is read."""
+    """The attribute may be another one, or None, by the time that it is read."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -423,7 +423,7 @@ def test_lists_that_are_put_together_as_text() -> None:
 
 
 def test_attributes_are_no_constants() -> None:
-    """They can change after the rewrite; the reason says what to write."""
+    """Attributes can change after the rewrite; the reason says what to write."""
 
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -231,7 +231,7 @@ def test_operands_that_come_late() -> None:
 
 
 def test_an_input_that_is_a_result_of_the_match() -> None:
-    """It would be gone: that is no match."""
+    """The input would be gone: there is no match."""
 
     class Net(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -283,7 +283,7 @@ def test_dry_run() -> None:
 
 @pytest.mark.parametrize("how", ["script", "trace"])
 def test_inplace(how: str) -> None:
-    """This very object changes, though the executor has optimized it already."""
+    """The object itself changes, though the executor has optimized it already."""
     net = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval()
     x = shape(2, 3)
     module = torch.jit.script(net) if how == "script" else torch.jit.trace(net, x)

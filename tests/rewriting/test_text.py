@@ -97,7 +97,7 @@ EXPRESSIONS = {
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_expressions_are_graphs(name: str) -> None:
-    """They rewrite as the same rule in IR text does."""
+    """Expressions rewrite as an equal rule in IR text does."""
     pattern, replacement, pattern_ir, replacement_ir = EXPRESSIONS[name]
     model = torch.jit.script(Norms())
     short = RewriteRule("mine", pattern, replacement, repeat=False).apply(model)

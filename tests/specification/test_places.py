@@ -108,7 +108,7 @@ def test_an_observer_of_another_package() -> None:
 
 
 def test_a_fake_quantizer_of_another_package() -> None:
-    """It trains those of its operands that are parameters of the module."""
+    """The fake quantizer trains its operands that are parameters of the module."""
     states = [("step", None, torch.ones(1), True), ("count", None, torch.zeros(1), False)]
     operands = {"step": ("state", 0), "count": ("state", 1), "name": "x", "spec": text(3)}
     module = inserted("insert_fake_quantize", "mine::halve", operands, states)
@@ -154,7 +154,7 @@ def test_a_place_without_an_id() -> None:
 
 
 def test_a_model_of_an_older_version() -> None:
-    """It is refused with what to do, by whatever comes next."""
+    """Any next stage refuses the model, and says what to do."""
     prepared = jit_passes.prepare(script(nn.Sequential(nn.Conv2d(4, 5, 3))))
     graph = prepared._c._get_method("forward").graph
     for node in graph.nodes():
@@ -198,7 +198,7 @@ def test_buffers_of_the_model_that_are_called_as_observers() -> None:
 
 
 def test_a_profile_knows_such_a_buffer() -> None:
-    """It is part of the graph's hash, as any buffer of the model is."""
+    """The buffer is part of the graph's hash, as any buffer of the model is."""
 
     class Other(Counts):
         def forward(self, x: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ WEIGHTS_ONLY = {"version": 1, "global": {"input": FLOAT, "output": FLOAT}}
 
 
 def test_weights_alone_need_no_data() -> None:
-    """They are measured when the model is prepared, and a batch changes nothing."""
+    """Weights are measured when the model is prepared, and a batch changes nothing."""
     model = script(nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Conv2d(5, 3, 1)))
     options: dict[str, Any] = {"target": "reference", "config": WEIGHTS_ONLY}
     found = jit_passes.quantize_script(model, **options)
@@ -247,7 +247,7 @@ def test_activations_need_data() -> None:
 
 
 def test_a_weight_that_cannot_be_measured() -> None:
-    """It is named before any data is asked for."""
+    """The error names the weight before any data is asked for."""
     net = nn.Sequential(nn.Conv2d(4, 5, 3))
     with torch.no_grad():
         next(net.parameters())[0, 0, 0, 0] = float("nan")

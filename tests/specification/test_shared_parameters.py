@@ -75,7 +75,7 @@ def test_no_implicit_sharing(nodes: Nodes, chain: Nodes) -> None:
 
 
 def test_observers_are_not_compared(chain: Nodes) -> None:
-    """Whoever comes first in the program finds the range; all else has to be equal."""
+    """The first observer in the program finds the range; all else has to be equal."""
     other = QuantizationSpec("uint8", observer=Percentile(99.0))
     annotations = Annotations()
     annotations[chain["sigmoid"]] = annotation(result=UINT8)

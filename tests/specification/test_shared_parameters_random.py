@@ -36,8 +36,8 @@ def slow_groups(
 ) -> set[frozenset[Item]] | None:
     """Group as PT2E does: union of pairs, closed by brute force. None for a circle of sharing.
 
-    It differs from PT2E in three places, on purpose: users share implicitly when both allow it,
-    not one; values that are written to never do; and what is shared with may come later.
+    The rule differs from PT2E in three points: users share implicitly when both allow it,
+    not one; values that are written to never do; and a value to share with may come later.
     """
 
     def root(item: Item) -> Any:

@@ -148,7 +148,7 @@ class Block(nn.Module):
 
 
 def test_sizes_that_do_not_divide() -> None:
-    """Such a layer stays in float with a warning, or is an error where all is to be quantized."""
+    """The layer stays in float with a warning, or is an error where all is to be quantized."""
     message = r"up:linear: .* in groups of 32, and has 48 inputs .axis 1 of .96, 48.*24 say"
     with pytest.warns(JitPassesWarning, match=message):
         model = reference_of(Block(), alone(bits=4, group_size=32))
@@ -433,7 +433,7 @@ class Tied(nn.Module):
 def test_a_table_that_is_the_weight_of_a_linear(
     target: str, mode: str, how: str, form: str
 ) -> None:
-    """It is in 8 bits for both: a float one beside the integers would be larger than the model.
+    """Both readers get 8 bits: a float table beside the integers would outgrow the model.
 
     A kernel has the integers in an order of its own, so they may be there twice: half of the file.
     """

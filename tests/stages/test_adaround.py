@@ -59,7 +59,7 @@ def test_gradient(beta: float) -> None:
 
 
 def test_small_layers_against_all_roundings() -> None:
-    """It comes near the best of the 2^7 ways to round each output down or up, GPTQ less so."""
+    """AdaRound comes near the best of 2^7 ways to round each output down or up, GPTQ less so."""
     ratios: list[Tensor] = []
     for seed in range(12):
         weight, gram, grid = problem(seed, 1, 4, 7)

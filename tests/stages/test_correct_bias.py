@@ -195,7 +195,7 @@ def test_statistics_by_batch_norms() -> None:
     found = other["middle"][1].double() - one["middle"][1].double()
     assert (found - expected).abs().max() <= 1.01 * step.max()
     assert expected.abs().max() > 20 * step.max()
-    # It is right about the mean error on data, as far as the data are normal.
+    # The correction is right about the mean error on data, as far as the data are normal.
     wanted = results(prepared, data())["middle:conv2d"]
     errors = [
         (results(jit_passes.convert(m), data())["middle:conv2d"] - wanted).square().mean()

@@ -227,7 +227,7 @@ HOWS = (
 
 @pytest.mark.parametrize("how", HOWS)
 def test_what_stays(how: str) -> None:
-    """There is nothing to equalize, and no factor comes in where it would change the function."""
+    """Nothing can be equalized, and no factor comes in where it would change the function."""
     torch.manual_seed(0)
     model = torch.jit.script(wild(Kept(how)))
     for data in (None, [100 * x for x in images()]):

@@ -151,7 +151,7 @@ def test_float_model_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_stages(model: torch.jit.ScriptModule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What measures a model before it is calibrated, and what compares two."""
+    """Stages that measure a model before it is calibrated, and that compare two."""
     reference = jit_passes.quantize_script(model, DATA, target="reference", mode="static")
     broken = wrap(Pipeline("broken", (break_relu,)).run(reference._c).module)
     blamed = r"runs in the original model, but not in the model made of it: .*test_faults\.py:"

@@ -157,7 +157,7 @@ def test_in_place_and_alone() -> None:
 
 
 def test_a_rule_for_one_of_the_methods() -> None:
-    """It says that other methods may have nothing of its kind."""
+    """The rule says that other methods may have nothing of its kind."""
     model = seeded(Coder)
     script, data = torch.jit.script(model), data_of(model)
     rule: dict[str, Any] = {"module": "encoder.0", "keep_float": True}
@@ -287,7 +287,7 @@ def test_state_in_common(methods: list[str], aliased: bool) -> None:
 
 
 def test_a_number_that_another_method_changes() -> None:
-    """It is no constant of a method that only reads it; two methods in float are as they were."""
+    """The number is no constant of a method that reads it; two methods in float stay."""
     model = torch.jit.script(Cached(aliased=False).eval())
     for methods in (["counted"], ["count"], ["count", "counted"]):
         joined = jit_passes.quantize_script(model, methods=methods, target="stock")
@@ -332,7 +332,7 @@ class Forked(nn.Module):
 
 
 def test_state_in_branches_of_their_own() -> None:
-    """They cannot be moved, and the error says which method, which attribute and what to do."""
+    """Branches cannot move; the error says which method, which attribute and what to do."""
     script = torch.jit.script(Forked().eval())
     message = "'forward' uses 'total', .* runs on its own .*: quantize one method alone"
     with pytest.raises(jit_passes.JitPassesError, match=message):

@@ -496,7 +496,7 @@ COUNTS: list[int] = []
 
 
 def test_random_modules_with_random_regions() -> None:
-    """The same results, gradients and writes, whatever is cut out."""
+    """Results, gradients and writes stay, whichever regions are cut out."""
     COUNTS.clear()
     assert check_change(outline_at_random, count=12, frontends=("script",)) > 12
     assert sum(COUNTS) > 20

@@ -261,7 +261,7 @@ def test_parts_on_their_way() -> None:
 
 
 def test_a_part_that_was_not_lowered() -> None:
-    """It stays a reference model, and the warning says how to change that."""
+    """The part stays a reference model, and the warning says how to change that."""
     prepared = jit_passes.calibrate(jit_passes.prepare(scripted()), X)
     model = torch.jit.script(Whole(jit_passes.convert(prepared)).eval())
     with pytest.warns(JitPassesWarning, match="'part' computes in float: lower it first"):

@@ -221,7 +221,7 @@ def test_more_data_and_int8(name: str, folder: Path, ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("name", [MERGED, IN_TURN])
 def test_errors_on_all(name: str, ranks: Ranks) -> None:
-    """They name the rank, and are raised on all."""
+    """Errors name the rank, and are raised on all."""
     for case, wanted in (
         ("bad", "JitPassesError: rank 1: calibration batch"),
         ("broken", "JitPassesError: rank 1: KeyError: "),
@@ -240,7 +240,7 @@ def test_other_models_and_no_data(ranks: Ranks) -> None:
 
 
 def test_models_that_are_unfit_on_one_rank(ranks: Ranks) -> None:
-    """That is found before there are data, and told to all."""
+    """The mistake is found before there are data, and told to all."""
     for found in ranks.values():
         assert found["unfit profile"].startswith("JitPassesError: rank 1: ")
         assert "training mode" in found["unfit profile"]

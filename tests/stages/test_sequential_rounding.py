@@ -29,7 +29,7 @@ def rows(seed: int, groups: int, count: int, inputs: int) -> tuple[Tensor, Tenso
 
 
 def test_weight_that_is_aimed_at() -> None:
-    """It is the solution of least squares with a row for each input that pulls to the weight."""
+    """The weight solves least squares with a row for each input that pulls to the weight."""
     sums, pairs = InputSums(), [rows(seed, 2, 30, 5) for seed in range(3)]
     for x, y in pairs:
         sums.add([x[:, :10], x[:, 10:]], [y[:, :10], y[:, 10:]])
@@ -150,7 +150,7 @@ def weights_of(model: torch.jit.ScriptModule) -> dict[str, Tensor]:
 
 
 def test_codes_of_each_layer() -> None:
-    """They are those of GPTQ with the inputs that the final codes in front of a layer give."""
+    """Codes are those of GPTQ with the inputs that the final codes in front of a layer give."""
     net, prepared, data = fork()
     made = jit_passes.convert(
         jit_passes.round_weights(prepared, data, how="gptq_sequential", damping=0.1)
@@ -182,7 +182,7 @@ def test_codes_of_each_layer() -> None:
 
 @pytest.mark.parametrize("how", ["gptq_sequential", "adaround_sequential"])
 def test_layers_that_share_a_pass(how: str) -> None:
-    """They have the codes that they have one by one, as little memory makes them."""
+    """Layers have the codes that they have one by one, as little memory makes them."""
     _, prepared, data = fork()
     both = (
         jit_passes.round_weights(prepared, data, how=how, memory=memory) for memory in (1, 2**30)

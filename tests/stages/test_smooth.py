@@ -269,7 +269,7 @@ def constants(model: torch.jit.ScriptModule) -> list[Tensor]:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """The same as the function, and an error where it has no data."""
+    """The command does as the function does, and gives an error where it has no data."""
     torch.jit.save(net(), tmp_path / "float.pt")
     np.savez(tmp_path / "data.npz", x=X.numpy())
     given = ["quantize", tmp_path / "float.pt", "--smooth", 0.5, "-o", tmp_path / "int8.pt"]

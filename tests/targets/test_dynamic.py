@@ -369,7 +369,7 @@ def test_rules_without_effect() -> None:
 
 
 def test_methods_of_a_quantizer() -> None:
-    """The same rules as calls, and a mode for all beside them."""
+    """Rules as calls, and a mode for all beside them."""
     quantizer = BackendQuantizer(Reference()).set_op("linear", LayerOptions(mode="dynamic"))
     prepared = jit_passes.prepare(script(seeded(Mixed)), quantizer=quantizer)
     assert [row.mode for row in jit_passes.coverage(prepared)] == ["static", "dynamic", "dynamic"]

@@ -121,7 +121,7 @@ def test_parity(target: str) -> None:
 
 
 def test_a_profile_is_for_static_places() -> None:
-    """It fills what calibration would, and a dynamic model takes any."""
+    """A profile fills the places that calibration would, and a dynamic model takes any."""
     model = script(seeded(Mixed))
     profile = jit_passes.profile(model, images())
     filled = jit_passes.quantize_script(model, profile=profile, config=MIXED, target="stock")

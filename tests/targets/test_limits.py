@@ -307,7 +307,7 @@ def test_axes_of_plans(mode: str) -> None:
 
 
 def test_nan_in_static_places() -> None:
-    """It has the lowest code; on stock it has another one."""
+    """NaN has the lowest code; on stock it has another one."""
     model = nn.Sequential(nn.Linear(4, 8)).eval()
     data = [torch.linspace(-1, 1, 64).reshape(16, 4)]
     low, nan = torch.zeros(1, 4), torch.zeros(1, 4)

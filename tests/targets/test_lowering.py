@@ -109,7 +109,7 @@ def test_many_groups(dims: int, channels: int, out: int, groups: int, bias: bool
 def test_remainders_of_groups(dims: int, engine: str) -> None:
     """FBGEMM takes 8 groups of 2 channels together, or 4 of 4, and is wrong for a remainder.
 
-    It writes beyond its memory too, so the test does not show what it gives.
+    The kernel writes beyond its memory too, so the test does not show its result.
     """
     kind = (nn.Conv2d, nn.Conv3d)[dims - 2]
     for channels, groups, window, fits in (

@@ -164,7 +164,7 @@ def test_close_to_float_and_to_the_reference(kind: str, options: dict[str, Any])
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize(("kind", "options"), [LAYERS[2], LAYERS[6]], ids=["lstm", "gru"])
 def test_equals_quantize_dynamic(kind: str, options: dict[str, Any], per_channel: bool) -> None:
-    """The same weights on the same kernels, for 7 bits, which PyTorch's way always takes."""
+    """Weights and kernels are PyTorch's, for 7 bits, which PyTorch's way always takes."""
     model = layer_of(kind, options)
     grid: dict[str, Any] = {"dtype": torch.qint8, "quant_min": -127, "quant_max": 127}
     if per_channel:
@@ -256,7 +256,7 @@ def test_traced_as_scripted() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    """They load with torch alone, and have about a quarter of the bytes."""
+    """Files load with torch alone, and have about a quarter of the bytes."""
 
     class Tagger(nn.Module):
         def __init__(self) -> None:
@@ -431,7 +431,7 @@ class Growing(nn.Module):
 
 @pytest.mark.parametrize("how", ["append", "element", "another", "nested"])
 def test_lists_that_the_model_changes(how: str) -> None:
-    """They stay attributes: each call finds what the ones before it left."""
+    """Lists stay attributes: each call finds the values that the calls before it left."""
     model = torch.jit.script(Growing(how).eval())
     frozen = jit_passes.Pipeline("freeze", ("freeze",)).run(model).module
     x = torch.randn(2, 4)

@@ -104,7 +104,7 @@ def batch(rows: int = 5) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize(("kind", "options"), [row for row in CELLS if "bias" not in row[1]])
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_equals_quantize_dynamic(kind: str, options: dict[str, Any], per_channel: bool) -> None:
-    """The same weights on the same grids, for 7 bits, which PyTorch's cells always take."""
+    """Weights and grids are PyTorch's, for 7 bits, which PyTorch's cells always take."""
     model = step_of(kind, options)
     grid: dict[str, Any] = {"dtype": torch.qint8, "quant_min": -127, "quant_max": 127}
     observer = (
@@ -361,7 +361,7 @@ def test_plain_layers(options: dict[str, Any], target: Any) -> None:
 
 
 def test_plain_layers_of_packed_sequences() -> None:
-    """They stay in float, and say why."""
+    """Plain layers stay in float, and say why."""
 
     class Packed(nn.Module):
         def __init__(self) -> None:

@@ -116,7 +116,7 @@ DEPTHWISE = (
 def test_weights_that_kernels_overflow_with(
     layer: object, refused: QuantizationSpec, why: str, allowed: QuantizationSpec, reduced: bool
 ) -> None:
-    """Whoever annotates them: codes that the kernel shifts, and pairs of products."""
+    """By any quantizer: codes that the kernel shifts, and pairs of products."""
     torch.manual_seed(0)
     model = nn.Sequential(layer()).eval()  # type: ignore[operator]
     with torch.no_grad():

@@ -2,7 +2,7 @@
 
 A process of its own, since some shapes end it. Usage: `torch_convolutions.py ENGINE CASES`, with
 the cases as JSON: input sizes, weight sizes, stride, padding, dilation, groups, zero point. Writes
-the largest error of each as a line, in steps of the result. It knows torch alone.
+the largest error of each as a line, in steps of the result. The program imports torch alone.
 """
 
 from __future__ import annotations

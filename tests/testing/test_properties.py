@@ -261,8 +261,8 @@ class Checker:
     def loses_writes(self, module: torch.jit.ScriptModule, expected: Mapping[str, Any]) -> bool:
         """Whether PyTorch removes a write to memory that dropout has given back.
 
-        It takes the result of dropout for a tensor of its own: when it compiles, from the second
-        run on, or where a pass has taken tuples apart. In eval mode it is the operand.
+        The executor takes the result of dropout for a tensor of its own: when it compiles, from
+        the second run on, or where a pass has taken tuples apart. In eval mode it is the operand.
         """
         if self.training or "dropout" not in self.drawn.source.lower():
             return False
@@ -305,7 +305,7 @@ class Checker:
         return found
 
     def know(self, subject: ModuleSubject) -> Known:
-        """What is known of the module, and a copy where nobody has looked what it computes."""
+        """Return the facts of the module, and a copy where nobody has looked at its results."""
         known, named = self.known, named_text(subject)
         if known is None or known.subject is not subject or known.named != named:
             known = Known(subject, named, graph_text(subject.module, self.method))
@@ -750,7 +750,7 @@ def asked_by(items: Iterable[Any]) -> frozenset[str]:
 def findings(request: pytest.FixtureRequest) -> Findings:
     """The checks that are asked for, of all modules.
 
-    They run on two processes, or in this one where tests share the cores already.
+    Checks run on two processes, or in this one where tests share the cores already.
     """
     here = (item for item in request.session.items if item.path == request.path)
     asked = asked_by(here)

@@ -394,7 +394,7 @@ def test_a_method_that_does_not_sign_its_places(script: torch.jit.ScriptModule) 
 
 
 def test_names_are_registered_once() -> None:
-    """The same class may be defined anew, as in a notebook; another one may not take its name."""
+    """A class may be defined anew, as in a notebook; another class may not take its name."""
     kinds: list[tuple[type[Any], str, type[Any]]] = [
         (Target, "mill", Mill),
         (Observer, "core_range", CoreRange),
@@ -423,7 +423,7 @@ def _local() -> type[Observer]:
 
 
 def test_a_class_without_a_name_has_its_path(script: torch.jit.ScriptModule) -> None:
-    """It does not go by the name of the one that it is derived from."""
+    """The class does not go by the name of the class that it is derived from."""
     data = batches()
 
     @dataclass(frozen=True)
@@ -520,7 +520,7 @@ def test_a_compiler_goes_all_the_way(script: torch.jit.ScriptModule, tmp_path: P
 
 
 def test_regions_that_a_compiler_leaves(script: torch.jit.ScriptModule) -> None:
-    """They are part of the model as they were, and its report says so."""
+    """Regions are part of the model as they were, and its report says so."""
     data = batches()
     for smallest, left in ((2, 3), (9, 3)):
         target = Kiln(smallest=smallest)

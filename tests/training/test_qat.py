@@ -223,7 +223,7 @@ class ByInterface(nn.Module):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_members_of_an_interface(method: str) -> None:
-    """They train as members of their class do, and keep their names."""
+    """Members of an interface train as members of their class do, and keep their names."""
     shape = (2, 4, 6, 6)
     model = torch.jit.script(seeded(ByInterface))
     own = [name for name, _ in model.named_parameters()]
@@ -258,7 +258,7 @@ class Forks(nn.Module):
 
 
 def test_forked_layers() -> None:
-    """They run in place, and are quantized, in training as afterwards."""
+    """Forked layers run in place, and are quantized, in training as afterwards."""
     shape = (2, 4, 6, 6)
     prepared = prepare_qat(torch.jit.script(seeded(Forks)))
     assert [row.name for row in jit_passes.coverage(prepared).int8] == ["side:conv2d", "own:conv2d"]
@@ -323,7 +323,7 @@ def test_a_weight_has_a_grid_for_each_batch_norm(method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_biases_are_derived(method: str, bias: bool) -> None:
-    """They have no parameters of their own, and end as integers of input times weight scale."""
+    """Biases have no parameters of their own, and end as integers of input times weight scale."""
 
     class Small(nn.Module):
         def __init__(self) -> None:

@@ -234,7 +234,7 @@ def test_a_scale_that_is_no_number(method: str, value: float) -> None:
 def test_a_scale_that_is_not_positive(
     method: str, value: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is put back, told and counted, and training goes on."""
+    """The scale is put back, told and counted, and training goes on."""
     model = prepare_qat(scripted(), fake_quantizer=method).train()
     model(batch(*IMAGES))
     assert scale_corrections(model) == 0

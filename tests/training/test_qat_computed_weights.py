@@ -330,7 +330,7 @@ class Biased(nn.Module):
 @pytest.mark.parametrize("computed", [False, True])
 @pytest.mark.parametrize("origin", ["scripted", "traced"])
 def test_biases_of_attention_train(computed: bool, origin: str) -> None:
-    """They are no constants of the graph: with quantization off, gradients are the model's."""
+    """Biases are no constants of the graph: with quantization off, gradients are the model's."""
     x = batch(2, 5, 8)
     eager = seeded(Biased(computed))
     model = compiled(copy.deepcopy(eager), x, origin)

@@ -80,7 +80,7 @@ def sharded(rank: int, world: int) -> list[dict[str, Any]]:
 
 
 def refusal_of_fully_shard() -> str:
-    """What PyTorch says of a ScriptModule, and of one within a module, line by line."""
+    """PyTorch's error about a ScriptModule, and about one within a module, line by line."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -314,7 +314,7 @@ NORMS: dict[str, tuple[Callable[[], nn.Module], bool]] = {
 @pytest.mark.parametrize("origin", ["scripted", "traced_in_training", "traced_in_eval"])
 @pytest.mark.parametrize("method", ["lsq", "moving_average"])
 def test_kinds_of_batch_norm(name: str, origin: str, method: str) -> None:
-    """They train as in float, freeze, and convert; where they fold, they are gone then."""
+    """Batch norms train as in float, freeze, and convert; where they fold, they are gone then."""
     make, folds = NORMS[name]
     shape = (5, 6) if name == "linear" else IMAGES
     eager, x = seeded(make()), batch(*shape)
@@ -473,7 +473,7 @@ def test_autocast(method: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_same_bits_again(method: str) -> None:
-    """The same seed, and the same with one thread as with two."""
+    """One seed gives equal bits, with one thread as with two."""
     threads = torch.get_num_threads()
     results = []
     try:

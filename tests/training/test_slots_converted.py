@@ -233,7 +233,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_stock_cannot(name: str) -> None:
-    """It stays float, with the reason in a warning, the report and the error if nothing is left."""
+    """The layer stays float, with the reason in a warning, the report and the error for nothing."""
     slots, reason = REFUSED[name]
     model = torch.jit.script(Chain())
     with pytest.warns(JitPassesWarning, match=reason), pytest.raises(JitPassesError, match=reason):
@@ -334,7 +334,7 @@ def test_untrained() -> None:
 
 
 def test_switches() -> None:
-    """Those of prepare_qat work: statistics stand still, observers and quantization go off."""
+    """Switches of prepare_qat work: statistics stand still, observers and quantization go off."""
     torch.manual_seed(0)
     result = quantize_slots(torch.jit.script(Net()), recipe="graffitist").train()
     result(X)

@@ -495,7 +495,7 @@ def test_activations_are_as_the_input_slot_says() -> None:
 
 
 def test_bias_without_a_slot() -> None:
-    """It is in steps of the sum of products, input scale * weight scale, int32."""
+    """The bias is in steps of the sum of products, input scale * weight scale, int32."""
     qat = trained(scripted("resnet"), input=8, weight=8, sum=8)
     reference = jit_passes.convert(qat)
     found = {one.name: one for one in jit_passes.encodings_of(reference)}

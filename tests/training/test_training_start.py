@@ -144,7 +144,7 @@ class TwoNorms(nn.Module):
 
 
 def test_a_parameter_of_two_places() -> None:
-    """It can start where all places have one rounding, and not where they part."""
+    """The parameter can start where all places have one rounding, and not where they part."""
     data = [batch(4, 4, 8, 8, seed=seed) for seed in range(8)]
     qat, calibrated = both(net_of(Twice), "gptq", data)
     jit_passes.start_from(qat, calibrated)

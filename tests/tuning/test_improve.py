@@ -82,7 +82,7 @@ def test_each_kept_step_lowers_the_loss() -> None:
 
 
 def test_recipe_is_a_configuration(tmp_path: Path) -> None:
-    """What the caller's says stays and is not tried otherwise; the file reads as it."""
+    """Options of the caller stay and are not tried otherwise; the file reads as the recipe."""
     config = {"version": 1, "stages": {"equalize": "weights"}, "global": {"weight": {"bits": 4}}}
     improved = jit_passes.improve(CASE.model(), batches(), config=config, **HOW)
     found = improved.configuration

@@ -211,7 +211,7 @@ class Tagger(nn.Module):
 
 @pytest.mark.parametrize("target", ["stock", "reference", "x86"])
 def test_operators_of_several_results(target: str) -> None:
-    """They have a name of their own, by which they are left out and tuned."""
+    """The operators have a name of their own, by which they are left out and tuned."""
     torch.manual_seed(0)
     model, data = torch.jit.script(Tagger().eval()), [torch.randint(0, 30, (3, 7, 4))]
     found = jit_passes.sensitivity(model, data, target=target)

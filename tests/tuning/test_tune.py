@@ -141,7 +141,7 @@ def test_text() -> None:
 
 
 def test_deterministic_and_resumed(tmp_path: Path) -> None:
-    """The same text each time; a file of scores makes the second run measure nothing."""
+    """Each run gives equal text; a file of scores makes the second run measure nothing."""
     case, file = PLANTED["attention"], tmp_path / "scores.jsonl"
     first, again = tuned_of(case, resume=file), tuned_of(case)
     assert str(first) == str(again)

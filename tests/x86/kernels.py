@@ -25,7 +25,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Form(IntEnum):
-    """Those of the kernels, in order; each is tested where the processor has its instructions."""
+    """Forms of the kernels, in order; each is tested where the processor has its instructions."""
 
     PLAIN = 0
     AVX2 = 1

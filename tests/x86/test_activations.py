@@ -110,7 +110,7 @@ def test_one_plan(function: Callable[[Tensor], Tensor], mode: str) -> None:
 
 
 def test_nested() -> None:
-    """What one activation gives, another one reads."""
+    """Activations that read the results of others."""
     _, script = traced(lambda x: gelu_new(hard_swish(swish(x))))
     result = jit_passes.run_pass("gather_operators", torch.jit.freeze(script))
     kinds = [node.kind() for node in result.graph.nodes() if "aten::" in node.kind()]

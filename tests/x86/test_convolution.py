@@ -244,7 +244,7 @@ def test_convolution_forms_agree(case: Case, at_front: bool, form: int) -> None:
 @forms
 @cases
 def test_sum_behind_a_convolution(case: Case, form: int) -> None:
-    """It is rounded once, to the code next to the sum of products and residual."""
+    """The sum is rounded once, to the code next to the sum of products and residual."""
     rng = np.random.default_rng(8)
     prepared = Prepared(case, form)
     multiplier, offset = prepared.scales()

@@ -88,7 +88,7 @@ def test_rows(shape: tuple[int, int], range_form: int, per_row: bool, form: int)
 @forms
 @ranges
 def test_numbers_that_are_not_finite(range_form: int, form: int) -> None:
-    """They spoil the grid of their row, and no other, which has that of the finite numbers."""
+    """A number that is not finite spoils the grid of its row, and of no other row."""
     x = np.random.default_rng(0).normal(0, 1, (1, 1, 1, 5, 100)).astype(np.float32)
     for per_row, place in itertools.product((False, True), (0, 69, 99)):
         x[..., 3, place] = 0

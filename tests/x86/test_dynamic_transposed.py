@@ -64,7 +64,7 @@ def test_one_layer(seed: int, form: tuple[str, str]) -> None:
 
 
 def test_results_that_no_tap_reaches() -> None:
-    """They hold the bias, and what is added."""
+    """Results hold the bias, and the operand that is added."""
     torch.manual_seed(0)
     net = Dynamic(nn.ConvTranspose2d(3, 5, 1, 3))
     plan, x = plan_of(traced(net, torch.randn(1, 3, 4, 4))), torch.randn(2, 3, 6, 5)

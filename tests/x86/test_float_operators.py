@@ -227,7 +227,7 @@ def test_long_products() -> None:
 
 
 def test_products_between_dynamic_operators() -> None:
-    """They stay in float, and so the model asks for no data."""
+    """Products stay in float, and so the model asks for no data."""
 
     class Powers(nn.Module):
         def __init__(self) -> None:

@@ -182,7 +182,7 @@ class Parts(nn.Module):
 
 
 class Layers(nn.Module):
-    """The same of layers of their own, with the number of heads given."""
+    """Masked attention of layers of their own, with the number of heads given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def test_an_open_number_of_tokens(packed: bool, branches: bool, how: str, tokens
 
 
 class Told(nn.Module):
-    """The same with a number of tokens that the caller gives, or leaves open with -1."""
+    """A mask for a number of tokens that the caller gives, or leaves open with -1."""
 
     def __init__(self) -> None:
         super().__init__()

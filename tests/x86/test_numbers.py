@@ -206,7 +206,7 @@ class Between(nn.Module):
 
 @pytest.mark.parametrize("form", ["traced", "scripted"])
 def test_sizes_of_codes_of_another_plan(form: str) -> None:
-    """They come in as they are, not as they were in front of quantize, which nobody else has."""
+    """Codes come in as they are, not as they were in front of quantize, which nobody else has."""
     torch.manual_seed(0)
     data = [torch.randn(2, 3, 9, 12), torch.randn(1, 3, 7, 7)]
     more = [torch.randn(3, 3, 8, 11)]
@@ -235,7 +235,7 @@ class Halves(ByValue):
 
 
 def test_sizes_by_value() -> None:
-    """One that follows from all others is in the plan; others stay outside."""
+    """A size that follows from all others is in the plan; others stay outside."""
     torch.manual_seed(0)
     data = [(torch.randn(64, 8), torch.tensor(4)), (torch.randn(99, 8), torch.tensor(4))]
     in_plans(ByValue().eval(), "scripted", "static", data, [])
@@ -324,7 +324,7 @@ def test_results_of_one_number() -> None:
 
 @pytest.mark.parametrize("form", ["traced", "scripted"])
 def test_the_token_of_a_class(form: str) -> None:
-    """It is repeated for each image within the plan."""
+    """The token is repeated for each image within the plan."""
 
     class Classifier(nn.Module):
         def __init__(self) -> None:

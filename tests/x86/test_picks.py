@@ -110,7 +110,7 @@ def test_gather(shape: tuple[int, ...], axis: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("wrong", [-1, 12])
 def test_gather_beyond_the_end(wrong: int, threads: int) -> None:
-    """It is an error, on all threads, and the next call is right."""
+    """An index beyond the end is an error, on all threads, and the next call is right."""
     x, index = torch.randn(64, 12, 16), torch.randint(12, (64, 3, 16))
     lowered = in_one_plan(lambda y, i: torch.gather(F.layer_norm(y, [16]), 1, i), x, index)
     bad = index.clone()
@@ -206,7 +206,7 @@ def test_log_softmax_between_layers() -> None:
 
 @pytest.mark.parametrize("number", [1e39, 1e300])
 def test_numbers_beyond_float32(number: float) -> None:
-    """They are infinite there, as in the float model, and no error."""
+    """Numbers beyond float32 are infinite there, as in the float model, and no error."""
     model = torch.jit.trace(Between(lambda y: y * number).eval(), torch.randn(3, 16))
     lowered = jit_passes.quantize_script(model, mode="dynamic", target="x86")
     assert not lowered(torch.randn(3, 16)).isfinite().any()

@@ -114,7 +114,7 @@ def test_forms(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["both", "around"])
 def test_inputs_of_any_layout(form: str) -> None:
-    """Those that are not contiguous, and of other dtypes, are copied."""
+    """Inputs that are not contiguous, and of other dtypes, are copied."""
     torch.manual_seed(0)
     _, reference = converted(Around(form).eval(), batches(3, 7, WIDTH))
     lowered = jit_passes.lower(reference, target="x86")

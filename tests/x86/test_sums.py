@@ -135,7 +135,7 @@ def test_other_targets_round() -> None:
 
 @pytest.mark.parametrize("by", ["layer", "value"])
 def test_a_rule_for_the_result(by: str) -> None:
-    """It says how a result is quantized, so it is."""
+    """The rule says how a result is quantized, so it is."""
     torch.manual_seed(0)
     options = TensorOptions(calibration=MinMax())
     model, quantizer = Sum(SUMS["one after the other"][0], 3, 2), X86().quantizer()

@@ -234,7 +234,7 @@ class Wide(nn.Module):
 
 
 def test_an_operator_that_a_plan_refuses() -> None:
-    """It stays as it is, with the reason; what is before and behind it is compiled."""
+    """The operator stays as it is, with the reason; operators before and behind it are compiled."""
     x = images(5, 4)
     reference, lowered = stages(Wide(), x)
     rows = {row.name: row for row in jit_passes.coverage(lowered)}
@@ -393,7 +393,7 @@ def test_weights_of_one_sign(sign: int) -> None:
 
 
 def test_a_region_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays as it is where the target gives none. A plan that cannot be built is an error."""
+    """The region stays where the target gives no plan. A plan that cannot be built is an error."""
     x = images()
     reference, _ = stages(Around(torch.relu), x)
     with monkeypatch.context() as patch:

@@ -203,7 +203,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refusals(kind: str) -> None:
-    """It stays in float, the report says why, and the rest is on integers."""
+    """The module stays in float, the report says why, and the rest is on integers."""
     torch.manual_seed(0)
     options, reason = REFUSED[kind]
     net = Block("unbind", **options).eval()

@@ -241,7 +241,7 @@ KINDS = ["layer_norm", "softmax", "add", "sub", "mean", "matmul", "cat", "roll",
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_operators_of_fewer_axes(kind: str, mode: str) -> None:
-    """They stay outside of plans, and plans run."""
+    """The operators stay outside of plans, and plans run."""
     torch.manual_seed(0)
     net = Many(kind).eval()
     data = [torch.randn(2, 8, 8, 16) for _ in range(2)]

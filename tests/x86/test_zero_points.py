@@ -139,7 +139,7 @@ def test_products_of_matrices(zero: int, form: int, transposed: bool) -> None:
 @zero_points
 @pytest.mark.parametrize("channels", [9, 64, 130])
 def test_norms_and_softmax(zero: int, form: int, channels: int) -> None:
-    """These are not exact, so codes are next to what they stand for."""
+    """Functions are not exact, so codes are next to the exact ones."""
     codes = random(1, 1, 2, 3, channels)
     codes_in = CodeRange(LOW, HIGH, zero)
     image, out = Image.of(codes), Image(codes.shape)

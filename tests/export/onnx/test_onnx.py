@@ -338,7 +338,7 @@ def test_results_that_are_arguments(names: list[str] | None, tmp_path: Path) -> 
     ],
 )
 def test_names_that_results_cannot_have(names: list[Any], words: str, tmp_path: Path) -> None:
-    """They are refused before anything is written."""
+    """Wrong names are refused before anything is written."""
     args, path = (torch.randn(2, 3), torch.randn(4)), tmp_path / "model.onnx"
     with pytest.raises(jit_passes.errors.ArgumentError, match=f"output_names has {words}"):
         export_onnx(script(Same()), path, args, output_names=names)

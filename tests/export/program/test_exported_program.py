@@ -213,7 +213,7 @@ class PadsBySize(nn.Module):
 
 
 def test_numbers_that_a_trace_has_as_tensors() -> None:
-    """They are known, so the padding is constant; results are tensors of the dtypes as before."""
+    """The numbers are known, so the padding is constant; results keep their dtypes."""
     x = torch.randn(2, 2, 8, 9)
     model: Any = torch.jit.trace(
         PadsBySize().eval(), x, check_trace=False

@@ -113,7 +113,7 @@ def test_a_value_quantized_twice_in_a_row_keeps_both_roundings(tmp_path: Path) -
 
 @pytest.mark.parametrize("function", [nn.ConstantPad2d((0, 1, 2, 1), 0.0), nn.ReflectionPad2d(1)])
 def test_onnx_runtime_pads_between_convolutions(function: nn.Module, tmp_path: Path) -> None:
-    """It has channels last there, and the padding moves with its axes."""
+    """The file has channels last there, and the padding moves with its axes."""
     batches = data(2, 4, 8, 8)
     model = quantized(Between(function), batches, "onnxruntime")
     kinds, found = fused(model, batches[0], tmp_path)
@@ -245,7 +245,7 @@ class Sum(nn.Module):
 def test_openvino_adds_within_a_convolution(
     function: nn.Module, high: float | None, tmp_path: Path
 ) -> None:
-    """It rounds nothing between the two, and saturates as the sum does."""
+    """OpenVINO rounds nothing between the two, and saturates as the sum does."""
     batches = data(2, 4, 8, 8)
     names = {"ReLU": "function:relu", "ReLU6": "function:clamp", "Identity": "add"}
     rule = {"value": names[function._get_name()], "range": [-0.25, high]}
@@ -334,7 +334,7 @@ class TwiceLinear(nn.Module):
 def test_openvino_gets_a_weight_for_each_call_of_a_convolution(
     make: Any, shape: tuple[int, ...], copied: list[str], tmp_path: Path
 ) -> None:
-    """It multiplies a weight that several read for one of them, and adds within none."""
+    """OpenVINO multiplies a weight of several calls for one of them, and adds within none."""
     batches = data(*shape)
     torch.manual_seed(0)
     model, path = quantized(make(), batches, "openvino"), tmp_path / "model.onnx"
@@ -662,7 +662,7 @@ def written(model: Any, x: Tensor, path: Path) -> list[Tensor]:
 def test_openvino_gets_forms_that_it_computes_rightly(
     network: nn.Module, shape: tuple[int, ...], count: dict[str, int], tmp_path: Path
 ) -> None:
-    """It takes wrong elements of the constants, and leaves an axis in the part."""
+    """OpenVINO takes wrong elements of the constants, and leaves an axis in the part."""
     batches = data(*shape)
     model, path = quantized(network, batches, "openvino"), tmp_path / "model.onnx"
     _, found = written(model, batches[0], path)

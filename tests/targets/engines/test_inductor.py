@@ -92,7 +92,7 @@ pytestmark = [
 def compiled(model: torch.jit.ScriptModule, x: Tensor) -> tuple[Any, Any]:
     """Return the result of a compiled program, and how many operators Inductor has lowered.
 
-    It is called twice, with equal arguments, which it must leave as they are.
+    The program is called twice, with equal arguments, which it must leave as they are.
     """
     from torch._dynamo.utils import counters
 

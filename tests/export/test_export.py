@@ -31,6 +31,7 @@ from jit_passes.export import (
     to_nni,
     to_tensorrt,
 )
+from tests.advice import traced_branches
 
 GOLDEN = struct.unpack(">f", bytes.fromhex("3c010a14"))[0]  # 0.0078759...
 
@@ -874,6 +875,7 @@ class Nested(nn.Module):
 NESTED = {"version": 1, "rules": [{"module": "few", "input": {"bits": 4}}]}
 
 
+@traced_branches
 @pytest.mark.parametrize("trace", [False, True], ids=["script", "trace"])
 def test_one_name_for_a_value(trace: bool, tmp_path: Path) -> None:
     """At all stages, from files, lowered, in all reports, and where the user gives names."""

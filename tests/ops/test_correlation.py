@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from torch.library import opcheck
 
 import jit_passes  # noqa: F401  registers the operators
+from tests.advice import even_kernels
+
+pytestmark = even_kernels
 
 correlation = torch.ops.jit_passes.correlation
 add_bias = torch.ops.jit_passes.add_bias

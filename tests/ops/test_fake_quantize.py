@@ -248,7 +248,6 @@ def test_as_pytorch_per_channel(axis: int) -> None:
     assert torch.equal(ours.grad, theirs.grad)
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per")
 @pytest.mark.parametrize("scale", [0.0235, 0.25, 0.028209442])
 @pytest.mark.parametrize("zero", [0, 7, 107])
 def test_as_quantize_and_dequantize(zero: int, scale: float) -> None:

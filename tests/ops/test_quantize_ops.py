@@ -12,7 +12,6 @@ from torch import Tensor
 import jit_passes  # noqa: F401  registers the operators
 from tests.codes import ROUNDS_STEPS, code_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per")
 quantize = torch.ops.jit_passes.quantize
 dequantize = torch.ops.jit_passes.dequantize
 quantize_per_channel = torch.ops.jit_passes.quantize_per_channel

@@ -161,6 +161,8 @@ class Case:
         return y.detach(), grad
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce\\(\\) is in beta:UserWarning")
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter:UserWarning")
 @pytest.mark.parametrize("schema", schemas(), ids=title)
 def test_functional_forms(schema: Any) -> None:
     """The operator that the pass makes has the result, the dtype and the gradient.

@@ -20,10 +20,13 @@ import jit_passes
 from jit_passes import _C
 from jit_passes.graph.view import GraphView
 from jit_passes.passes.subject import wrap
+from tests.advice import even_kernels
 from tests.compare import assert_close as assert_close_leaves
 from tests.compare import assert_same, call
 from tests.models import BASIC, Case
 from tests.seeds import in_turns
+
+pytestmark = even_kernels
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-13}
 DIALECT = {"jit_passes::correlation", "jit_passes::add_bias"}

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import jit_passes
+from tests.advice import even_kernels, projections
 from tests.compare import Args, assert_arguments, assert_close, assert_same, call, clone, leaves
 from tests.models import CASES, Case
 from tests.models.case import FLOOR
@@ -23,7 +24,7 @@ from tests.processes import run_fresh
 from tests.processor import VNNI, decibels_here
 
 # Results are shared, also by the files of all of them.
-pytestmark = pytest.mark.xdist_group("floor")
+pytestmark = [pytest.mark.xdist_group("floor"), even_kernels, projections]
 
 TARGET = "stock"  # the one whose files load without the package
 CALIBRATION_BATCHES = 8

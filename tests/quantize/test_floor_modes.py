@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import jit_passes
+from tests.advice import even_kernels, projections
 from tests.compare import assert_arguments, assert_close, assert_same
 from tests.models import CASES, Case
 from tests.processor import decibels_here
@@ -36,8 +37,9 @@ from tests.quantize.test_floor import (
 from tests.seeds import in_turns
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
     pytest.mark.xdist_group("floor"),  # the models are those that test_floor.py has scripted
+    even_kernels,
+    projections,
 ]
 
 LOWERED = 28.0

@@ -12,10 +12,13 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes.targets import Stock
+from tests.advice import traced_branches
 from tests.compare import assert_codes, sqnr
 from tests.plans import last_step
 from tests.quantizing import ENGINES
 from tests.seeds import seeds
+
+pytestmark = traced_branches
 
 BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
     "nothing": lambda x: x,

@@ -22,7 +22,6 @@ from tests.processor import BITS, VNNI, bits_here
 from tests.quantizing import seeded
 
 TARGETS = ("reference", "stock", "x86")
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 
 
 def script(model: nn.Module) -> torch.jit.ScriptModule:

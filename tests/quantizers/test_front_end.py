@@ -19,7 +19,6 @@ from tests.quantizing import seeded
 
 TARGETS = ("reference", "stock", "x86")
 RATE = 16000
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 
 
 def filterbank(bins: int, bands: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch.ao import quantization as eager
 
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning, RewriteRule
+from tests.advice import traced_branches
 from tests.compare import sqnr
 from tests.qat_nets import batch, reloaded, seeded
 
@@ -89,7 +90,10 @@ PARTS: dict[str, Callable[[], nn.Module]] = {
 }
 OURS = ("x86", "stock", "reference", "x86_dynamic", "stock_dynamic")
 OPERATORS = {"part.conv", "part.fc"}
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),
+    traced_branches,
+]
 
 
 @cache

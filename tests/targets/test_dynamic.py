@@ -34,7 +34,6 @@ ENGINES = [e for e in ("x86", "fbgemm", "onednn", "qnnpack") if e in AVAILABLE]
 TOLERANCE = 2e-6  # of the largest result: sums of products are rounded to float32 in another order
 # A number on the border of two codes may then get the other one in the next operator.
 BEHIND_OTHERS = 0.02
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 
 
 class Net(nn.Module):

@@ -18,7 +18,6 @@ from tests.quantizing import seeded
 from tests.targets.test_dynamic import MIXED, Mixed, Net, close, kinds, script
 
 TARGETS = ["reference", "stock", "x86"]
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 
 
 def images() -> list[Tensor]:

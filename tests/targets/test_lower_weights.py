@@ -18,7 +18,6 @@ from tests.processes import run_python
 from tests.processor import bits_here
 from tests.specification.test_weight_groups import alone, reference_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per")
 EXACT = Stock(bfloat16_weights=False)
 OPTIONS: list[dict[str, Any]] = [
     {"bits": 8},

@@ -13,6 +13,7 @@ from torch.optim.swa_utils import update_bn
 
 import jit_passes
 from jit_passes.errors import JitPassesError
+from tests.advice import traced_branches
 from tests.qat_nets import METHODS, Net, Plain, batch
 
 Model = torch.jit.ScriptModule
@@ -33,6 +34,7 @@ def traced(net: nn.Module) -> Model:
     return torch.jit.trace(net.train(), DATA[0], check_trace=False)
 
 
+@traced_branches
 @pytest.mark.parametrize(
     ("make", "momentum"),
     [  # A trace keeps the factor of its one batch, which is another one without momentum.

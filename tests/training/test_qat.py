@@ -29,6 +29,7 @@ from jit_passes.training.parameters import (
     quantization_parameters,
 )
 from jit_passes.training.prepare import prepare_qat
+from tests.advice import traced_branches
 from tests.qat_nets import (
     METHODS,
     ORIGINS,
@@ -639,6 +640,7 @@ def test_saved_model_is_the_same(tmp_path: Any) -> None:
     assert reloaded(loaded)
 
 
+@traced_branches
 def test_attention_drops_out_in_training_alone() -> None:
     """Of a trace in training mode, which has the share of its attention as a number."""
     layer = nn.TransformerEncoderLayer(6, 1, 8, 0.2, batch_first=True).train()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes.targets import X86
+from tests.advice import traced_branches
 from tests.compare import sqnr
 from tests.plans import Grid, plan_of, plans_in, traced
 from tests.seeds import seeds
@@ -201,7 +202,7 @@ class Chain(nn.Module):
         return x
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@traced_branches
 @pytest.mark.parametrize("seed", seeds(60))
 def test_chains_of_products_are_exact(seed: int) -> None:
     torch.manual_seed(seed)

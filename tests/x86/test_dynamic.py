@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from benchmarks.models.encoder import Encoder
+from tests.advice import traced_branches
 from tests.codes import codes_of
 from tests.compare import sqnr
 from tests.plans import Called, Grid, Weighted, plan_of, traced
@@ -162,6 +163,7 @@ def test_each_token_has_a_scale_by_default() -> None:
         assert sqnr(script(x), together) > 37
 
 
+@traced_branches
 def test_scales_of_other_layers_by_default() -> None:
     """Pixels are no tokens, and kernels of recurrent layers have one scale."""
 

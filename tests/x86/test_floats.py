@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes.targets import X86
+from tests.advice import traced_branches
 from tests.plans import Called, Grid, Weighted, plan_of, traced
 from tests.seeds import seeds
 from tests.x86.test_state import mutate, restored
@@ -79,7 +80,7 @@ class Sums(nn.Module):
         return self.out(self.last(self.grids[2](given))), given
 
 
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@traced_branches
 @pytest.mark.parametrize("seed", seeds(80))
 def test_sums_are_exact(seed: int) -> None:
     torch.manual_seed(seed)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jit_passes
+from tests.advice import traced_branches
 from tests.compare import sqnr
 from tests.plans import Grid, plan_of, plans_in, traced
 from tests.seeds import seeds
@@ -234,6 +235,7 @@ class Halves(ByValue):
         return self.last(y.reshape(x.shape[0], 4, 4))
 
 
+@traced_branches
 def test_sizes_by_value() -> None:
     """A size that follows from all others is in the plan; others stay outside."""
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes.graph.view import GraphView
+from tests.advice import traced_branches
 from tests.compare import sqnr
 from tests.plans import plan_of, plans_in, scripted
 from tests.x86.test_numbers import SUM
@@ -54,6 +55,7 @@ class Attention(nn.Module):
         return (q / q.size(-1) ** 0.25) @ (k / k.size(2) ** 0.25)
 
 
+@traced_branches
 @pytest.mark.parametrize("mode", ["auto", "static"])
 @pytest.mark.parametrize("form", ["scripted", "traced"])
 @pytest.mark.parametrize("way", ["fused", "causal", "power", "root", "inverse", "both"])

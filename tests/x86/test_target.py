@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import _C, JitPassesError, PassError
 from jit_passes.targets import X86
+from tests.advice import even_kernels
 from tests.processes import run_code
 
 Function = Callable[[Tensor], Tensor]
@@ -117,6 +118,7 @@ FUNCTIONS: dict[str, tuple[Function, int]] = {
 }
 
 
+@even_kernels
 @pytest.mark.parametrize("name", [*LAYERS, *FUNCTIONS])
 def test_operators(name: str) -> None:
     """All of the model is one plan; few values are a step from the reference model's."""

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes.targets import X86
+from tests.advice import traced_branches
 from tests.compare import sqnr
 from tests.plans import Grid, plan_of, traced
 from tests.x86.test_plan import assert_equal
@@ -324,6 +325,7 @@ def test_sizes_one_by_one(form: str, mode: str) -> None:
             assert sqnr(layer(given), quantized(given)) > 25
 
 
+@traced_branches
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("layers", [2, 3])
 def test_traced_with_gradients(layers: int, norm_first: bool) -> None:

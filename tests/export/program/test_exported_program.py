@@ -19,6 +19,7 @@ from benchmarks.models.resnet import BasicBlock, ResNet
 from jit_passes import JitPassesError, to_exported_program
 from jit_passes.errors import ArgumentError
 from jit_passes.testing import random_modules
+from tests.advice import decomposes
 from tests.compare import call, clone, leaves
 from tests.export.loops import LOOPS
 from tests.models import CASES, Case
@@ -282,6 +283,7 @@ class Rewrites(nn.Module):
         return y
 
 
+@decomposes
 def test_branches_give_back_what_they_write_to() -> None:
     """No branch writes to its operands, which decompositions of torch 2.13 fail on."""
     model = script(Rewrites())

@@ -15,6 +15,7 @@ from torch.export import Dim, export
 import jit_passes
 from jit_passes import JitPassesError, from_exported_program, to_exported_program
 from jit_passes.command_line import main
+from tests.advice import decomposes
 from tests.compare import call, clone, leaves
 from tests.engines import Network, data, quantized
 from tests.export.loops import LOOPS
@@ -147,6 +148,7 @@ class Counts(nn.Module):
         return x * self.weight * self.calls + self.last
 
 
+@decomposes
 @pytest.mark.parametrize(("decomposed", "shares"), [(False, False), (False, True), (True, False)])
 def test_the_state_of_a_model_is_its_own(decomposed: bool, shares: bool) -> None:
     """Calls of the model and of the program count apart; they have parameters in common.
@@ -174,6 +176,7 @@ def test_buffers_that_stay_are_shared() -> None:
     assert model.running_mean.data_ptr() == program.state_dict["running_mean"].data_ptr()
 
 
+@decomposes
 def test_decomposed_programs_have_layers() -> None:
     """Convolutions and batch norms are themselves again, so that they are folded and quantized."""
     batches = data(2, 3, 8, 8)

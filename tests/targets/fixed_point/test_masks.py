@@ -17,6 +17,7 @@ from jit_passes import JitPassesWarning
 from jit_passes.export.c.reading import read_program
 from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
+from tests.advice import traced_branches
 from tests.export.c.test_c import check
 from tests.export.test_vectors import check as check_vectors
 from tests.integer_oracle import multiplier_of
@@ -154,6 +155,7 @@ def check_shares(lowered: Any, target: FixedPoint, hidden: Tensor, empty: bool =
     assert len(np.unique(codes.result)) > 8
 
 
+@traced_branches
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_spellings(spelling: str) -> None:
     target = FixedPoint("shift")
@@ -210,6 +212,7 @@ class Layer(nn.Module):
         return y
 
 
+@traced_branches
 @pytest.mark.parametrize(
     ("module", "script"),
     [(Encoder, False), (Layer, True)],

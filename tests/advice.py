@@ -10,6 +10,7 @@ even_kernels = pytest.mark.filterwarnings(
 projections = pytest.mark.filterwarnings(
     "ignore:LSTM with projections is not supported:UserWarning"
 )
+nested_tensors = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 # PyTorch's about its own code, where a test decomposes a program.
 decomposes = pytest.mark.filterwarnings("ignore:.*LeafSpec.. is deprecated:FutureWarning")
 # Of models whose branches go by sizes, which a trace fixes.

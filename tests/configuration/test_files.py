@@ -160,7 +160,7 @@ def test_observers_of_the_callers_own_are_written_with_their_path() -> None:
 
     mine = Configuration(LayerOptions(input=options(calibration=Mine((0.5, 2.0)))))
     text = write_configuration(mine)
-    assert "test_configuration_files:test_observers_of_the_callers_own" in text
+    assert "tests.configuration.test_files:test_observers_of_the_callers_own" in text
     assert read_configuration(text) == mine
 
 

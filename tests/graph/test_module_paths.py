@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes.export import encodings_of, to_aimet, to_nni
 from jit_passes.stages.normalize import normalized_graph
+from tests.advice import traced_branches
 
 X = torch.linspace(-1, 1, 32).reshape(2, 4, 4)
 
@@ -288,6 +289,7 @@ def nodes_of_passes(module: Any) -> list[Any]:
     return seen
 
 
+@traced_branches
 @pytest.mark.parametrize("make", MODELS)
 def test_modules_of_nodes(make: type[nn.Module], tmp_path: Path) -> None:
     """After freezing and after inlining, from every frontend."""

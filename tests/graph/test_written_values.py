@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes.graph.view import GraphView
+from tests.advice import traced_branches
 
 
 class ListsApart(nn.Module):
@@ -81,6 +82,7 @@ def test_no_write_is_missed(module: type[nn.Module]) -> None:
     assert "sigmoid" in found or module is InTuples
 
 
+@traced_branches
 def test_lists_are_told_apart() -> None:
     found = written(ListsApart())
     assert not found & {"gru", "relu", "neg", "stack"}

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jit_passes
+from tests.advice import traced_branches
 from tests.processor import VNNI
 
 
@@ -111,6 +112,7 @@ class Cached(nn.Module):
         return self.two(torch.cat([torch.tensor([], dtype=x.dtype), self.one(x)], dim=-2))
 
 
+@traced_branches
 @pytest.mark.parametrize("target", ["stock", "x86", "reference"])
 @pytest.mark.parametrize("mode", ["static", "dynamic", "weight_only"])
 def test_a_cache_of_nothing(mode: str, target: str) -> None:

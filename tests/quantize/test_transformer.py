@@ -12,15 +12,12 @@ from torch import Tensor, nn
 
 import jit_passes
 from jit_passes.stages.normalize import normalize
-from tests.advice import traced_branches
+from tests.advice import nested_tensors, traced_branches
 from tests.processor import decibels_here
 from tests.qat_nets import makes_scales_positive
 from tests.quantizing import seeded
 
-pytestmark = [
-    traced_branches,
-    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
-]
+pytestmark = [nested_tensors, traced_branches]
 FUSED = (
     "_transformer_encoder_layer_fwd",
     "_native_multi_head_attention",

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes import JitPassesWarning
+from tests.advice import nested_tensors
 from tests.compare import sqnr
 from tests.quantizing import seeded
 
@@ -247,6 +248,7 @@ def test_learned_filters_are_quantized(form: Any) -> None:
     assert floats_of(form(Filters("learned"), WAVE)) == []
 
 
+@nested_tensors
 def test_buffers_that_are_no_plain_tensors() -> None:
     """A sparse or a nested one is in nobody's way."""
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes.targets import Stock
+from tests.advice import even_kernels
 from tests.compare import sqnr
 from tests.operators import Apply, Pair, quantize_operator
 
@@ -131,6 +132,7 @@ def test_remainders_of_groups(dims: int, engine: str) -> None:
         assert sqnr(wanted, found) > 30 if fits else torch.equal(wanted, found)
 
 
+@even_kernels
 def test_padding_of_three_axes_stays_float() -> None:
     """PyTorch cannot pad what its int8 Conv3d gives: 'same' with even windows is such a pad."""
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from jit_passes import JitPassesError
 from jit_passes.export.c.reading import read_program
 from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
+from tests.advice import traced_branches
 from tests.export.c.test_c import check
 from tests.export.test_vectors import check as check_vectors
 from tests.targets.fixed_point.test_fixed_point import ROUNDED, Watch
@@ -205,6 +206,7 @@ def lowered_groups(norm: nn.Module, target: FixedPoint) -> Any:
     return jit_passes.lower(jit_passes.convert(prepared))
 
 
+@traced_branches
 @pytest.mark.parametrize("rounding", [*ROUNDINGS, "double_round"])
 @pytest.mark.parametrize("name", NORMS)
 def test_groups_equal_integers(name: str, rounding: str) -> None:
@@ -212,6 +214,7 @@ def test_groups_equal_integers(name: str, rounding: str) -> None:
     check_groups(lowered_groups(norm, target), norm, images(1)[0], target)
 
 
+@traced_branches
 @pytest.mark.parametrize("name", ["groups", "channels alone"])
 def test_gcc_gives_the_codes_of_groups(name: str, tmp_path: Path) -> None:
     lowered = lowered_groups(NORMS[name](), FixedPoint(rounding="double_round"))
@@ -223,6 +226,7 @@ def test_gcc_gives_the_codes_of_groups(name: str, tmp_path: Path) -> None:
     assert not (tmp_path / "large").exists()
 
 
+@traced_branches
 def test_refusals() -> None:
     module = Norm().eval()
     with torch.no_grad():

@@ -16,6 +16,7 @@ from jit_passes.passes.pipeline import FOLD_NUMBERS
 from jit_passes.stages.normalize import normalize
 from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.functions import quantize_moved
+from tests.advice import projections, traced_branches
 from tests.export.c.test_c import check
 from tests.integer_oracle import Oracle
 from tests.targets.fixed_point.test_fixed_point import ROUNDED, Watch
@@ -87,6 +88,7 @@ def tabled(reference: Any) -> Any:
 OPTIONS = [(1, 0, 1, 1, 0), (1, 0, 0, 1, 1), (2, 1, 1, 0, 0), (2, 1, 0, 1, 1), (3, 0, 1, 1, 0)]
 
 
+@traced_branches
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("steps", [1, STEPS])
 def test_steps_are_the_layers(kind: str, steps: int) -> None:
@@ -111,6 +113,7 @@ def test_steps_are_the_layers(kind: str, steps: int) -> None:
             torch.testing.assert_close(own, expected)
 
 
+@traced_branches
 @pytest.mark.parametrize(
     ("kind", "requantization", "rounding"),
     [
@@ -138,6 +141,7 @@ def test_equals_the_oracle(kind: str, requantization: str, rounding: str) -> Non
         assert torch.equal(found, reference(x))
 
 
+@traced_branches
 @pytest.mark.parametrize(
     ("kind", "script", "both"), [("LSTM", False, False), ("GRU", True, False), ("RNN", False, True)]
 )
@@ -156,6 +160,7 @@ def test_gcc_gives_the_codes(kind: str, script: bool, both: bool, tmp_path: Path
         lowered(torch.randn(BATCH, STEPS + 1, 4))
 
 
+@traced_branches
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_steps_have_one_format(kind: str) -> None:
     """Each step of the state is computed as those before, and their sequence is no sum."""
@@ -170,6 +175,8 @@ def test_steps_have_one_format(kind: str) -> None:
     assert "requantize" not in {call.kernel for call in program.calls}
 
 
+@projections
+@traced_branches
 def test_refusals() -> None:
     x = data(count=1)[0]
     traced = torch.jit.trace(Tagger().eval(), x)

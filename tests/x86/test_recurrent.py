@@ -14,6 +14,7 @@ import jit_passes
 from jit_passes import _C
 from jit_passes.graph.view import GraphView
 from jit_passes.targets import X86
+from tests.advice import traced_branches
 from tests.compare import sqnr
 from tests.plans import plan_of, plans_in, traced
 from tests.processor import needs_vnni
@@ -279,6 +280,7 @@ class Tagger(nn.Module):
         return self.tags(torch.relu(self.gru(y)[0])), h[-1]
 
 
+@traced_branches
 @needs_vnni
 @pytest.mark.parametrize("script", [True, False])
 def test_a_tagger(script: bool) -> None:
@@ -317,6 +319,7 @@ class Reader(nn.Module):
         return self.letters(self.lstm(columns)[0])
 
 
+@traced_branches
 @needs_vnni
 @pytest.mark.parametrize("script", [True, False])
 def test_behind_convolutions(script: bool) -> None:

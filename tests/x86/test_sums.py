@@ -18,6 +18,7 @@ from jit_passes.configuration.options import LayerOptions, TensorOptions
 from jit_passes.observers import MinMax
 from jit_passes.targets import X86
 from jit_passes.training.prepare import prepare_qat
+from tests.advice import traced_branches
 from tests.compare import sqnr
 from tests.plans import Grid, Weighted, plan_of, traced
 from tests.qat_nets import makes_scales_positive
@@ -110,6 +111,7 @@ def assert_one_region(reference: Any, x: Tensor, steps: float) -> Any:
     return plan_of(partition.regions[0].module)
 
 
+@traced_branches
 @pytest.mark.parametrize("kernel,dims", [(1, 0), (3, 1), (1, 2), (3, 2), (3, 3)])
 @pytest.mark.parametrize("name", SUMS)
 def test_what_is_rounded(name: str, kernel: int, dims: int) -> None:

@@ -14,12 +14,15 @@ INSTALLED := $(BIN)/jit-passes
 # The build's lines that count units, "[3/17] ops_1.cpp", and the lines of its other steps.
 PROGRESS := s|^\(\[[0-9/]*\]\) .*/\([^ /]*[.]cpp\) .*|\1 \2|p; /^\[[a-z]/p
 # Whole models, modules drawn at random, processes of their own: four fifths of the time of all.
-SLOW := properties qat_models qat_training tutorials freeze floor cpp qat_recipe parity split_conv_bias third_party \
-  command_line_errors command_line lsq_start custom_ops slots lower_weights profile custom_quantizers x86_weights \
-  qat_distributed ranks logs x86_joins x86_fused correlation qat tune sensitivity
+SLOW := testing/test_properties training/test_qat_models training/test_qat_training \
+  documentation/test_tutorials passes/test_freeze quantize/test_floor cpp/test_cpp \
+  documentation/test_qat_recipe report/test_parity passes/test_split_conv_bias third_party/test_third_party \
+  command_line/test_errors command_line/test_command_line training/test_lsq_start rewriting/test_custom_ops \
+  training/test_slots targets/test_lower_weights profile/test_profile quantizers/test_custom_quantizers \
+  x86/test_weights training/test_qat_distributed stages/test_ranks test_logs x86/test_joins x86/test_fused \
+  ops/test_correlation training/test_qat tuning/test_tune tuning/test_sensitivity
 # Tests of C++ that reads memory by numbers of its own.
-SANITIZED := $(patsubst tests/test_%.py,%,$(wildcard tests/test_x86_*.py)) quantize_ops fake_quantize \
-  lookup_table histogram training_operators
+SANITIZED := tests/ops tests/x86
 # A copy of the working tree, with a build of its own.
 define copy
 	mkdir -p $(1)
@@ -52,18 +55,18 @@ demo: $(INSTALLED) ## train, quantize, save and reload two small networks
 
 build: $(INSTALLED) ## compile what changed
 
-test: $(INSTALLED) ## run all tests; TESTS="tests/test_lowering.py -k tanh" runs some
+test: $(INSTALLED) ## run all tests; TESTS="tests/targets/test_lowering.py -k tanh" runs some
 	$(PYTEST)
 
 test-fast: $(INSTALLED) ## run all but the slowest tests
-	$(PYTEST) $(SLOW:%=--ignore tests/test_%.py)
+	$(PYTEST) $(SLOW:%=--ignore tests/%.py)
 
 soak: $(INSTALLED) ## call a plan 100,000 times from eight threads of a C++ program
-	JIT_PASSES_CALLS=100000 $(PYTEST) -o faulthandler_timeout=0 tests/test_cpp.py -k threads
+	JIT_PASSES_CALLS=100000 $(PYTEST) -o faulthandler_timeout=0 tests/cpp/test_cpp.py -k threads
 
 fuzz: $(INSTALLED) ## check passes, rules and targets on 20,000 modules drawn at random, and draw all cases of other tests; about an hour
-	JIT_PASSES_MODULES=20000 $(PYTEST) -o faulthandler_timeout=0 --numprocesses 0 --capture=no tests/test_properties.py
-	JIT_PASSES_SEEDS=all $(PYTEST) -o faulthandler_timeout=0 $$(grep -l "tests.seeds" tests/test_*.py)
+	JIT_PASSES_MODULES=20000 $(PYTEST) -o faulthandler_timeout=0 --numprocesses 0 --capture=no tests/testing/test_properties.py
+	JIT_PASSES_SEEDS=all $(PYTEST) -o faulthandler_timeout=0 $$(grep -rl --include "test_*.py" "tests.seeds" tests)
 
 test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
 	$(call copy,.torch-$(TORCH))
@@ -73,7 +76,7 @@ test-torch: ## run the tests with another torch: make test-torch TORCH=2.15.0
 asan: $(INSTALLED) ## run the tests of operators and plans, and 10,000 bad plans, under AddressSanitizer
 	$(call copy,.torch-asan)
 	JIT_PASSES_SANITIZE=address JIT_PASSES_MUTATIONS=10000 ASAN_OPTIONS=detect_leaks=0 \
-	$(MAKE) -C .torch-asan VENV=$(abspath $(VENV)) TESTS="-o faulthandler_timeout=0 $(SANITIZED:%=tests/test_%.py)" \
+	$(MAKE) -C .torch-asan VENV=$(abspath $(VENV)) TESTS="-o faulthandler_timeout=0 $(SANITIZED)" \
 	  PRELOAD="$(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)" test
 
 lint: lint-style lint-types lint-generated ## check style, types, stub, tables of documents and imports; change nothing

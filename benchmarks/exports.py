@@ -20,7 +20,6 @@ import copy
 import importlib
 import importlib.util
 import math
-import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -43,6 +42,7 @@ from benchmarks.models.torchvision_nets import torchvision
 from benchmarks.models.whole import WHOLE
 from benchmarks.runtimes.base import first_line
 from jit_passes.testing import random_modules
+from tests.models import CASES
 from tests.onnx_translations import translations_once
 
 _TOLERANCE = 1e-3  # of the largest value
@@ -65,8 +65,7 @@ class Subject:
 
 def _tests() -> Iterator[Subject]:
     """The small models of the tests, scripted and traced."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    for case in importlib.import_module("models").CASES:
+    for case in CASES:
         for form in case.frontends:
 
             def make(case: Any = case, form: str = form) -> torch.jit.ScriptModule:

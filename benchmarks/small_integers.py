@@ -23,7 +23,6 @@ import sys
 import tempfile
 import warnings
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from benchmarks import report
 from benchmarks.drawn_integers import GCC
 from jit_passes import JitPassesError
 from jit_passes.targets import FixedPoint
+from tests.models import CASES
 
 IN_C, NO_LAYER, LIMIT = "in C", "no layer on integers", "the limit"
 _SHOWN = 4  # models of a reason
@@ -89,9 +89,6 @@ def main() -> None:
     parser.add_argument("--models", nargs="+")
     parser.add_argument("--limit", type=int, default=60, help="seconds for a model")
     given = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    from models import CASES  # of the tests
-
     signal.signal(signal.SIGALRM, _stop)
     seen: dict[str, list[str]] = defaultdict(list)
     wrong = 0

@@ -19,8 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from tests.test_x86_convolution import Case
-from tests.x86_kernels import (
+from tests.x86.kernels import (
     ALL_CODES,
     FORMS,
     Convolution,
@@ -31,6 +30,7 @@ from tests.x86_kernels import (
     requantize,
     spans,
 )
+from tests.x86.test_convolution import Case
 
 SECONDS = 0.1  # for each row
 

@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
@@ -79,3 +80,11 @@ def silenced(name: str) -> Iterator[None]:
         yield
     finally:
         logger.disabled = disabled
+
+
+@contextmanager
+def decomposing() -> Iterator[None]:
+    """Silence a warning about PyTorch's own code, which it gives as it decomposes a program."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*LeafSpec.. is deprecated", FutureWarning)
+        yield

@@ -12,6 +12,7 @@ import pytest
 from xdist.remote import Producer
 
 from tests.distribution import FilesTogether
+from tests.folders import TESTS
 from tests.onnx_translations import translations_once as made_once
 from tests.scripting import script_faster
 
@@ -25,10 +26,7 @@ os.environ.setdefault("AOT_INDUCTOR_ENABLE_LINE_TABLES", "0")
 # Seconds from which on a set-up is shown: `--durations-min` of make.
 SHOWN = 1.0
 # Tests of kernels, which share their work among threads.
-THREADED = (
-    "test_x86_", "test_quantize_ops", "test_fake_quantize", "test_lookup_table", "test_histogram",
-    "test_training_operators",
-)  # fmt: skip
+THREADED = (TESTS / "x86", TESTS / "ops")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -104,7 +102,7 @@ def report_less(config: pytest.Config) -> None:
 def keep_operators() -> None:
     """Keep functions alive that PyTorch's scripting knows by `id`.
 
-    It notes the id of each operator's function and never forgets one, even if the operator is gone
+    Scripting notes the id of each operator's function and keeps it, even if the operator is gone
     or defined anew, as `opcheck` does. An attribute of a module that gets such an id later, a list
     say, is then taken for the operator, and the module cannot be scripted.
     """
@@ -124,7 +122,7 @@ def keep_operators() -> None:
 def pytest_collection() -> Iterator[None]:
     """Import all test modules without garbage collection.
 
-    What is imported stays, and each time the objects have grown by a quarter, Python goes through
+    Imports stay in memory, and each time the objects have grown by a quarter, Python goes through
     all of them: a third of the time of collecting tests.
     """
     gc.disable()
@@ -138,7 +136,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """Give what a test module draws while it is imported the same numbers in every run.
 
-    It is imported right behind this, whichever other modules are collected.
+    The import follows right behind this, whichever other modules are collected.
     """
     import torch
 
@@ -160,7 +158,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    if request.path.name.startswith(THREADED):
+    if request.path.parent in THREADED:
         torch.set_num_threads(os.cpu_count() or 1)
     yield
     torch.set_num_threads(before)

@@ -1,6 +1,6 @@
 """Runs saved modules in a process that knows torch and nothing else.
 
-    python tests/fresh.py MANIFEST
+    python -m tests.fresh MANIFEST
 
 The manifest, written by torch.save, is a list of dicts with the file of a module, the method and
 the arguments; beside it, `outputs.pt` receives what each module returned, leaf by leaf.
@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import torch
-from compare import call, leaves
+
+from tests.compare import call, leaves
 
 
 def main(manifest: Path) -> None:

@@ -1,6 +1,6 @@
 """A slow oracle of the target `fixed_point`: a reference model in Python's integers.
 
-It walks the graph of the reference model, and knows nothing of the lowering. A value is codes, or a
+The oracle walks the graph of the reference model without the lowering. A value is codes, or a
 sum that is not rounded yet, and fractions round exactly.
 """
 

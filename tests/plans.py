@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,7 +81,8 @@ CANONICAL = Pipeline(
 
 def traced(module: nn.Module, *inputs: Tensor) -> Any:
     """Return the module's graph in canonical form, for any sizes."""
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of branches by sizes
         return CANONICAL.run(torch.jit.trace(module.eval(), inputs, check_trace=False)).module
 
 

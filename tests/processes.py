@@ -24,7 +24,8 @@ from pathlib import Path
 
 import torch
 
-TESTS = Path(__file__).resolve().parent
+from tests.folders import ROOT
+
 # The first optimizer imports torch._dynamo, which takes as long as torch itself.
 IMPORTED = ["torch", "torch._dynamo", "sklearn.datasets", "sklearn.model_selection", "tqdm"]
 
@@ -114,7 +115,7 @@ def run_python(*arguments: str | Path, cwd: Path) -> str:
     """Run `python arguments`, where these are a file or `-c` and a program, each with arguments.
 
     Returns:
-        What it wrote to the standard output.
+        Its text on the standard output.
     """
     first, *rest = arguments
     done = run_code(*map(str, rest), cwd=cwd) if first == "-c" else run_script(*arguments, cwd=cwd)
@@ -124,7 +125,10 @@ def run_python(*arguments: str | Path, cwd: Path) -> str:
 
 def run_fresh(manifest: Path) -> None:
     """Run the modules of a manifest in a process that knows torch alone; see fresh.py."""
-    run_python(TESTS / "fresh.py", manifest, cwd=TESTS)
+    code = "import sys; from pathlib import Path; from tests.fresh import main; "
+    code += "main(Path(sys.argv[1]))"
+    done = run_code(code, manifest, cwd=ROOT, environment={"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def _run(
@@ -139,9 +143,9 @@ def _run(
     tempfile.tempdir = None  # chosen anew, by this environment
     torch.set_num_threads(threads)
     sys.argv = command
-    # A process that runs tests finds their folder and that of the package; a script need not.
+    # A process that runs tests finds the package in the checkout; a script need not.
     named = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    kept = [path for path in sys.path if path and Path(path) not in (TESTS, TESTS.parent)]
+    kept = [path for path in sys.path if path and Path(path) != ROOT]
     sys.path[:] = [str(Path(command[0]).parent), *named, *kept]
     try:
         runpy.run_path(command[0], run_name="__main__")

@@ -9,7 +9,7 @@ VNNI: bool = torch.cpu._is_vnni_supported()  # type: ignore[no-untyped-call]
 HIGHEST = 255 if VNNI else 127
 """The largest code of an activation for the target `stock`, with any of its engines but qnnpack."""
 BITS = HIGHEST.bit_length()
-"""Those of such an activation."""
+"""Bits of an activation for the target `stock`."""
 needs_vnni = pytest.mark.skipif(
     not VNNI, reason="without VNNI, kernels add pairs of products in int16, where 8 bits overflow"
 )

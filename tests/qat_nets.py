@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -119,7 +120,9 @@ def compiled(eager: nn.Module, x: Tensor, origin: str = "scripted") -> Model:
     eager = copy.deepcopy(eager).train("eval" not in origin)
     if origin.startswith("traced"):
         state = copy.deepcopy(eager.state_dict())
-        model = torch.jit.trace(eager, x, check_trace=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)  # of branches by sizes
+            model = torch.jit.trace(eager, x, check_trace=False)
         model.load_state_dict(state)  # tracing runs it
     else:
         model = torch.jit.script(eager)

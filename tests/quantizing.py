@@ -159,7 +159,7 @@ WEIGHTS = {0: WEIGHT_8, 1: WEIGHT_SHIFTED, 3: WEIGHT_4, 4: WEIGHT_SHIFTED, 5: WE
 
 
 class ByHand(Quantizer):
-    """The same, annotated operator by operator."""
+    """Equal annotations, made operator by operator."""
 
     def annotate(self, graph: GraphView) -> Annotations:
         annotations = Annotations()

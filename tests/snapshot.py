@@ -2,8 +2,8 @@
 
 A change of structure must not change results. From the repository root, before and after it::
 
-    PYTHONPATH=.:tests .venv/bin/python tests/snapshot.py save before.json
-    PYTHONPATH=.:tests .venv/bin/python tests/snapshot.py compare before.json
+    PYTHONPATH=. .venv/bin/python -m tests.snapshot save before.json
+    PYTHONPATH=. .venv/bin/python -m tests.snapshot compare before.json
 
 The models are those of `tests/models`, scripted and traced, and the benchmark networks on small
 images. Each is quantized for two targets, trained for two steps and converted, and profiled. A
@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import BASIC, Case
 
 import jit_passes
 from benchmarks.models import MODELS, ModelSpec
+from tests.models import BASIC, Case
 
 REPORT = "jit_passes_report"
 IMAGE_SIZE = 64

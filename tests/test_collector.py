@@ -44,7 +44,7 @@ def test_stages(enabled: bool) -> None:
 
 
 def test_several_threads() -> None:
-    """It runs again once the last one is done, in whichever order they end."""
+    """The collector runs again once the last thread is done, in whichever order they end."""
     assert gc.isenabled()
     gates = [threading.Event() for _ in range(3)]
     entered = threading.Barrier(4)

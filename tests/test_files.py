@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command_line import Run, run_fixture  # noqa: F401  fixtures
 from torch import nn
 
 import jit_passes
 from jit_passes import JitPassesError, files
 from jit_passes.export import encodings_of, load_aimet, load_nni, save_nni
 from jit_passes.quantizer import read_configuration
+from tests.command_line.running import Run, run_fixture  # noqa: F401  fixtures
 
 FAILURES: list[BaseException] = [OSError(28, "No space left on device"), KeyboardInterrupt()]
 

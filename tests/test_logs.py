@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 import torch
 
 import jit_passes
 from jit_passes.report.versions import versions
+from tests.folders import ROOT
 from tests.processes import run_code
 
-ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = """
 import warnings
 for kind in (DeprecationWarning, FutureWarning):

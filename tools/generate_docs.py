@@ -4,7 +4,7 @@
     python -m tools.generate_docs --check    # says what is out of date, and fails
 
 A table stands between `<!-- generated: name -->` and `<!-- end -->`. `MAKERS` says which function
-makes it. `tests/test_documents.py` runs the check.
+makes it. `tests/documentation/test_documents.py` runs the check.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import JitPassesError, first_line, shortened, warn
 from ..files import check_writable, read_bytes, write_whole
+from ..logs import decomposing
 from ..stages.module import Report, quantized_part
 from .origin import origin_of
 from .program import to_exported_program
@@ -125,7 +126,8 @@ def _check_state(program: torch.export.ExportedProgram) -> None:
         JitPassesError: it changes one.
     """
     # Writes in place are in the signature only once they are taken apart.
-    changed = program.run_decompositions({}).graph_signature.buffers_to_mutate
+    with decomposing():
+        changed = program.run_decompositions({}).graph_signature.buffers_to_mutate
     if changed:
         names = shortened([f"'{name}'" for name in sorted(set(changed.values()))])
         why = (

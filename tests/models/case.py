@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from compare import Args
 from torch import Tensor, nn
+
+from tests.compare import Args
 
 FLOOR = 25.0
 """Default floor in dB.
@@ -66,10 +67,11 @@ class Case:
     def build(self, frontend: str) -> torch.jit.ScriptModule:
         """Makes the float module in eval mode, the same one every time."""
         torch.manual_seed(0)
-        model = self.make().eval()
-        randomize_norms(model)
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # the tracer's remarks on shapes and constants
+            # PyTorch's, of odd layers, and the tracer's remarks on shapes and constants.
+            warnings.simplefilter("ignore")
+            model = self.make().eval()
+            randomize_norms(model)
             if frontend == "script":
                 return torch.jit.script(model)
             args = self.arguments(2, seed=1)

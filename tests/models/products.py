@@ -126,7 +126,7 @@ class Attention(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """The same through scaled_dot_product_attention."""
+    """Attention through scaled_dot_product_attention."""
 
     def __init__(self) -> None:
         super().__init__()

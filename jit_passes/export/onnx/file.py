@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 from ..._version import __version__
 from ...errors import ArgumentError, JitPassesError, not_among, shortened, warn
 from ...files import check_writable
-from ...logs import silenced
+from ...logs import decomposing, silenced
 from ...stages.module import Report, quantized_part
 from ...targets import QONNX, Engine, OpenVINO, Target
 from ..origin import origin_of
@@ -111,6 +111,7 @@ def export_onnx(
         with ExitStack() as quiet:
             for name in _LOGGERS:
                 quiet.enter_context(silenced(name))
+            quiet.enter_context(decomposing())
             written: Any = torch.onnx.export(
                 program,
                 opset_version=opset,

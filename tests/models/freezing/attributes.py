@@ -68,7 +68,7 @@ class Nested(nn.Module):
 
 
 class NestedTensor(Nested):
-    """The same without a number."""
+    """Tensors in nested modules, without a number."""
 
     def __init__(self) -> None:
         super().__init__()

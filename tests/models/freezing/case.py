@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from compare import Args
 from torch import nn
+
+from tests.compare import Args
 
 
 def vectors() -> list[Args]:

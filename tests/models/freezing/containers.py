@@ -194,7 +194,7 @@ class Literals(nn.Module):
 
 
 class ReturnsLiterals(Literals):
-    """The same, returned as they are."""
+    """Literals that are returned as they are."""
 
     def forward(
         self, x: Tensor

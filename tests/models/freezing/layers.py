@@ -69,7 +69,7 @@ class Measures(nn.Module):
 
 
 class MeasuresInstances(Measures):
-    """The same by the norm of single images."""
+    """Measures by the norm of single images."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.instance_norm(x, self.mean, self.var, self.weight, use_input_stats=True)

@@ -1,0 +1,370 @@
+"""Biases that take back the mean error of results."""
+
+from __future__ import annotations
+
+import gc
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import jit_passes
+from jit_passes import GraphView, JitPassesError, JitPassesWarning
+from jit_passes.command_line import main as command
+from jit_passes.stages.batch_norms import batch_norms
+from jit_passes.stages.recording import Recorder, copy_of
+
+LAYERS = ("first:conv2d", "middle:conv2d", "up:conv_transpose2d", "last:linear")
+# Coarse weights, and inputs so fine that a step of the bias is small beside the mean errors.
+BITS = {"version": 1, "global": {"bits": 12, "weight": {"bits": 3}}}
+
+
+class Net(nn.Module):
+    """Convolutions with padding and groups, a transposed one, and a linear, without one bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(4, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.middle = nn.Conv2d(8, 6, 3, groups=2)
+        self.up = nn.ConvTranspose2d(6, 5, 2, stride=2)
+        self.last = nn.Linear(5, 7, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.middle(self.norm(self.first(x)).relu()).relu()
+        return self.last(self.up(x).relu().mean([2, 3]))
+
+
+def net() -> torch.jit.ScriptModule:
+    torch.manual_seed(0)
+    model = Net()
+    model.norm.weight.data.uniform_(0.5, 2)
+    model.norm.bias.data.uniform_(-1, 1)
+    with torch.no_grad():
+        for x in data(20):
+            model(x)
+    return torch.jit.script(model.eval())
+
+
+def data(count: int = 3) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(5 + i, 4, 9, 9, generator=generator) for i in range(count)]
+
+
+def calibrated(model: Any, target: str = "reference") -> torch.jit.ScriptModule:
+    prepared = jit_passes.prepare(model, target=target, config=BITS)
+    return jit_passes.calibrate(prepared, data(), progress=False)
+
+
+def results(model: torch.jit.ScriptModule, batches: list[Tensor]) -> dict[str, Tensor]:
+    """Return the mean of each channel of each layer's result."""
+    nodes = {n.index: n for n in GraphView.of(model).nodes if n.traits.weighted is not None}
+    recorder = Recorder(copy_of(model, "forward"), "forward", list(nodes))
+    rows: dict[str, list[Tensor]] = {}
+    for batch in batches:
+        for index, (value,) in recorder.run(((batch,), {}))[1].items():
+            axis = -1 if "linear" in nodes[index].kind else 1
+            rows.setdefault(nodes[index].name, []).append(
+                value.movedim(axis, 0).flatten(1).double()
+            )
+    return {name: torch.cat(parts, 1).mean(1) for name, parts in rows.items()}
+
+
+def errors(prepared: torch.jit.ScriptModule, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    found = results(jit_passes.convert(prepared), data())
+    return {name: (found[name] - wanted[name]).abs() for name in wanted}
+
+
+def steps(reference: torch.jit.ScriptModule) -> dict[str, Tensor]:
+    """Return the step of each bias."""
+    found = {}
+    for node in GraphView.of(reference).nodes:
+        made = node.operand("bias").producer if node.traits.weighted is not None else None
+        if made is not None and made.kind.startswith("jit_passes::dequantize"):
+            found[node.name] = made.inputs[1].constant
+    return found
+
+
+def test_sequential_leaves_no_mean_error() -> None:
+    """Of layers with a bias, below the rounding of the bias: half a step, and float32's."""
+    prepared = calibrated(net())
+    wanted = results(prepared, data())
+    before = errors(prepared, wanted)
+    corrected = jit_passes.correct_bias(prepared, data(), rounds=10, progress=False)
+    after = errors(corrected, wanted)
+    known = steps(jit_passes.convert(corrected))
+    assert set(known) == set(LAYERS[:3])
+    for name, step in known.items():
+        noise = 2.0**-18 * wanted[name].abs().max()
+        assert (after[name] <= step / 2 + noise).all()
+        assert before[name].max() > 20 * after[name].max()
+    assert errors(prepared, wanted)["middle:conv2d"].equal(before["middle:conv2d"])  # not touched
+
+
+def test_one_batch_needs_one_round() -> None:
+    """Results are corrected while they are computed, so layers behind see corrected ones."""
+    torch.manual_seed(0)
+    prepared = calibrated(net())
+    batch = data()[:1]
+    wanted = results(prepared, batch)
+    corrected = jit_passes.convert(jit_passes.correct_bias(prepared, batch, rounds=1))
+    found = results(corrected, batch)
+    plain = results(jit_passes.convert(prepared), batch)
+    for name, step in steps(corrected).items():
+        # A step of the layers in front moves results a little, too.
+        left, was = (found[name] - wanted[name]).abs(), (plain[name] - wanted[name]).abs()
+        assert left.max() < was.max() / 20 and left.max() < 20 * step.max() + 1e-5
+
+
+def test_fast_is_the_mean_of_what_weights_lose() -> None:
+    """Layer by layer on inputs of the float model, in double, padding included."""
+    model = net()
+    prepared = calibrated(model)
+    corrected = jit_passes.correct_bias(prepared, data(), how="fast")
+    one, other = (weights(jit_passes.convert(m)) for m in (prepared, corrected))
+    rounded, eager = {name: w for name, (w, _) in one.items()}, eager_of(model)
+    inputs: dict[str, list[Tensor]] = {}
+    for name in ("first", "middle", "up"):
+        getattr(eager, name).register_forward_pre_hook(
+            lambda _, args, name=name: inputs.setdefault(name, []).append(args[0].double())
+        )
+    for x in data():
+        eager(x)
+    for name, (weight, bias) in floats(eager).items():
+        layer = getattr(eager, name)
+        lost = weight.double() - rounded[name].double()
+        function = nn.functional.conv_transpose2d if name == "up" else nn.functional.conv2d
+        options = {"stride": layer.stride, "padding": layer.padding, "groups": layer.groups}
+        rows = [function(x, lost, None, **options).movedim(1, 0).flatten(1) for x in inputs[name]]
+        expected = torch.cat(rows, 1).mean(1)
+        found = other[name][1].double() - bias.double()
+        step = steps(jit_passes.convert(corrected))[LAYERS[("first", "middle", "up").index(name)]]
+        assert (found - expected).abs().max() <= step.max() / 2 + 1e-5 * expected.abs().max() + 1e-6
+        assert expected.abs().max() > 20 * step.max()
+
+
+def eager_of(model: torch.jit.ScriptModule) -> Net:
+    eager = Net().eval()
+    eager.load_state_dict(model.state_dict())
+    return eager
+
+
+def floats(eager: Net) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return weight and bias of each convolution, the batch norm folded."""
+    norm = eager.norm
+    factor = norm.weight / (norm.running_var + norm.eps).sqrt()
+    first = eager.first.weight * factor.reshape(-1, 1, 1, 1)
+    return {
+        "first": (first.detach(), (norm.bias - norm.running_mean * factor).detach()),
+        "middle": (eager.middle.weight.detach(), eager.middle.bias.detach()),
+        "up": (eager.up.weight.detach(), eager.up.bias.detach()),
+    }
+
+
+def weights(reference: torch.jit.ScriptModule) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return what the integers of weight and bias stand for."""
+    found = {}
+    for node in GraphView.of(reference).nodes:
+        if node.traits.weighted is not None and node.kind != "aten::linear":
+            pair = []
+            for operand in ("weight", "bias"):
+                made = node.operand(operand).producer
+                assert made is not None
+                op = getattr(torch.ops.jit_passes, made.kind.removeprefix("jit_passes::"))
+                pair.append(op(*(value.constant for value in made.inputs)))
+            found[node.module] = (pair[0], pair[1])
+    return found
+
+
+def test_statistics_by_batch_norms() -> None:
+    """The layer behind a batch norm and a relu alone; E[x] is that of a normal cut off at 0."""
+    model = net()
+    prepared = calibrated(model)
+    corrected = jit_passes.correct_bias(prepared)
+    one, other = (weights(jit_passes.convert(m)) for m in (prepared, corrected))
+    assert torch.equal(one["first"][1], other["first"][1])
+    assert torch.equal(one["up"][1], other["up"][1])
+    mean = batch_norms(model)["first:conv2d"].clipped_mean(0.0)
+    lost = floats(eager_of(model))["middle"][0].double() - one["middle"][0].double()
+    spread = mean.reshape(2, 4).repeat_interleave(3, 0).reshape(6, 4, 1, 1)
+    expected = (lost * spread).sum((1, 2, 3))
+    step = steps(jit_passes.convert(corrected))["middle:conv2d"]
+    found = other["middle"][1].double() - one["middle"][1].double()
+    assert (found - expected).abs().max() <= 1.01 * step.max()
+    assert expected.abs().max() > 20 * step.max()
+    # The correction is right about the mean error on data, as far as the data are normal.
+    wanted = results(prepared, data())["middle:conv2d"]
+    errors = [
+        (results(jit_passes.convert(m), data())["middle:conv2d"] - wanted).square().mean()
+        for m in (prepared, corrected)
+    ]
+    assert errors[1] < errors[0] / 2
+
+
+def test_files_and_copies() -> None:
+    """A corrected model can be saved and converted elsewhere; its observers are as they were."""
+    prepared = calibrated(net())
+    corrected = jit_passes.correct_bias(prepared, data(), how="fast")
+    buffer = io.BytesIO()
+    torch.jit.save(corrected, buffer)
+    buffer.seek(0)
+    loaded = torch.jit.load(buffer)
+    x = data()[0]
+    assert torch.equal(jit_passes.convert(loaded)(x), jit_passes.convert(corrected)(x))
+    for name, buffer_of in prepared.named_buffers():
+        assert torch.equal(buffer_of, dict(corrected.named_buffers())[name]), name
+
+
+@pytest.mark.parametrize("target", ["reference", "stock", "x86"])
+@pytest.mark.parametrize("how", ["sequential", "fast", "statistics"])
+def test_in_one_call(how: str, target: str) -> None:
+    """Layers without a bias get one; the report says what was done."""
+    model = net()
+    made = jit_passes.quantize_script(
+        model, data(), target=target, bias_correction=how, progress=False
+    )
+    rows = {row.name: row for row in jit_passes.coverage(made)}
+    assert all(row.dtype == "int8" for row in rows.values())
+    changed = {name for name, row in rows.items() if f"bias correction ({how})" in row.remark}
+    assert changed == ({"middle:conv2d"} if how == "statistics" else set(LAYERS))
+    known = jit_passes.provenance(made)
+    assert known is not None and known["bias_correction"] == how
+    plain = jit_passes.quantize_script(model, data(), target=target, progress=False)
+    x = data()[1]
+    assert not torch.equal(made(x), plain(x))
+    assert (made(x) - model(x)).abs().max() < 0.1 * model(x).abs().max()
+
+
+def test_errors() -> None:
+    prepared = calibrated(net())
+    with pytest.raises(JitPassesError, match="how='fast' needs data"):
+        jit_passes.correct_bias(prepared, how="fast")
+    with pytest.raises(JitPassesError, match="how is one of"):
+        jit_passes.correct_bias(prepared, data(), how="slow")
+    with pytest.raises(JitPassesError, match="rounds is a whole number above 0"):
+        jit_passes.correct_bias(prepared, data(), rounds=0)
+    gc.collect()
+    with pytest.raises(JitPassesError, match="the float model is gone"):
+        jit_passes.correct_bias(prepared)
+    with pytest.raises(JitPassesError, match="prepared module is needed"):
+        jit_passes.correct_bias(net(), data())
+    with pytest.raises(JitPassesError, match="needs calibration data"):
+        jit_passes.quantize_script(net(), bias_correction="fast")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    torch.jit.save(net(), tmp_path / "float.pt")
+    np.savez(tmp_path / "data.npz", x=torch.cat(data()).numpy())
+    given: list[Any] = ["quantize", tmp_path / "float.pt", "-o", tmp_path / "int8.pt"]
+    given += ["--target", "reference", "--data", tmp_path / "data.npz", "--correct-bias", "fast"]
+    assert command([*map(str, given)]) == 0
+    made = jit_passes.provenance(torch.jit.load(tmp_path / "int8.pt"))
+    assert made is not None and made["bias_correction"] == "fast"
+
+
+def test_deep_models_gain() -> None:
+    """Of forty layers: corrected all at once, each takes back again the errors of all in front."""
+    torch.manual_seed(1)
+    layers: list[nn.Module] = [nn.Conv2d(3, 8, 1)]
+    for _ in range(40):
+        conv = nn.Conv2d(8, 8, 3, padding=1)
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        nn.init.normal_(conv.bias, 0, 0.3)
+        layers += [conv, nn.ReLU()]
+    model = torch.jit.script(nn.Sequential(*layers).eval())
+    generators = (torch.Generator().manual_seed(i) for i in range(6))
+    batches = [torch.randn(4, 3, 8, 8, generator=generator) for generator in generators]
+    prepared = jit_passes.prepare(model, target="reference", mode="static")
+    prepared = jit_passes.calibrate(prepared, batches)
+    corrected = jit_passes.correct_bias(prepared, batches, how="sequential")
+    before, after = (jit_passes.convert(m) for m in (prepared, corrected))
+    with torch.no_grad():
+        x = torch.cat(batches)
+        wanted = model(x)
+        errors = [float((wanted - other(x)).square().mean()) for other in (before, after)]
+    assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
+def test_layers_behind_which_nothing_is_quantized(mode: str) -> None:
+    """Corrections are inserted behind the last operator of a block, too."""
+    torch.manual_seed(0)
+    model = torch.jit.script(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).eval())
+    batches = [torch.randn(40, 16, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    config = {"version": 1, "global": {"weight": {"bits": 3}}}
+    prepared = jit_passes.prepare(model, target="reference", mode=mode, config=config)
+    before = jit_passes.convert(prepared)
+    after = jit_passes.convert(jit_passes.correct_bias(prepared, batches))
+    x = torch.cat(batches)
+    with torch.no_grad():
+        errors = [(other(x) - model(x)).mean(0).abs().max() for other in (before, after)]
+    assert errors[1] < errors[0] / 20
+
+
+class Accumulating(nn.Module):
+    """Its results change what it reads later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("held", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.linear(x + self.held))
+        self.held.mul_(0.5).add_(y.mean(0))
+        return y
+
+
+def test_a_correction_that_does_harm_is_left_out() -> None:
+    torch.manual_seed(1)
+    model = torch.jit.script(Accumulating().eval())
+    batches = [torch.randn(16, 8) for _ in range(8)]
+    prepared = jit_passes.prepare(model, target="reference", mode="static")
+    prepared = jit_passes.calibrate(prepared, batches)
+    with pytest.warns(JitPassesWarning, match="does not suit the model"):
+        corrected = jit_passes.correct_bias(prepared, batches)
+    before, after = jit_passes.convert(prepared), jit_passes.convert(corrected)
+    with torch.no_grad():
+        assert torch.equal(before(batches[0]), after(batches[0]))
+    known = jit_passes.provenance(after)
+    assert known is not None and "bias_correction" not in known
+
+
+class Detected(nn.Module):
+    """The size of its first result depends on the numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.last(torch.relu(self.first(x)))
+        return y[y > 0], y
+
+
+def test_results_whose_sizes_depend_on_numbers() -> None:
+    torch.manual_seed(0)
+    model = torch.jit.script(Detected().eval())
+    batches = [torch.randn(64, 8) for _ in range(4)]
+    config = {"version": 1, "global": {"weight": {"bits": 3}}}
+    prepared = jit_passes.prepare(model, target="reference", mode="static", config=config)
+    prepared = jit_passes.calibrate(prepared, batches)
+    before = jit_passes.convert(prepared)
+    with torch.no_grad():
+        assert any(model(x)[0].shape != before(x)[0].shape for x in batches)
+    after = jit_passes.convert(jit_passes.correct_bias(prepared, batches))
+    x = torch.cat(batches)
+    with torch.no_grad():
+        errors = [(m(x)[1] - model(x)[1]).mean(0).abs().max() for m in (before, after)]
+    assert errors[1] < errors[0]
+
+
+@pytest.mark.parametrize("how", ["fast", "sequential"])
+def test_data_with_a_nan(how: str) -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval())
+    batches = [torch.ones(2, 4), torch.full((2, 4), torch.nan)]
+    with pytest.raises(JitPassesError, match="batch 1 of the data holds a NaN"):
+        jit_passes.quantize_script(model, batches, mode="dynamic", bias_correction=how)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning, Profile
 from jit_passes.observers import MovingAverageMinMax
-from jit_passes.profile.sites import Sites
 from jit_passes.stages.normalize import normalize
 from tests.profile.profiles import (
     MODELS,

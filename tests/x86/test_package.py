@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils import cpp_extension
 
 import jit_passes
+from tests.folders import ROOT
 from tests.processes import run_code
 
-ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "tests" / "third_party" / "loom" / "loom.cpp"
 
 pytestmark = [

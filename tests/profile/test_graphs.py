@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import jit_passes
 from jit_passes import JitPassesError, JitPassesWarning, Profile
 from jit_passes.observers import MovingAverageMinMax
+from jit_passes.profile.probes import Probes
 from jit_passes.stages.normalize import normalize
 from tests.profile.profiles import (
     MODELS,

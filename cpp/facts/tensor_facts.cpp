@@ -23,9 +23,9 @@ TensorFacts shapeOf(const Value* tensor, const Shapes& shapes) {
 
 } // namespace
 
-std::unordered_map<int64_t, TensorFacts> tensorFacts(const PassContext& context) {
+std::unordered_map<int64_t, TensorFacts> tensorFacts(const PassContext& context, bool attributes_apart) {
   Graph& graph = *context.graph();
-  const Shapes shapes(context, Images::Batched, /*attributes_apart=*/true);
+  const Shapes shapes(context, Images::Batched, attributes_apart);
   FloatValues floats(context);
   for (const Node* node : nodesInOrder(graph)) {
     floats.add(node);

@@ -12,8 +12,9 @@ struct TensorFacts {
   std::optional<at::ScalarType> dtype;
 };
 
-// The facts by the unique numbers of values. A tensor of which nothing is known is not among them. Parameters and
-// buffers share memory with nothing but themselves. Images have a batch axis where the graph does not say so.
-std::unordered_map<int64_t, TensorFacts> tensorFacts(const PassContext& context);
+// The facts by the unique numbers of values. A tensor of which nothing is known is not among them. Images have a batch
+// axis where the graph does not say so. `attributes_apart` as in writtenValues.
+std::unordered_map<int64_t, TensorFacts> tensorFacts(
+    const PassContext& context, bool attributes_apart = false);
 
 } // namespace jit_passes

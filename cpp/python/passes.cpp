@@ -252,11 +252,11 @@ void bindPasses(py::module_& m) {
   m.def("float_operators", &floatOperators, py::arg("module"), py::arg("method"));
   m.def(
       "tensor_facts",
-      [](const py::object& subject, const std::string& method) {
+      [](const py::object& subject, const std::string& method, bool parameters) {
         static const Options none;
-        return toDict(tensorFacts(contextOf(subject, method, none)));
+        return toDict(tensorFacts(contextOf(subject, method, none), /*attributes_apart=*/parameters));
       },
-      py::arg("subject"), py::arg("method"));
+      py::arg("subject"), py::arg("method"), py::arg("parameters") = false);
   m.def("find_regions", &regionsOf, py::arg("module"), py::arg("method"), py::arg("units"), py::arg("links"));
   m.def(
       "replace_region",

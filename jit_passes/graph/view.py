@@ -335,7 +335,7 @@ class GraphView:
         analyses = Analyses(cpp_module, method)
         nodes, _, inputs, outputs = read_snapshot(
             _C.snapshot(cpp_module, method, parameters),
-            FactsTable(partial(analyses.all, _C.tensor_facts)),
+            FactsTable(partial(analyses.all, partial(_C.tensor_facts, parameters=parameters))),
         )
         for node in nodes:
             node.analyses = analyses

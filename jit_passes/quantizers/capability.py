@@ -8,6 +8,7 @@ from math import prod
 
 import torch
 
+from ..graph.kinds import SUMS
 from ..graph.view import GraphView, NodeView, ValueView, are_constant
 from ..observers import MinMax, PairSums
 from ..passes.steps import Step
@@ -29,7 +30,6 @@ ACTIVATION = QuantizationSpec("uint8")
 DYNAMIC = QuantizationSpec("uint8", is_dynamic=True)
 WEIGHT = QuantizationSpec("int8", -127, 127, "per_channel_symmetric", 0, MinMax())
 
-SUMS = ("aten::add", "aten::sub")
 _JOINED = ("prim::TupleConstruct", "prim::ListConstruct", "prim::DictConstruct")
 HEADER = ("operator", "how", "operands", "weights", "ranks", "modes", "absorbs")
 

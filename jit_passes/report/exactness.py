@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import aligned, count_of
-from ..graph.kinds import LAYERS, PRODUCTS
+from ..graph.kinds import LAYERS, PRODUCTS, SUMS
 from ..graph.view import NodeView, ValueView
 from ..logs import timed
 from ..specification.slots import ADD_BIAS, CORRELATION, is_split
@@ -27,7 +27,6 @@ LIMIT = 2**24  # whole numbers up to it are float32
 PAIR = 2**15 - 1  # the largest sum of two products in 16 bits
 HEAD = ("value", "operator", "condition", "reason", "source")
 PAIRS = "pairs"
-_SUMS = ("aten::add", "aten::sub")
 _AVERAGES = ("aten::avg_pool1d", "aten::avg_pool2d", "aten::avg_pool3d")
 _MEANS = ("aten::mean", "aten::adaptive_avg_pool1d", "aten::adaptive_avg_pool2d")
 _NORMS = ("aten::layer_norm", "aten::group_norm", "aten::batch_norm")
@@ -201,7 +200,7 @@ class _Reader:
             yield from self._biased(node, read[0])
         elif weighted:
             yield from self._weighted(node, read[0])
-        elif node.kind in _SUMS:
+        elif node.kind in SUMS:
             yield from self._sum(node, read)
         elif node.kind == "aten::mul":
             if len(read) != 2:

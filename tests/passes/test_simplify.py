@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
+from tests.advice import nested_tensors
 
 
 class NestedBuffer(nn.Module):
@@ -21,6 +22,7 @@ class NestedBuffer(nn.Module):
         return x * factor if more else x
 
 
+@nested_tensors
 def test_nested_buffers_are_nested() -> None:
     settled = jit_passes.run_pass("simplify", torch.jit.script(NestedBuffer()))
     assert settled(torch.ones(1), True).item() == 2

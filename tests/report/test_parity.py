@@ -22,10 +22,11 @@ from jit_passes.report.steps import rounded
 from jit_passes.specification.parameters import QParams
 from jit_passes.training.prepare import prepare_qat
 from jit_passes.training.switches import disable_fake_quantize
+from tests.advice import traced_branches
 from tests.processes import run_python
 from tests.qat_nets import makes_scales_positive
 
-pytestmark = makes_scales_positive
+pytestmark = [makes_scales_positive, traced_branches]
 
 METHODS = ("moving_average", "lsq", "lsq_plus", "tqt")
 SHAPE = (4, 3, 12, 12)

@@ -312,7 +312,7 @@ def test_states() -> None:
     [
         ("linear_dynamic", [0], "1 attributes"),
         ("linear_dynamic", [2, 0], "whether rows have grids is 0 or 1"),
-        ("linear_dynamic", [0, 3], "no formulas of that number"),
+        ("linear_dynamic", [0, 3], "no formulas with this number"),
         ("function", [99], "function 99 is none"),
         ("function", [1], "the numbers of its function are float64, 1 of them"),
     ],

@@ -281,7 +281,7 @@ def test_states() -> None:
     ("place", "value", "message"),
     [
         (14, 1, "0 where they are no rows"),
-        (15, 3, "no formulas of that number"),
+        (15, 3, "no formulas with this number"),
         (3, 0, "a stride of 0"),
     ],
 )

@@ -9,12 +9,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import jit_passes
+from tests.advice import traced_branches
 from tests.plans import Grid, plan_of, plans_in, traced
 from tests.x86.kernels import ALL_CODES, CodeRange, Image, call
 from tests.x86.test_attention_kernels import assert_rounds_to
 from tests.x86.test_floats import converted, kinds_of
 from tests.x86.test_rim import batches
 from tests.x86.test_state import mutate, restored
+
+pytestmark = traced_branches
 
 GROUPS = [(1, 1), (6, 3), (32, 32), (64, 32), (33, 3), (40, 1), (96, 4), (200, 2), (65, 65)]
 

@@ -16,7 +16,10 @@ from jit_passes.graph.traits import NOTHING, TRAITS
 from jit_passes.specification.recurrent import CELLS, RECURRENT
 from jit_passes.specification.slots import LOOKUPS
 from jit_passes.targets.x86 import X86
+from tests.advice import traced_branches
 from tests.plans import Q, plan_of
+
+pytestmark = traced_branches
 
 A = torch.ops.aten
 Call = Callable[[Tensor], Tensor]

@@ -16,7 +16,10 @@ from jit_passes.export.c.program import Argument, Buffer, Call, Program, Struct
 from jit_passes.export.c.structs import RESCALING
 from jit_passes.export.c.text import Writer
 from jit_passes.targets import FixedPoint
+from tests.advice import traced_branches
 from tests.export.c.test_c import check, compiled
+
+pytestmark = traced_branches
 
 INPUT, HIDDEN, COUNT = 4, 6, 5
 

@@ -74,9 +74,9 @@ class ValueView:
 
     @property
     def facts(self) -> Facts:
-        """What follows from the graph alone about a tensor: number of axes, sizes and dtype.
+        """Number of axes, sizes and dtype of a tensor, as far as the graph alone tells.
 
-        In an editor, facts are those of the graph as it was when a first one was asked for.
+        In an editor, the first question fixes the facts: later edits do not change these.
 
         Raises:
             JitPassesError: the module of this graph is gone, and no fact has been asked for before.

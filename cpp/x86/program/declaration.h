@@ -50,7 +50,7 @@ struct Planned;
 
 // An operator of PyTorch, "conv2d" for aten::conv2d, or of another library, "mine::gate"; and the function that turns
 // its node into an operator of a plan. The function throws Refusal (program.h) for a node that a plan cannot compute.
-// One operator only may be made from each.
+// A node's kind gives a single operator of plans: a second `From` of this kind is an error.
 struct From {
   const char* name;
   Planned (*plan)(const RegionReader&, torch::jit::Node*);

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.advice import even_kernels
 from tests.plans import Grid, Weighted, last_step, plan_of, reference, traced
 from tests.seeds import seeds
 from tests.x86.test_state import mutate
@@ -49,6 +50,7 @@ class Weights(nn.Module):
         return self.y(self.clip(self.layer(self.x(x))))
 
 
+@even_kernels
 @pytest.mark.parametrize("seed", seeds(60))
 def test_convolutions_are_exact(seed: int) -> None:
     """Any window, stride, padding, dilation and groups in one to three dimensions."""

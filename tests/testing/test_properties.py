@@ -73,6 +73,7 @@ REORDERS = {
     "fold_scale",
     "freeze",  # PyTorch picks another kernel where a weight needs no gradient
     "gather_operators",
+    "keep_leading_axes",  # products with other numbers of rows
     "merge_conv_bias",
     "spell_out_composites",  # a variance becomes a sum of squares
     "split_conv_bias",

@@ -53,7 +53,7 @@ def quantize_script(
     call them yourself to look or step in between.
 
     Args:
-        model: in eval mode. It does not change, unless `inplace`.
+        model: in eval mode. The model does not change, unless `inplace`.
         calibration_data: batches of typical inputs, a hundred or so samples: an iterable of
             tensors, tuples of positional arguments or dicts of keyword arguments. None with a
             profile, or if nothing needs data: weights do not, nor does the mode "dynamic". Without

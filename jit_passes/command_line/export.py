@@ -88,8 +88,8 @@ def export(
 
     Scales are for an engine that quantizes the float model: MODEL is calibrated, trained, or
     quantized for the target `reference`. --to pt2, --to aoti and --to onnx write the model itself,
-    float or quantized for an engine or for the target `reference`. They need a batch; the number of
-    samples is open if the batch has two or more. --to aoti compiles the model, with the C++
+    float or quantized for an engine or for the target `reference`. A file needs a batch; the number
+    of samples is open if the batch has two or more. --to aoti compiles the model, with the C++
     compiler of this machine, for C++ programs without Python. --to c writes a model for the target
     `fixed_point` as a folder of C99, for one sample, with the first samples as test vectors. --to
     vectors writes operands and results of each operator for these samples, for testbenches of

@@ -53,7 +53,7 @@ def tune(
     """Find a configuration of MODEL with which the loss stays within the budget.
 
     The configuration is YAML for `jit-passes quantize --config`: the few layers that need other
-    bits, another calibration or mode, or float. Each has the measured loss without this change.
+    bits, another calibration or mode, or float. A layer has the measured loss without this change.
     """
     backend, measured = options.target_of(target), options.metric_of(metric)
     loaded = load_model(model)

@@ -56,7 +56,7 @@ def profile(
     return the profile of all data.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It does not change.
+        model: scripted, traced or loaded, in eval mode. The model does not change.
         data: batches, as for `calibrate`.
         bins: number of bins of each histogram.
         weights: also write down the constants, as `conv:conv2d[1]` for that operator's operand 1.

@@ -195,7 +195,7 @@ def compare(
 
     Args:
         float_model: the model that the other was made from, in eval mode; for one that has trained,
-            `strip(qat)[0]`, which has its weights. It does not change.
+            `strip(qat)[0]`, which has its weights. The model does not change.
         quantized: a reference model or a lowered one, also from a file; it is not touched.
         data: batches, as for `calibrate`.
         input_fn: makes a batch of inputs out of an item of `data`.

@@ -132,7 +132,7 @@ def inspect(
     For a model that was prepared or quantized already, return its provenance and its `coverage`.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It does not change.
+        model: scripted, traced or loaded, in eval mode. The model does not change.
         quantizer: as in `prepare`.
         target: as in `prepare`.
         config: as in `prepare`.

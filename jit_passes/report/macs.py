@@ -32,7 +32,7 @@ def integer_share(
     """Return which part of a model's multiply-accumulates is on integers, of 1.
 
     Args:
-        model: the float model that the other was made from. It does not change.
+        model: the float model that the other was made from. The model does not change.
         quantized: a reference model or a lowered one.
         batch: inputs, as `calibrate` takes them.
         method: which of the model.

@@ -99,7 +99,7 @@ def normalized_graph(model: torch.jit.ScriptModule, method: str = "forward") -> 
     Configurations, profiles and reports use its names.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It does not change.
+        model: scripted, traced or loaded, in eval mode. The model does not change.
         method: the method to look at.
 
     Raises:

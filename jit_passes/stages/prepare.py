@@ -86,11 +86,11 @@ def prepare(
     quantizer wants quantized. Its results are the model's.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It does not change.
+        model: scripted, traced or loaded, in eval mode. The model does not change.
         quantizer: decides what is quantized and how; None for the target's own.
         target: the backend that the model is for: a name, a `Target`, or "auto": the quantizer's
-            own, or the best for this machine. This is "x86" on a processor with AVX-512 VNNI or
-            AVX-VNNI, else "stock". See `quantize_script` for what files of it need.
+            own, or the best for this machine. The best target is "x86" on a processor with AVX-512
+            VNNI or AVX-VNNI, else "stock". See `quantize_script` for what files of it need.
         config: other options, layer by layer: the path of a YAML file, a dict, or a
             `Configuration`. For quantizers of a backend.
         mode: of all operators with weights that no rule of `config` gives another: "auto",

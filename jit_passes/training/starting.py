@@ -40,7 +40,7 @@ def start_from(model: torch.jit.ScriptModule, rounded: torch.jit.ScriptModule) -
     Args:
         model: from `prepare_qat`, with LSQ or LSQ+. Its weights and their scales change.
         rounded: from `calibrate` or `round_weights`, of the same float model with equal numbers of
-            bits. It does not change.
+            bits. The model does not change.
 
     Raises:
         JitPassesError: the models are at other stages; a weight is in one model alone, or has other

@@ -184,7 +184,7 @@ def improve(
     Options of your configuration hold: no other values are tried for them.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It does not change.
+        model: scripted, traced or loaded, in eval mode. The model does not change.
         data: batches, as for `calibrate`. Without a metric and `held_back`, every fourth one, at
             least the last, is held back, and the others calibrate. All batches are kept in memory.
         metric: a function that takes a model and returns a number, larger is better, of data of its

@@ -152,7 +152,7 @@ def sensitivity(
     and the progress bar say how long the measurement will take. The bar then shows the time left.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It does not change.
+        model: scripted, traced or loaded, in eval mode. The model does not change.
         data: batches, as for `calibrate`. The batches are kept, and so are the float model's
             outputs: pass a hundred samples or so. None with a metric, if nothing needs data.
         metric: a function that takes a model and returns a number, larger is better, such as its

@@ -200,7 +200,7 @@ def tune(
     except with the objective "latency", since times differ.
 
     Args:
-        model: scripted, traced or loaded, in eval mode. It does not change.
+        model: scripted, traced or loaded, in eval mode. The model does not change.
         data: batches, as for `calibrate`; see `sensitivity`. None with a metric, if nothing needs
             data.
         metric: a function that takes a model and returns a number, larger is better; of a loss,

@@ -235,7 +235,7 @@ def declare(library: str) -> None:
 
 
 def test_mistakes_in_declarations(library: Path) -> None:
-    """Each is an error of Python with the operator, the fault and the mend; the process goes on."""
+    """A mistake is an error with operator, fault and mend; the process goes on."""
     errors = json.loads(elsewhere(declare, library))
     for mistake, part in {**MISTAKES, **LATER}.items():
         assert part in errors[mistake], mistake

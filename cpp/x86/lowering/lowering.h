@@ -41,7 +41,7 @@ inline bool sameGrid(const Grid& a, const Grid& b) {
 
 // The axis that an operator needs innermost in an operand of this rank. Nothing if it takes any order.
 std::optional<int64_t> channelAxis(const Operator& op, int64_t rank);
-// The same axis for functions that lower operators with one; an error if the declaration has none.
+// The innermost axis that the declaration asks for; an error if the declaration asks for none.
 int64_t neededAxis(const Operator& op, int64_t rank);
 // For functions that lower operators with so many operands at least.
 void requireInputs(const Operator& op, size_t least);

@@ -65,7 +65,8 @@ def report(
     times in it, so equal inputs give equal files, but for `latency`.
 
     Args:
-        model: the float model that the other was made from; see `compare`. `report` does not change it.
+        model: the float model that the other was made from; see `compare`. The call does not
+            change it.
         quantized: a reference model, in which all values are seen, or a lowered one.
         data: batches, as for `calibrate`; they are kept until the file is written.
         path: of the file.

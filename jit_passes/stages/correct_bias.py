@@ -34,7 +34,7 @@ _CUTS = frozenset({"aten::relu", "aten::relu6", "aten::hardtanh", "aten::clamp",
 
 
 @dataclass(frozen=True)
-class _Site:
+class _BiasedLayer:
     """A quantized layer whose bias can be another one.
 
     Attributes:
@@ -132,19 +132,19 @@ def correct_bias(
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare and calibrate first")
     origin = model or origin_of(prepared)
     reference = _reference(prepared, report)
-    sites = _sites(prepared, reference, report)
+    layers = _biased_layers(prepared, reference, report)
     shifts: Mapping[str, Tensor]
     if data is None or how == "statistics":
         if origin is None:
             raise JitPassesError(
                 "the float model is gone, and with it its batch norms: pass it as model="
             )
-        shifts = _by_statistics(sites, prepared, report.method, origin)
+        shifts = _by_statistics(layers, prepared, report.method, origin)
     else:
         given = list(batches(data, input_fn, progress_bar("correct", progress)))
         by = _by_weights if how == "fast" else _by_results
-        shifts = by(sites, prepared, reference, report, given, rounds)
-    made = _with_biases(prepared, report, sites, shifts, how if shifts else "")
+        shifts = by(layers, prepared, reference, report, given, rounds)
+    made = _with_biases(prepared, report, layers, shifts, how if shifts else "")
     if model is not None:
         note_origin(made, model)
     return made
@@ -154,9 +154,9 @@ def _reference(prepared: torch.jit.ScriptModule, report: Report) -> torch.jit.Sc
     return converted(_C.clone(prepared._c, report.method), report, progress=False)
 
 
-def _sites(
+def _biased_layers(
     prepared: torch.jit.ScriptModule, reference: torch.jit.ScriptModule, report: Report
-) -> list[_Site]:
+) -> list[_BiasedLayer]:
     """Return the quantized layers that have a bias without a range of its own, in program order."""
     method = report.method
     ranged = {
@@ -176,7 +176,7 @@ def _sites(
         bias = source_of(node.operand("bias")).constant
         if isinstance(bias, Tensor):
             step = _step(quantized[node.name].operand("bias"))
-            found.append(_Site(node, quantized[node.name], bias.detach(), step))
+            found.append(_BiasedLayer(node, quantized[node.name], bias.detach(), step))
     return found
 
 
@@ -248,8 +248,8 @@ def _means(
 
 
 def _by_results(
-    sites: Sequence[_Site], prepared: torch.jit.ScriptModule, reference: torch.jit.ScriptModule,
-    report: Report, data: Sequence[Batch], rounds: int,
+    layers: Sequence[_BiasedLayer], prepared: torch.jit.ScriptModule,
+    reference: torch.jit.ScriptModule, report: Report, data: Sequence[Batch], rounds: int,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return the terms that are added to biases, by the mean error of results.
 
@@ -258,9 +258,9 @@ def _by_results(
     begins with the means of the round before.
     """
     method = report.method
-    axes = {site.prepared.name: site.axis for site in sites}
-    wanted = _means(prepared, method, {s.prepared.name: s.prepared for s in sites}, axes, data)
-    known = {site.prepared.name: site for site in sites if site.prepared.name in wanted}
+    axes = {layer.prepared.name: layer.axis for layer in layers}
+    wanted = _means(prepared, method, {s.prepared.name: s.prepared for s in layers}, axes, data)
+    known = {layer.prepared.name: layer for layer in layers if layer.prepared.name in wanted}
     zero = torch.zeros((), dtype=torch.float64)
     correcting = _Correcting(reference, method, known, wanted)
     for number in range(rounds):
@@ -268,14 +268,14 @@ def _by_results(
         found = {name: known[name].rounded(zero) - error for name, error in errors.items()}
         if number + 1 == rounds:
             break
-        made = _reference(_with_biases(prepared, report, sites, found, ""), report)
+        made = _reference(_with_biases(prepared, report, layers, found, ""), report)
         nodes = {node.name: node for node in GraphView.of(made, method).nodes if node.name in found}
         left = _means(made, method, nodes, axes, data)
         near = [n for n in left if _is_near(left[n], wanted[n], known[n].step)]
         if len(near) == len(left):
             break
         correcting.settle(near)
-    made = _reference(_with_biases(prepared, report, sites, found, ""), report)
+    made = _reference(_with_biases(prepared, report, layers, found, ""), report)
     if _error(prepared, made, method, data) > _error(prepared, reference, method, data):
         why = "with it the results have a larger error, so biases stay as they are"
         warn(f"sequential bias correction does not suit the model: {why}; how='fast' may")
@@ -311,16 +311,16 @@ class _Correcting:
     Args:
         reference: the quantized model.
         method: its method.
-        sites: its layers, by name.
+        layers: by name.
         wanted: the means of their results in float.
     """
 
     def __init__(
-        self, reference: torch.jit.ScriptModule, method: str, sites: Mapping[str, _Site],
+        self, reference: torch.jit.ScriptModule, method: str, layers: Mapping[str, _BiasedLayer],
         wanted: Mapping[str, Tensor],
     ) -> None:  # fmt: skip
         self._reference, self._method = reference, method
-        self._sites, self._wanted = sites, wanted
+        self._layers, self._wanted = layers, wanted
         self._settled: dict[str, Tensor] = {}
         self._states = {name: _Running.of(mean) for name, mean in wanted.items()}
 
@@ -331,7 +331,7 @@ class _Correcting:
         names = {
             node.index: node.name
             for node in GraphView.of(module, self._method).nodes
-            if node.name in self._sites and node.kind == self._sites[node.name].reference.kind
+            if node.name in self._layers and node.kind == self._layers[node.name].reference.kind
         }
         recorder = Recorder(module, self._method, list(names))
         found: dict[str, _Mean] = {}
@@ -339,7 +339,7 @@ class _Correcting:
             for index, tensors in recorder.run(arguments)[1].items():
                 name = names[index]
                 for tensor in tensors:
-                    rows = tensor.movedim(self._sites[name].axis, 0).flatten(1).double()
+                    rows = tensor.movedim(self._layers[name].axis, 0).flatten(1).double()
                     zeros = torch.zeros(len(rows), dtype=torch.float64)
                     found.setdefault(name, _Mean(zeros)).add(rows.sum(1), rows.shape[1])
                     self._states[name].add(rows.mean(1) - self._wanted[name], rows.shape[1])
@@ -357,10 +357,10 @@ class _Correcting:
 
     def _edit(self, graph: GraphEditor) -> None:
         nodes = graph.nodes  # without the inserted ones
-        for node in [node for node in nodes if node.name in self._sites]:
-            site, mean = self._sites[node.name], self._wanted[node.name]
+        for node in [node for node in nodes if node.name in self._layers]:
+            layer, mean = self._layers[node.name], self._wanted[node.name]
             before, state = following(nodes, node), self._states[node.name]
-            _insert_correction(graph, node, before, site, mean, state)
+            _insert_correction(graph, node, before, layer, mean, state)
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ class _Running:
 
 
 def _insert_correction(
-    graph: GraphEditor, node: NodeView, before: NodeView | None, site: _Site, mean: Tensor,
+    graph: GraphEditor, node: NodeView, before: NodeView | None, layer: _BiasedLayer, mean: Tensor,
     state: _Running,
 ) -> None:  # fmt: skip
     """Let a layer take back its mean error, in whole steps of its bias."""
@@ -394,22 +394,22 @@ def _insert_correction(
         return graph.insert(kind, operands, before=before, like=node).output
 
     def constant(tensor: Tensor) -> ValueView:
-        return graph.constant(tensor.to(site.bias.dtype), before=before)
+        return graph.constant(tensor.to(layer.bias.dtype), before=before)
 
     def attribute(name: str, tensor: Tensor) -> ValueView:
         return graph.attribute(graph.add_tensor(name, tensor, like=node), before=before)
 
-    moved = insert("aten::transpose", node.output, site.axis, -1)
+    moved = insert("aten::transpose", node.output, layer.axis, -1)
     rows = insert("aten::flatten", moved, 0, -2)
     error = insert("aten::sub", insert("aten::mean", rows, [0], False, None), constant(mean), 1)
     count = insert("aten::size", rows, 0)
     others = insert("aten::div", attribute("count", state.count), count)
     share = insert("aten::reciprocal", insert("aten::add", others, 1, 1))
     shift = insert("aten::lerp", attribute("error", state.error), error, share)
-    if site.step.any():
-        step = constant(site.step)
+    if layer.step.any():
+        step = constant(layer.step)
         shift = insert("aten::mul", insert("aten::round", insert("aten::div", shift, step)), step)
-    spread = insert("aten::reshape", shift, [-1, *[1] * (-1 - site.axis)])
+    spread = insert("aten::reshape", shift, [-1, *[1] * (-1 - layer.axis)])
     corrected = insert("aten::sub", node.output, spread, 1)
     graph.replace(node.output, corrected)
     assert moved.producer is not None
@@ -417,42 +417,42 @@ def _insert_correction(
 
 
 def _by_weights(
-    sites: Sequence[_Site], prepared: torch.jit.ScriptModule, _reference: torch.jit.ScriptModule,
-    report: Report, data: Iterable[Batch], _rounds: int,
+    layers: Sequence[_BiasedLayer], prepared: torch.jit.ScriptModule,
+    _reference: torch.jit.ScriptModule, report: Report, data: Iterable[Batch], _rounds: int,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return the terms that are added to biases, by the rounding of weights, in the float model."""
-    makers: dict[int, list[_Site]] = {}
-    for site in sites:
-        producer = site.prepared.operand("input").producer
+    makers: dict[int, list[_BiasedLayer]] = {}
+    for layer in layers:
+        producer = layer.prepared.operand("input").producer
         if producer is not None:
-            makers.setdefault(producer.index, []).append(site)
+            makers.setdefault(producer.index, []).append(layer)
     means: dict[str, _Mean] = {}
-    lost = {site.prepared.name: site.lost for site in sites}
+    lost = {layer.prepared.name: layer.lost for layer in layers}
     for values in _recorded(prepared, report.method, list(makers), data):
         for index, tensors in values.items():
-            for site in makers[index]:
-                name = site.prepared.name
+            for layer in makers[index]:
+                name = layer.prepared.name
                 for tensor in tensors:
-                    spatial = -1 - site.axis
+                    spatial = -1 - layer.axis
                     batched = tensor.dim() > spatial + 1
                     count = tensor[..., 0].numel() if not spatial else len(tensor) if batched else 1
                     if batched:  # a layer is linear: the mean of inputs gives the mean of results
                         tensor = tensor.flatten(0, -2 - spatial).mean(0, keepdim=True)
-                    result = site.applied(tensor, lost[name].to(tensor.dtype)).double()
-                    shift = result.movedim(site.axis, 0).flatten(1).mean(1)
+                    result = layer.applied(tensor, lost[name].to(tensor.dtype)).double()
+                    shift = result.movedim(layer.axis, 0).flatten(1).mean(1)
                     known = means.setdefault(name, _Mean(torch.zeros_like(shift)))
                     known.add(shift * count, count)
     return {name: mean.value for name, mean in means.items()}
 
 
 def _by_statistics(
-    sites: Sequence[_Site], prepared: torch.jit.ScriptModule, method: str, origin: Any
+    layers: Sequence[_BiasedLayer], prepared: torch.jit.ScriptModule, method: str, origin: Any
 ) -> dict[str, Tensor]:
     """Return the terms that are added to biases, by the batch norms in front."""
     known, found = batch_norms(origin, method), {}
-    for site in sites:
+    for layer in layers:
         low, high = -torch.inf, torch.inf
-        maker = source_of(site.prepared.operand("input")).producer
+        maker = source_of(layer.prepared.operand("input")).producer
         if maker is not None and maker.kind in _CUTS and maker.clip is not None:
             ends = maker.clip
             low, high = (
@@ -463,41 +463,41 @@ def _by_statistics(
         if maker is None or maker.name not in known:
             continue
         mean = known[maker.name].clipped_mean(low, high)
-        layer = Layer(site.prepared, None, torch.arange(len(site.bias)))
-        found[site.prepared.name] = layer.applied(mean, site.lost)
+        view = Layer(layer.prepared, None, torch.arange(len(layer.bias)))
+        found[layer.prepared.name] = view.applied(mean, layer.lost)
     return found
 
 
 def _with_biases(
-    prepared: torch.jit.ScriptModule, report: Report, sites: Sequence[_Site],
+    prepared: torch.jit.ScriptModule, report: Report, layers: Sequence[_BiasedLayer],
     shifts: Mapping[str, Tensor], how: str,
 ) -> torch.jit.ScriptModule:  # fmt: skip
     """Return a copy of a prepared model with other biases."""
-    known = {site.prepared.index: site for site in sites if site.prepared.name in shifts}
+    known = {layer.prepared.index: layer for layer in layers if layer.prepared.name in shifts}
 
     def change(graph: GraphEditor) -> None:
         nodes = {node.index: node for node in graph.nodes}
-        for index, site in known.items():
-            bias = site.bias.double() + shifts[site.prepared.name]
+        for index, layer in known.items():
+            bias = layer.bias.double() + shifts[layer.prepared.name]
             node = nodes[index]
             operand = node.position("bias")
             while (maker := node.inputs[operand].producer) is not None and maker.kind == EDGE:
                 node, operand = maker, 0
-            made = graph.constant(bias.to(site.bias.dtype), before=node)
+            made = graph.constant(bias.to(layer.bias.dtype), before=node)
             graph.set_input(node, operand, made)
 
     changed = Pipeline("correct_bias", (change, "remove_dead_code"))
     module = changed.run(copy_of(prepared, report.method), report.method).module
     if how:
-        rows = {site.prepared.name: site for site in known.values()}
-        remarks = {name: _remark(site, shifts[name], how) for name, site in rows.items()}
+        rows = {layer.prepared.name: layer for layer in known.values()}
+        remarks = {name: _remark(layer, shifts[name], how) for name, layer in rows.items()}
         made = {**report.made, "bias_correction": how}
         report = replace(report, operators=remarked(report.operators, remarks), made=made)
     return rewritten(prepared, module, report)
 
 
-def _remark(site: _Site, shift: Tensor, how: str) -> str:
-    scale = float(site.bias.abs().max())
+def _remark(layer: _BiasedLayer, shift: Tensor, how: str) -> str:
+    scale = float(layer.bias.abs().max())
     most = float(shift.abs().max())
     share = f", {most / scale:.1%} of its largest" if scale else ""
     return f"bias correction ({how}) has changed its bias by up to {most:.2g}{share}"

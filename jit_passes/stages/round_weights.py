@@ -43,7 +43,7 @@ Numbered = Iterable[tuple[int, Batch]]
 
 
 @dataclass
-class _Site:
+class _RoundedLayer:
     """A layer whose weight can have other codes.
 
     Attributes:
@@ -189,18 +189,18 @@ def round_weights(
     if damping is not None and not 0 < damping <= 1:
         raise ArgumentError(f"damping is in (0, 1], not {damping!r}")
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare and calibrate first")
-    sites = _sites(prepared, report)
+    layers = _rounded_layers(prepared, report)
     if isinstance(data, Iterator):
         data = list(data)  # gone through several times
     dampings = DAMPINGS if damping is None else (damping,)
     if how in SEQUENTIAL:
-        stages = list(_stages(sites, GraphView.of(prepared, report.method), memory))
+        stages = list(_stages(layers, GraphView.of(prepared, report.method), memory))
         in_order = progress_bar("round", progress, "stage")(stages, total=lambda: len(stages))
         given = list(batches(data, input_fn))
         _choose_in_order(
-            in_order, sites, prepared, report, given, SEQUENTIAL[how], dampings, memory
+            in_order, layers, prepared, report, given, SEQUENTIAL[how], dampings, memory
         )
-        return _with_codes(prepared, report, {n: s for n, s in sites.items() if s.found}, how)
+        return _with_codes(prepared, report, {n: s for n, s in layers.items() if s.found}, how)
     walk = progress_bar("round", progress)
 
     def some(held: bool) -> Numbered:
@@ -208,19 +208,19 @@ def round_weights(
             if is_held_back(number) is held:
                 yield number, arguments
 
-    for part in _parts(sites, memory):
+    for part in _parts(layers, memory):
         grams = _grams(part, prepared, report.method, some(held=False))
         for name in list(grams):
             gram = grams.pop(name)
             if gram.isfinite().all():
                 part[name].choose(gram, how, dampings)
-    chosen = {name: site for name, site in sites.items() if site.found}
-    for site, tensor in _inputs(chosen, prepared, report.method, some(held=True)):
-        site.check(tensor)
+    chosen = {name: layer for name, layer in layers.items() if layer.found}
+    for layer, tensor in _inputs(chosen, prepared, report.method, some(held=True)):
+        layer.check(tensor)
     return _with_codes(prepared, report, chosen, how)
 
 
-def _sites(prepared: torch.jit.ScriptModule, report: Report) -> dict[str, _Site]:
+def _rounded_layers(prepared: torch.jit.ScriptModule, report: Report) -> dict[str, _RoundedLayer]:
     """Return the layers whose weights can have other codes, in program order."""
     places = read_places(prepared, report)[1]
     check_seen(places, report)
@@ -234,16 +234,16 @@ def _sites(prepared: torch.jit.ScriptModule, report: Report) -> dict[str, _Site]
         qparams, weight = chosen.get(known.place.id), known.operands["x"].detach()
         alone = len(readers_of(node.operand("weight"))) == 1
         if isinstance(qparams, QParams) and alone and source_of(node.operand("weight")).is_constant:
-            layer = Layer(node, None, torch.arange(0))
+            view = Layer(node, None, torch.arange(0))
 
-            def rows(tensor: Tensor, layer: Layer = layer) -> Tensor:
-                return layer.by_group(tensor).flatten(2)
+            def rows(tensor: Tensor, view: Layer = view) -> Tensor:
+                return view.by_group(tensor).flatten(2)
 
             scale, zero_point = (
                 rows(each.expand(weight.shape)) for each in spread_qparams(qparams, weight.shape)
             )
             grid = Grid(scale, zero_point, qparams.quant_min, qparams.quant_max)
-            found[node.name] = _Site(node, known, rows(weight), grid)
+            found[node.name] = _RoundedLayer(node, known, rows(weight), grid)
     return found
 
 
@@ -259,102 +259,108 @@ def _can_be_chosen(known: QuantizedPlace) -> bool:
     )
 
 
-def _parts(sites: Mapping[str, _Site], memory: int) -> Iterator[dict[str, _Site]]:
-    """Yield sites by name, as many at a time as the memory has room for."""
-    part: dict[str, _Site] = {}
+def _parts(layers: Mapping[str, _RoundedLayer], memory: int) -> Iterator[dict[str, _RoundedLayer]]:
+    """Yield layers by name, as many at a time as the memory has room for."""
+    part: dict[str, _RoundedLayer] = {}
     used = 0
-    for name, site in sites.items():
-        if part and used + site.size > memory:
+    for name, layer in layers.items():
+        if part and used + layer.size > memory:
             yield part
             part, used = {}, 0
-        part[name] = site
-        used += site.size
+        part[name] = layer
+        used += layer.size
     if part:
         yield part
 
 
 def _inputs(
-    sites: Mapping[str, _Site], prepared: torch.jit.ScriptModule, method: str, data: Numbered
-) -> Iterator[tuple[_Site, Tensor]]:
+    layers: Mapping[str, _RoundedLayer],
+    prepared: torch.jit.ScriptModule,
+    method: str,
+    data: Numbered,
+) -> Iterator[tuple[_RoundedLayer, Tensor]]:
     """Yield the inputs of layers in the float model, batch by batch."""
-    recorder = Watched(prepared, method, sites).recorder()
+    recorder = Watched(prepared, method, layers).recorder()
     for number, arguments in data:
-        for name, tensors in recorder.run(arguments, number, sites):
+        for name, tensors in recorder.run(arguments, number, layers):
             for tensor in tensors:
-                yield sites[name], tensor
+                yield layers[name], tensor
 
 
 def _choose_in_order(
-    stages: Iterable[Mapping[str, _Site]], sites: Collection[str],
+    stages: Iterable[Mapping[str, _RoundedLayer]], layers: Collection[str],
     prepared: torch.jit.ScriptModule, report: Report, data: Sequence[Batch], how: str,
     dampings: Sequence[float], memory: int,
 ) -> None:  # fmt: skip
     """Choose codes stage by stage, with the inputs that the codes in front of it give."""
     method = report.method
     reference = converted(_C.clone(prepared._c, method), report, progress=False)
-    in_float = Watched(prepared, method, sites)
-    quantized = Watched(reference, method, sites, coded=True)
+    in_float = Watched(prepared, method, layers)
+    quantized = Watched(reference, method, layers, coded=True)
     walks = [Walk(watched, data, memory) for watched in (in_float, quantized)]
     walks[0].check()
     for stage in stages:
         sums = {name: (InputSums(), InputSums()) for name in stage}
         both = (walk.inputs(stage) for walk in walks)
         for number, (xs, ys) in enumerate(zip(*both, strict=True)):
-            for name, site in stage.items():
+            for name, layer in stage.items():
                 chosen = sums[name][is_held_back(number)]
                 for x, y in zip(xs[name], ys[name], strict=True):
-                    chosen.add(site.patches(x), site.patches(y))
-        for name, site in stage.items():
+                    chosen.add(layer.patches(x), layer.patches(y))
+        for name, layer in stage.items():
             chosen, held = sums.pop(name)
             if chosen.is_finite:
-                site.choose_by(chosen, held, how, dampings)
-                if site.best:
-                    quantized.set_codes(name, site.found[site.best - 1])
+                layer.choose_by(chosen, held, how, dampings)
+                if layer.best:
+                    quantized.set_codes(name, layer.found[layer.best - 1])
 
 
 def _stages(
-    sites: Mapping[str, _Site], graph: GraphView, memory: int
-) -> Iterator[dict[str, _Site]]:
-    """Yield sites in order; sites that do not depend on each other come together."""
+    layers: Mapping[str, _RoundedLayer], graph: GraphView, memory: int
+) -> Iterator[dict[str, _RoundedLayer]]:
+    """Yield layers in order; layers that do not depend on each other come together."""
 
-    def fits(layers: Sequence[NodeView]) -> bool:
-        return sum(6 * sites[layer.name].size for layer in layers) <= memory
+    def fits(nodes: Sequence[NodeView]) -> bool:
+        return sum(6 * layers[node.name].size for node in nodes) <= memory
 
-    layers = [node for node in graph.nodes if node.name in sites and has_patches(node)]
-    for stage in independent(graph, layers, fits):
-        yield {layer.name: sites[layer.name] for layer in stage}
+    nodes = [node for node in graph.nodes if node.name in layers and has_patches(node)]
+    for stage in independent(graph, nodes, fits):
+        yield {node.name: layers[node.name] for node in stage}
 
 
 def _grams(
-    sites: Mapping[str, _Site], prepared: torch.jit.ScriptModule, method: str, data: Numbered
+    layers: Mapping[str, _RoundedLayer],
+    prepared: torch.jit.ScriptModule,
+    method: str,
+    data: Numbered,
 ) -> dict[str, Tensor]:
     """Return the sums of products of layers' inputs."""
     grams: dict[str, Tensor] = {}
-    for site, inputs in _inputs(sites, prepared, method, data):
+    for layer, inputs in _inputs(layers, prepared, method, data):
         if not inputs.numel():
             continue
-        for rows in site.patches(inputs):
+        for rows in layer.patches(inputs):
             products = rows.transpose(1, 2) @ rows
-            name = site.node.name
+            name = layer.node.name
             grams[name] = grams[name].add_(products) if name in grams else products
     return grams
 
 
 def _with_codes(
-    prepared: torch.jit.ScriptModule, report: Report, sites: Mapping[str, _Site], how: str
+    prepared: torch.jit.ScriptModule, report: Report, layers: Mapping[str, _RoundedLayer], how: str
 ) -> torch.jit.ScriptModule:
     """Return a copy of a prepared model that knows the codes of weights."""
-    kept = {site.place.node: site for site in sites.values() if site.best}
+    kept = {layer.place.node: layer for layer in layers.values() if layer.best}
 
     def change(graph: GraphEditor) -> None:
         for node in [node for node in graph.nodes if node.index in kept]:
-            site = kept[node.index]
-            codes = site.found[site.best - 1].reshape(site.place.operands["x"].shape)
+            layer = kept[node.index]
+            codes = layer.found[layer.best - 1].reshape(layer.place.operands["x"].shape)
             made = graph.constant(codes, before=node)
             graph.set_input(node, node.position("codes"), made)
 
     method = report.method
     module = Pipeline("round_weights", (change,)).run(copy_of(prepared, method), method).module
-    rows = remarked(report.operators, {name: site.remark for name, site in sites.items()})
+    rows = remarked(report.operators, {name: layer.remark for name, layer in layers.items()})
     made = {**report.made, "weight_rounding": how}
     return rewritten(prepared, module, replace(report, operators=rows, made=made))

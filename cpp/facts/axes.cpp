@@ -34,10 +34,10 @@ AxisRange imagesOf(const Node* node) {
   return spatial > 0 ? AxisRange{spatial + 1, spatial + 2} : AxisRange();
 }
 
-// A weight of unknown rank counts as a matrix.
+// A weight that is a vector gives a result with an axis less.
 Found ofLinear(const Node* node, const AxisFacts& facts) {
-  const bool vector = facts.axes(inputOf(node, "weight")).exact() == 1;
-  return asMany(inputOf(node, "input"), vector ? -1 : 0);
+  const auto weight = facts.axes(inputOf(node, "weight")).exact();
+  return weight ? asMany(inputOf(node, "input"), *weight == 1 ? -1 : 0) : std::nullopt;
 }
 
 // Only for matrices: an operand with one axis gives a result with fewer axes.

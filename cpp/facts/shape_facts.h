@@ -52,7 +52,7 @@ bool repeatsOrCuts(const Node* node);
 // positions for the tokens. Null for other nodes.
 const Node* movedConstant(const Node* node);
 
-// Whether the node gives its operand as float32. It may copy it, move it and lay it out anew as well.
+// Whether the node gives its operand as float32, and may copy it, move it and lay it out anew as well.
 bool asksForFloat(const Node* node);
 
 // Whether the node casts its operand to float32, and changes nothing else.

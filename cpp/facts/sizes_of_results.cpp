@@ -212,10 +212,11 @@ Size sizeOfProduct(const Value* result, int64_t axis, const SizeFacts& shapes) {
   }
   const int64_t behind = own ? axis - *own : axis; // below 0
   const Value *left = node->input(0), *right = node->input(isAttention(node) ? 2 : 1);
+  if (node->kind() == aten::matmul && std::min(shapes.leastRank(left), shapes.leastRank(right)) < 2) {
+    return std::nullopt;
+  }
   if (behind >= -2) {
-    const bool matrices =
-        node->kind() != aten::matmul || std::min(shapes.leastRank(left), shapes.leastRank(right)) >= 2;
-    return matrices ? Size(shapes.ofAxis(behind == -2 ? left : right, behind)) : std::nullopt;
+    return shapes.ofAxis(behind == -2 ? left : right, behind);
   }
   const Value* grouped = isAttention(node) ? operandOf(node, "enable_gqa") : nullptr;
   if (grouped != nullptr && behind == -3 && constantNumber(grouped) != 0.0) {

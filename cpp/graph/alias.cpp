@@ -5,7 +5,7 @@
 namespace jit_passes {
 namespace {
 
-// Destroys unused nodes that ask for PyTorch's state. They have no effect, though their schemas do not say so.
+// Destroys unused nodes that ask for PyTorch's state, and have no effect. Their schemas do not say so.
 bool removeDeadQuestions(Graph& graph) {
   static const auto kinds =
       symbols({"aten::is_grad_enabled", "aten::is_autocast_enabled", "aten::is_autocast_cpu_enabled"});

@@ -65,7 +65,7 @@ class FactsTable:
         """Return the facts about a `ValueView`; one that an edit has added has none.
 
         Raises:
-            JitPassesError: the module is gone, and no fact has been asked for before.
+            JitPassesError: the graph is gone, and no fact has been asked for before.
         """
         if self._found is None:
             self._found = self._find()

@@ -74,12 +74,12 @@ class ValueView:
 
     @property
     def facts(self) -> Facts:
-        """Number of axes, sizes and dtype of a tensor, as far as the graph alone tells.
+        """Number of axes, sizes and dtype of a tensor, as the graph alone tells: see `Facts`.
 
         In an editor, the first question fixes the facts: later edits do not change these.
 
         Raises:
-            JitPassesError: the module of this graph is gone, and no fact has been asked for before.
+            JitPassesError: the graph is gone, and no fact has been asked for before.
         """
         return NO_FACTS if self.table is None else self.table.of(self)
 
@@ -119,7 +119,7 @@ class Analyses:
         """Return the answer of an analysis about a node, or None.
 
         Raises:
-            JitPassesError: the module is gone, and the analysis has not been asked for before.
+            JitPassesError: the graph is gone, and the analysis has not been asked for before.
         """
         if analysis not in self._found:
             self._found[analysis] = self.all(analysis)
@@ -129,11 +129,11 @@ class Analyses:
         """Return the answer of an analysis about the graph, which it finds anew.
 
         Raises:
-            JitPassesError: the module is gone.
+            JitPassesError: the graph is gone.
         """
         module = self._module()
         if module is None:
-            raise JitPassesError("the module of this graph is gone: keep it while you ask")
+            raise JitPassesError("the graph of this node is gone: keep its GraphView while you ask")
         return analysis(module, self._method)
 
 
@@ -310,12 +310,14 @@ class GraphView:
         inputs: the method's arguments, without self.
         outputs: the values that it returns.
         origins: says of its constants whether they were parameters; None where that is unknown.
+        module: the C++ module, kept so that facts can be asked for; None where there is none.
     """
 
     nodes: Sequence[NodeView]
     inputs: Sequence[ValueView]
     outputs: Sequence[ValueView]
     origins: Origins | None = None
+    module: Any = None
 
     @classmethod
     def of(cls, module: Any, method: str = "forward", *, parameters: bool = False) -> GraphView:
@@ -339,7 +341,8 @@ class GraphView:
         )
         for node in nodes:
             node.analyses = analyses
-        return cls(without_folded(nodes) if parameters else nodes, inputs[1:], outputs)
+        kept = without_folded(nodes) if parameters else nodes
+        return cls(kept, inputs[1:], outputs, module=cpp_module)
 
     @classmethod
     def of_graph(cls, graph: Any) -> GraphView:

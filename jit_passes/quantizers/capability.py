@@ -336,8 +336,11 @@ def average_reason(node: NodeView) -> str | None:
 def weighted_reason(node: NodeView) -> str | None:
     """Say why a convolution or linear cannot be quantized by any backend."""
     reason = _reason_of_weight(node.inputs[WEIGHT_OPERAND])
-    constant = node.inputs[BIAS_OPERAND].is_constant
-    return reason or (None if constant else "its bias is computed by the model")
+    bias = node.inputs[BIAS_OPERAND]  # of a correlation, which has no bias, another constant
+    if reason or not bias.is_constant:
+        return reason or "its bias is computed by the model"
+    finite = not isinstance(bias.constant, torch.Tensor) or _is_finite(bias.constant)
+    return None if finite else "its bias holds a NaN or an infinity"
 
 
 def lookup_reason(node: NodeView) -> str | None:

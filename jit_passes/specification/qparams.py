@@ -6,6 +6,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -127,6 +128,7 @@ def choose_qparams(
     scales: tuple[int, ...] = (-1,),
     *,
     sampled: bool = False,
+    name: str = "",
 ) -> QParams:
     """Return the parameters that a specification gives for its observer's state.
 
@@ -135,11 +137,16 @@ def choose_qparams(
         state: the statistics of its observer.
         scales: the shape of scales and zero points of channels.
         sampled: whether numbers may occur that were not seen; never for constants.
+        name: of the quantized value, for errors.
+
+    Raises:
+        JitPassesError: the observer gives no range.
     """
     grid = (spec.quant_min, spec.quant_max, spec.dtype, spec.rounding)
     if spec.ch_axis is None:
         spec = spec.for_range(float(state.range[0]))
-        low, high = spec.observer.find_range(state, spec.quant_min, spec.quant_max, spec.centred)
+        found = spec.observer.find_range(state, spec.quant_min, spec.quant_max, spec.centred)
+        low, high = _checked(found, spec.observer.name, name)
         if sampled and isinstance(spec.observer, HistogramObserver):
             codes = spec.quant_max - spec.quant_min + 1
             low, high = widened(low, high, state, codes, spec.observer.headroom)
@@ -163,6 +170,24 @@ def choose_qparams(
     steps = steps.float().double().reshape(scales)  # the kernels see float32
     zero_points = torch.full(steps.shape, spec.middle, dtype=torch.int64)
     return QParams(steps, zero_points, spec.ch_axis, *grid)
+
+
+def _checked(found: Any, observer: str, name: str) -> tuple[float, float]:
+    """Return the range that an observer has found, as two numbers.
+
+    Raises:
+        JitPassesError: the observer gives something else.
+    """
+    try:
+        low, high = map(float, found)
+    except (TypeError, ValueError):
+        low, high = 1.0, -1.0
+    if math.isfinite(low) and math.isfinite(high) and low <= high:
+        return low, high
+    raise JitPassesError(
+        f"find_range of the observer '{observer}' gives {found!r}{name and f' for {name!r}'}: it "
+        "returns two finite numbers, the lower end first"
+    )
 
 
 def fixed_qparams(spec: FixedQParamsQuantizationSpec) -> QParams:

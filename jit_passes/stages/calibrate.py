@@ -186,18 +186,22 @@ def _run(
 
 
 def _bad_weight(model: torch.jit.ScriptModule, method: str) -> str | None:
-    """Say which weight holds a NaN, so that data are not to blame; None if none does."""
+    """Say which weight holds a NaN or an infinity: data are not to blame. None if no weight does.
+
+    Masks hold infinities rightly.
+    """
     for node in GraphView.of(_C.clone(model._c, method), method).nodes:
+        layer = node.traits.weighted is not None or node.kind == "jit_passes::add_bias"
         for value in node.inputs:
             tensor = value.constant
-            if (
-                isinstance(tensor, torch.Tensor)
-                and tensor.is_floating_point()
-                and bool(tensor.isnan().any())
-            ):
+            if not (isinstance(tensor, torch.Tensor) and tensor.is_floating_point()):
+                continue
+            nan = bool(tensor.isnan().any())
+            if nan or (layer and bool(tensor.isinf().any())):
+                reader = f", which '{node.name}' reads," if node.name else ""
                 return (
-                    f"the weight '{value.name}', which '{node.name}' reads, holds a NaN: the data "
-                    "are not to blame; look at the state_dict of the model"
+                    f"the weight '{value.name}'{reader} holds {'a NaN' if nan else 'an infinity'}: "
+                    "the data are not to blame; look at the state_dict of the model"
                 )
     return None
 

@@ -17,6 +17,7 @@ import torch
 
 from .. import _C
 from ..errors import JitPassesError, without_folders
+from ..graph.view import GraphView
 from ..passes.subject import wrap
 from ..targets import Target
 from .annotate import formed
@@ -138,8 +139,15 @@ def broken_when_prepared(
     if not _runs(canonical, report.method, args, kwargs):
         return broken(what, error, "The canonical form, from which all targets start, fails")
     backend = Target.from_record(report.target) if report.target else None
+    nodes = GraphView.of(canonical, report.method).nodes
     form, _ = formed(canonical, report.method, backend, report.made)
     if backend is not None and not _runs(form, report.method, args, kwargs):
+        if demands := dict.fromkeys(filter(None, map(backend.demand, nodes))):
+            return JitPassesError(
+                f"{what} runs in the original model, but the model for the target "
+                f"'{backend.name}' takes {', '.join(demands)} alone: give other data, or another "
+                f"option to the target. PyTorch says: {last_line(error)}"
+            )
         others = [name for name in _OTHERS if name != backend.name]
         instead, command = (
             f"Until it is mended, pass {' or '.join(form.format(name) for name in others)}. "

@@ -120,9 +120,9 @@ class Report:
         values: the computed values that it quantizes, in program order of the reference model.
         made: the model's provenance: see `provenance`.
         names: for each kind listed above, the names of its nodes in the graph, likewise.
-        nothing_fits: whether nothing is quantized, as the target has nothing of what was asked for.
-            A warning has said so when the model was prepared. False in files of versions that did
-            not note it.
+        nothing_fits: whether nothing is quantized, as the target has no operator that was asked
+            for. A warning has said so when the model was prepared. False in files of versions that
+            did not note it.
     """
 
     stage: ModelStage

@@ -166,7 +166,7 @@ class _Groups:
             return fixed_qparams(spec)
         if isinstance(spec, QuantizationSpec):
             if (function := leaders[0].function()) is not None:
-                name = function.nodes[-1].name
+                name = next((n.name for n in reversed(function.nodes) if n.name), "its function")
                 self._remark(leaders[0], f"the range of its result gives {name} the least error")
             return leaders[0].found()
         sources = [self._found[source] for source in spec.groups]

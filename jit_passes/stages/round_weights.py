@@ -128,7 +128,8 @@ class _RoundedLayer:
         gain = 10 * log10(nearest / min(chosen)) if min(chosen) else inf
         if not self.best:
             by = " and ".join(dict.fromkeys(self.by))
-            return f"{by} has {-gain:.1f} dB more error on batches held back: it is not used"
+            more = f"{-gain:.1f} dB more" if gain <= -0.05 else "no less"
+            return f"its weight has {more} error on batches held back if rounded by {by}: it is not"
         return f"its weight is rounded by {by}: {gain:.1f} dB less error on batches held back"
 
 

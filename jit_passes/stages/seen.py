@@ -272,7 +272,9 @@ def _observed(
         known = _with_rows(state, spec, operands) if searches else state
         if asked is not None and (behind := function()) is not None:
             known = replace(state, function=behind, rounded=asked.rounding(behind))
-        return choose_qparams(spec, known, place.scales or (-1,), sampled=not measured)
+        return choose_qparams(
+            spec, known, place.scales or (-1,), sampled=not measured, name=place.name
+        )
 
     return QuantizedPlace(
         place, reached, seen, found, state.ranks if noted else None, node, operands, function

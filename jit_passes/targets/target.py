@@ -48,6 +48,13 @@ class Target(Registered, ABC, noun="target"):
         """Say why it cannot do an operator as asked: see `Capability.refusal`."""
         return self.capability.refusal(node, operand, spec, mode)
 
+    def demand(self, node: NodeView) -> str | None:
+        """Say which data the target's form of an operator takes alone: "sequences of 6 steps".
+
+        None where it takes all that the float operator takes.
+        """
+        return None
+
     def quantizer(self) -> BackendQuantizer:
         """Return the quantizer that is used when the caller gives none."""
         return BackendQuantizer(self)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import struct
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +34,7 @@ from jit_passes.export import (
     to_tensorrt,
 )
 from tests.advice import traced_branches
+from tests.folders import ROOT
 
 GOLDEN = struct.unpack(">f", bytes.fromhex("3c010a14"))[0]  # 0.0078759...
 
@@ -926,3 +929,9 @@ def test_one_name_for_a_value(trace: bool, tmp_path: Path) -> None:
             rows = [row.name for row in compared.rows if row.kind == "activation"]
             skipped = [name for name in compared.unmatched if "weight" not in name]
             assert sorted({*rows, *skipped}) == sorted(names)
+
+
+def test_the_package_imports_without_sympy() -> None:
+    """Exporters import it when they write: with it, importing the package takes twice as long."""
+    code = "import sys, jit_passes; sys.exit('sympy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -165,7 +165,41 @@ def test_editor_and_constants() -> None:
     assert seen == [(4, (4, 3), torch.float32), range(65)]
 
 
-def test_facts_of_a_module_that_is_gone() -> None:
-    graph = GraphView.of(torch.jit.script(nn.ReLU()))
-    with pytest.raises(JitPassesError, match="the module of this graph is gone"):
-        _ = graph.nodes[-1].outputs[0].facts
+def test_facts_of_a_graph_that_is_gone() -> None:
+    node = GraphView.of(torch.jit.script(nn.ReLU())).nodes[-1]
+    with pytest.raises(JitPassesError, match="the graph of this node is gone"):
+        _ = node.outputs[0].facts
+
+
+def test_products_with_vectors() -> None:
+    """A vector takes an axis away, and a weight of unknown rank may be a vector."""
+
+    class Vectors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+            self.register_buffer("right", torch.ones(10))
+            self.register_buffer("left", torch.ones(11))
+
+        def forward(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            y = self.conv(x)
+            return y @ self.right, self.left @ y, y @ z, F.linear(y, z)
+
+    model, inputs = Vectors().eval(), (torch.randn(1, 3, 11, 10), torch.randn(10))
+    for made in (torch.jit.script(model), torch.jit.trace(model, inputs)):
+        graph = jit_passes.normalized_graph(made)
+        made_by = graph.outputs[0].producer
+        assert made_by is not None
+        for output, found in zip(made_by.inputs, model(*inputs), strict=True):
+            facts = output.facts
+            assert found.dim() in facts.ranks
+            assert all(facts.size(axis) in (None, found.size(axis)) for axis in range(-3, 0))
+
+
+def test_facts_of_a_normalized_graph() -> None:
+    """The graph keeps its module, which nobody else has."""
+    script = torch.jit.script(Heads().eval())
+    graph = jit_passes.normalized_graph(script)
+    assert facts_of(graph, "aten::conv2d").rank == 4
+    annotations = jit_passes.targets.X86().quantizer().annotate(jit_passes.normalized_graph(script))
+    assert annotations

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import jit_passes  # noqa: F401  registers the operators
+from jit_passes import JitPassesError
+from jit_passes.observers import HistogramObserver, ObserverState
+from jit_passes.specification.qparams import choose_qparams
+from jit_passes.specification.specification import QuantizationSpec
 
 ops = torch.ops.jit_passes
 INFINITY = math.inf
@@ -240,3 +245,24 @@ def test_survive_dead_code_elimination() -> None:
     assert script.counts.sum() == 40
     assert script.ranges[1] == (x + 1).max()
     assert script.average[0] == x.min()
+
+
+@dataclass(frozen=True)
+class Wrong(HistogramObserver):
+    """An observer whose results are not ranges."""
+
+    name: ClassVar[str] = "wrong"
+    found: Any = None
+
+    def find_range(self, *_: Any) -> Any:
+        return self.found
+
+
+@pytest.mark.parametrize(
+    "found", [None, (1.0, -1.0), (math.nan, 1.0), (-math.inf, 1.0), (1.0, 2.0, 3.0), "ab"], ids=str
+)
+def test_an_observer_that_gives_no_range(found: Any) -> None:
+    state = ObserverState(torch.tensor([-1.0, 1.0]), None)
+    spec = QuantizationSpec("uint8", qscheme="per_tensor_affine", observer=Wrong(found=found))
+    with pytest.raises(JitPassesError, match=r"'wrong' gives .* for 'x': it returns two finite"):
+        choose_qparams(spec, state, name="x")

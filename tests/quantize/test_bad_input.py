@@ -1,6 +1,7 @@
 """Mistakes of users: the error's class, the words that help, and a module left as it was."""
 
 import ast
+import math
 import re
 import warnings
 from collections import UserDict
@@ -494,6 +495,29 @@ def test_weight_that_is_nan(function: Callable[[Any], Any]) -> None:
     net.stem.weight.data[0, 0] = float("nan")
     with refused("weight 'stem.weight', which 'stem:conv2d' reads, holds a NaN", "not to blame"):
         function(torch.jit.script(net))
+
+
+@pytest.mark.parametrize("mode", ["auto", "static", "dynamic"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("part", ["weight", "bias"])
+def test_weights_that_are_not_finite(part: str, bad: float, mode: str) -> None:
+    """The layer stays in float, if no layer behind it is quantized."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)).eval()
+    getattr(net[2], part).data.flatten()[0] = bad
+    x = torch.randn(2, 3, 8, 8)
+    found = jit_passes.quantize_script(torch.jit.script(net), [x], target="x86", mode=mode)
+    (row,) = jit_passes.coverage(found).float
+    assert row.reason.startswith(f"its {part} holds a NaN or an infinity")
+    with torch.no_grad():
+        assert torch.equal(found(x).isfinite(), net(x).isfinite())
+
+
+def test_infinite_weight_in_front_of_others() -> None:
+    """The data are not blamed for it."""
+    net = Net().eval()
+    net.stem.bias.data[0] = math.inf
+    with refused("weight 'stem.bias', which 'stem:conv2d' reads, holds an inf", "not to blame"):
+        quantize(torch.jit.script(net))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -203,7 +203,7 @@ def test_weights_alone_behind_integers() -> None:
 
 
 def test_values_without_groups() -> None:
-    """An activation has none, whoever asks."""
+    """An activation has no groups, for any observer."""
     config = {"version": 1, "global": {"input": {"group_size": 32}}}
     with pytest.raises(JitPassesError, match="'up:linear': group_size needs a tensor"):
         reference_of(Block(), config)

@@ -174,6 +174,8 @@ MISTAKES = {
     "moves of two": "'loom::mistake' of plans keeps the codes of its operand",
     "a layer without weights": "'loom::mistake' of plans is a `layer` without weights",
     "a convolution without attributes": "'loom::mistake' of plans is a convolution without",
+    "a convolution without a bias": "'loom::mistake' of plans is a convolution without scales",
+    "groups without attributes": "'loom::mistake' of plans is a linear layer with a kernel",
     "dynamic without attributes": "'loom::mistake' of plans is dynamic without DynamicAttributes",
     "a step of layers": "'loom::mistake' of plans has a `step` that its `layer` does not make",
     "a taken pass": "a pass named 'freeze' is registered already",
@@ -184,6 +186,8 @@ MISTAKES = {
 LATER = {
     "no kernel": "'loom::wrong_1' of plans has a step that computes, and no kernel: set `kernel`",
     "no channels": "'loom::wrong_2' of plans is lowered with an axis innermost, and names none",
+    "no attribute": "(loom::wrong_6) takes an axis from its first attribute",
+    "no such operand": "cannot be read for a plan: ",
     "one operand of two": "'loom::wrong_3' of plans is lowered with 2 operands, and reads 1: set",
     "an error": "cannot be read for a plan: out of yarn",
     "an unknown kind": "'loom::wrong_4' of plans turns loom::an_unknown_kind into the operator "

@@ -155,7 +155,7 @@ std::optional<Found> spelledBy(Node* last, const FloatValues& floats, const Know
     }
     const at::Tensor values = spelled.values(of);
     for (const Activation& activation : activations()) {
-      if (values.sizes() == points().sizes() &&
+      if (values.sizes() == points().sizes() && values.scalar_type() == at::kDouble &&
           at::allclose(values, activation.values, kTolerance, kTolerance)) {
         return Found{last, of, &activation};
       }

@@ -240,16 +240,26 @@ Value* spelledNorm(Node* node, const std::vector<int64_t>& shape) {
   return insertValue(node, aten::unflatten, {normalized, number(-1), insertConstant(node, shape)}, node);
 }
 
-// reshape_as and expand_as, with the sizes of the other tensor. `rank` is its rank, if known.
-Value* spelledShape(Node* node, std::optional<int64_t> rank) {
-  Value *tensor = inputOf(node, "self"), *other = inputOf(node, "other");
-  std::vector<Value*> sizes;
-  for (int64_t axis = 0; axis < rank.value_or(0); ++axis) {
-    Value* of = insertConstant(node, axis);
-    sizes.push_back(insertValue(node, aten::size, {other, of}, node, c10::IntType::get()));
+// The list of sizes of a tensor. `rank` is its rank, if known.
+Value* sizesOf(Value* tensor, std::optional<int64_t> rank, Node* before) {
+  if (const auto constant = constantTensor(tensor)) {
+    return insertConstant(before, constant->sizes().vec());
   }
   const auto ints = c10::ListType::ofInts();
-  Value* list = rank ? listOf(sizes, node, ints) : insertValue(node, aten::size, {other}, node, ints);
+  if (!rank) {
+    return insertValue(before, aten::size, {tensor}, before, ints);
+  }
+  std::vector<Value*> sizes;
+  for (int64_t axis = 0; axis < *rank; ++axis) {
+    Value* of = insertConstant(before, axis);
+    sizes.push_back(insertValue(before, aten::size, {tensor, of}, before, c10::IntType::get()));
+  }
+  return listOf(sizes, before, ints);
+}
+
+// reshape_as and expand_as, with the sizes of the other tensor. `rank` is its rank, if known.
+Value* spelledShape(Node* node, std::optional<int64_t> rank) {
+  Value *tensor = inputOf(node, "self"), *list = sizesOf(inputOf(node, "other"), rank, node);
   if (node->kind() == expand_as) {
     return insertValue(node, aten::expand, {tensor, list, insertConstant(node, false)}, node);
   }

@@ -89,7 +89,11 @@ bool RegionReader::has(const Node* node, const std::string& name) const {
 double RegionReader::number(const Node* node, const std::string& name) const {
   const auto value = operand(node, name);
   if (value.isTensor() && value.toTensor().numel() == 1) {
-    return value.toTensor().item<double>();
+    const auto& tensor = value.toTensor(); // with an axis, its dtype may be the result's
+    refuseUnless(
+        tensor.dim() == 0 || tensor.scalar_type() != at::kDouble, "its operand '", name,
+        "' is a float64 tensor");
+    return tensor.item<double>();
   }
   requireType(name, value, value.isScalar() && !value.isComplexDouble(), "a number");
   return value.toScalar().toDouble();
@@ -349,7 +353,9 @@ std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, cons
     return name && reader.has(node, *name) ? reader.number(node, *name) : none;
   };
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  return std::pair(end(clip->low, -infinity), end(clip->high, infinity));
+  const double low = end(clip->low, -infinity), high = end(clip->high, infinity);
+  refuseUnless(!std::isnan(low) && !std::isnan(high), "it clips at NaN");
+  return std::pair(low, high);
 }
 
 } // namespace jit_passes::x86

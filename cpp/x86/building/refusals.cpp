@@ -14,7 +14,10 @@ namespace {
 
 class Refusals {
  public:
-  Refusals(const PassContext& context, bool codes) : codes_(codes), reader_(context, /*sized=*/true) {}
+  Refusals(const PassContext& context, bool codes)
+      : codes_(codes),
+        reader_(context, /*sized=*/true),
+        shapes_(context, Images::Batched, /*attributes_apart=*/true) {}
 
   std::optional<std::string> of(Node* node) {
     if (keepsAxes(node)) {
@@ -58,15 +61,16 @@ class Refusals {
     const Declaration& form = declarationOf(op.kind);
     std::vector<int64_t> axes;
     for (const Value* operand : planned.operands) {
+      TORCH_CHECK(operand, "its `from` names an operand that it does not have");
       axes.push_back(checkOperand(operand));
       op.inputs.push_back(op.inputs.size());
     }
+    numbers_.set(op, planned.computed);
+    checkCounts(op);
     const int64_t first = axes.empty() ? 0 : axes[0], most = axes.empty() ? 0 : std::ranges::max(axes);
     axes_[result] = form.least_axes(op, first, most);
     refuseAxes("reads", most, mostAxesOf(form));
-    refuseAxes("gives", axes_[result], mostAxesOf(form));
-    numbers_.set(op, planned.computed);
-    checkCounts(op);
+    refuseAxes("gives", axesOf(result), mostAxesOf(form));
     form.check(op);
     refuseUnless(!codes_ || hasCodes(op), "it cannot have so many numbers on integers");
   }
@@ -79,7 +83,8 @@ class Refusals {
 
   int64_t axesOf(const Value* value) const {
     const auto found = axes_.find(value);
-    return std::max(x86::axesOf(value), found == axes_.end() ? 0 : found->second);
+    const int64_t least = shapes_.axes(value).least;
+    return std::max(least, found == axes_.end() ? 0 : found->second);
   }
 
   // Returns the fewest axes that the operand can have.
@@ -100,7 +105,8 @@ class Refusals {
 
   const bool codes_;
   const RegionReader reader_;
-  std::unordered_map<const Value*, int64_t> axes_; // fewest axes of results whose type does not tell
+  const Shapes shapes_;
+  std::unordered_map<const Value*, int64_t> axes_; // fewest axes of results, by declarations
   Program program_;                                // used for numbers only
   GraphNumbers numbers_{reader_, program_, [](const Value*) {}};
 };

@@ -58,7 +58,7 @@ std::vector<std::string> summedKinds() {
   for (const Declaration* declaration : declarations()) {
     for (const From& from : declaration->from) {
       if (addsBeforeRounding(*declaration)) {
-        kinds.push_back(std::string("aten::") + from.name);
+        kinds.push_back(kindOfNode(from));
       }
     }
   }

@@ -1,7 +1,7 @@
 // Nodes of a region that a plan computes as one operator.
 //
 // Python decides it, in jit_passes/quantizers/joined.py, and the region tells it: no quantize stands between these
-// nodes. The functions here read that from the region. They also hold the facts about plans that Python asks for.
+// nodes. The functions here read that from the region, and hold the facts about plans that Python asks for.
 #pragma once
 
 #include "graph/module.h"

@@ -15,7 +15,7 @@ namespace jit_passes::x86 {
 namespace {
 
 // The number of neighbouring groups that fill a register together. These groups become one, with weights of 0
-// between them. This takes no more products: a register is always multiplied as a whole.
+// between them, at no cost: a register is always multiplied as a whole.
 int64_t mergedGroups(int64_t groups, int64_t out_group, int64_t lanes) {
   int64_t merged = 1;
   for (int64_t i = 2; i * out_group <= lanes; ++i) {

@@ -1,7 +1,7 @@
 // Values next to each other in memory: concatenations, and operators that read several values as one.
 //
 // A list of values may begin with another list, as in a dense block, where each layer reads all earlier results.
-// Both then have one memory, and the shorter list is the front of it. A value is computed at its place in the list.
+// The two lists then have one memory, and the shorter list is its front. A value is computed at its place in the list.
 // The value is copied only if it has another grid, another layout, or a place in another list already.
 #pragma once
 

@@ -83,8 +83,14 @@ class FieldCheck {
     require(
         layer == LayerKind::None || d_.tensors.least > kWeight, "is a `layer` without weights in `tensors`");
     require(
+        !convolves || d_.tensors.least > kBias, "is a convolution without scales and a bias in `tensors`");
+    require(
         !convolves || d_.attributes.least >= ConvolutionAttributes::Count,
         "is a convolution without ConvolutionAttributes in `attributes`");
+    require(
+        layer != LayerKind::Linear || d_.step != Does::Compute ||
+            d_.attributes.least >= GroupedAttributes::Count,
+        "is a linear layer with a kernel of its own and without GroupedAttributes in `attributes`");
     require(
         !d_.dynamic || d_.attributes.least >= DynamicAttributes::Count,
         "is dynamic without DynamicAttributes in `attributes`");

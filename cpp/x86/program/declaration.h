@@ -79,9 +79,14 @@ inline int64_t axesOfFirst(const Operator& /*op*/, int64_t first, int64_t /*most
 inline bool computesNone(const Operator& /*op*/, int64_t /*attribute*/) { return false; }
 inline bool computesAll(const Operator& /*op*/, int64_t /*attribute*/) { return true; }
 inline int64_t lastAxisOf(const Operator& /*op*/, int64_t rank) { return rank - 1; }
+inline int64_t firstAttribute(const Operator& op) {
+  TORCH_CHECK(
+      !op.attributes.empty(), op.name, " (", nameOf(op.kind), ") takes an axis from its first attribute");
+  return op.attributes[0];
+}
 // The axis in front of the spatial axes, whose number is the first attribute.
-inline int64_t axisInFront(const Operator& op, int64_t rank) { return rank - 1 - op.attributes[0]; }
-inline int64_t axisOfAttribute(const Operator& op, int64_t rank) { return axisOf(op.attributes[0], rank); }
+inline int64_t axisInFront(const Operator& op, int64_t rank) { return rank - 1 - firstAttribute(op); }
+inline int64_t axisOfAttribute(const Operator& op, int64_t rank) { return axisOf(firstAttribute(op), rank); }
 inline int64_t secondAxis(const Operator& /*op*/, int64_t /*rank*/) { return kAffineAxis; }
 inline bool givesAnyCodes(const Operator& /*op*/) { return true; }
 

@@ -174,7 +174,7 @@ def _matrices(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) 
 
 def _softmax(reader: Reader, node: NodeView, maker: NodeView, found: Rescaled) -> None:
     """Add softmax, with a mask or without."""
-    empty = maker.kind == "aten::masked_fill"  # what is hidden has no share, also alone
+    empty = maker.kind == "aten::masked_fill"  # hidden elements have no share, also alone
     shares = maker.main_operand if empty else found.value
     table, wide, below = _exponentials(reader, shares)
     masked = below.producer is not None and below.producer.kind == "aten::clamp"

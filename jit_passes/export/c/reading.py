@@ -76,7 +76,7 @@ def read_program(
 
 
 def _way_to_integers(report: Report | None) -> str:
-    """Return the call that makes integers of a model, which keeps what it has learnt."""
+    """Return the call that makes integers of a model, which keeps what training has found."""
     if report is not None and isinstance(Target.from_record(report.target), FixedPoint):
         if report.stage is ModelStage.REFERENCE:
             return "lower(model)"
@@ -124,7 +124,7 @@ def in_double(form: Form, operands: Sequence[Any]) -> Any:
     """Compute sums of products of whole numbers in double precision, 4 to 40 times faster.
 
     Each partial sum fits the accumulator, 48 bits at most, and doubles are exact up to 2^53. Sums
-    of floats stay what they are.
+    of floats stay as they are.
     """
     if any(isinstance(x, torch.Tensor) and x.is_floating_point() for x in operands):
         return form(*operands)
@@ -140,7 +140,7 @@ class Reader:
         self.program = Program(target.rounding, target.accumulator_bits)
         self.results: dict[int, Any] = {}  # of values, by id, for the example
         self.buffers: dict[int, Buffer] = {}  # of codes, by id
-        self._chosen: dict[int, ValueView] = {}  # what a branch gives, by id of the result
+        self._chosen: dict[int, ValueView] = {}  # results of branches, by id
         self.sums = SumReader(target.rounding, self.value)
         self._made: dict[str, Constant] = {}  # by name
         known = {value.place: value for value in report.values}
@@ -503,7 +503,7 @@ def _parts(outputs: Sequence[ValueView]) -> list[ValueView]:
 
 
 def _source(node: NodeView) -> str:
-    """Return the line of a node, or of what it stores: a cast may have none of its own."""
+    """Return the line of a node, or of the value that it stores: a cast may have none itself."""
     found: NodeView | None = node
     while found is not None and not found.source and found.inputs:
         found = found.main_operand.producer

@@ -92,7 +92,7 @@ class SumReader:
         self._rounding, self._known = rounding, known
 
     def rescaled(self, node: NodeView) -> Rescaled:
-        """Read what is in front of the node that stores codes.
+        """Read the operators in front of the node that stores codes.
 
         Raises:
             FormError: it is no sum.
@@ -115,7 +115,7 @@ class SumReader:
         return Rescaled(value, multipliers, shifts, count, by, zero, low, high)
 
     def _rounded(self, value: ValueView) -> tuple[ValueView, list[int], ValueView | None]:
-        """Return what is rounded, the shifts and the divisor."""
+        """Return the rounded value, the shifts and the divisor."""
         node = value.producer
         if node is not None and node.kind == "aten::add":
             up = node.operand("other").producer

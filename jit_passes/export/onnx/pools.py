@@ -1,10 +1,9 @@
 """Pools in the forms that `torch.onnx` translates rightly, and engines put on integers.
 
-`torch.onnx` 2.13 has three faults here. It writes a global average as ReduceMean, which ONNX
-Runtime computes in float. It leaves out the divisor of a pool. And it has no adaptive pools of
-maxima. Adaptive averages of windows that overlap become up to a hundred operators, and OpenVINO
-computes wrong numbers behind these. For an open size, `torch.onnx` writes the windows of the
-example.
+`torch.onnx` 2.13 has three faults here: a global average is written as ReduceMean, which ONNX
+Runtime computes in float; the divisor of a pool is left out; adaptive pools of maxima are missing.
+Adaptive averages of windows that overlap become up to a hundred operators, and OpenVINO computes
+wrong numbers behind these. For an open size, `torch.onnx` writes the windows of the example.
 """
 
 from __future__ import annotations

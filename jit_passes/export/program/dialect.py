@@ -37,7 +37,7 @@ def dialect_form(node: NodeView, known: Mapping[int, Limits]) -> Form | None:
 
     Args:
         node: of a reference model.
-        known: by index of a node, the smallest and the largest code of what it quantizes.
+        known: by index of a quantize, its smallest and largest code.
     """
     make = _FORMS.get(node.kind)
     return None if make is None else make(decomposed(), _limits(node, known))

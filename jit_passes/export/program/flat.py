@@ -64,7 +64,7 @@ class Operands:
 
 
 def kind_of(leaf: Any) -> type | None:
-    """Return what a leaf is: a tensor, which truths become too, or a number; None for others."""
+    """Return the kind of a leaf: a tensor, as truths are, or a number; None for another kind."""
     if isinstance(leaf, torch.Tensor | bool | torch.SymBool):
         return torch.Tensor
     for kind, symbol in ((int, torch.SymInt), (float, torch.SymFloat)):

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ...graph.view import NodeView
 from .dialect import Limits, dialect_form
@@ -36,7 +35,7 @@ def form_of(node: NodeView, known: Mapping[int, Limits]) -> Form | None:
 
     Args:
         node: which.
-        known: by index of a node, the smallest and the largest code of what it quantizes.
+        known: by index of a quantize, its smallest and largest code.
     """
     if found := _FIRST.get(node.kind) or dialect_form(node, known):
         return found
@@ -100,6 +99,9 @@ def _average(node: NodeView) -> Form:
     pool = _operator(node)
 
     def call(x: Any, places: Any) -> Any:
+        # SymPy takes a third of the time to import this package.
+        from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
         if free_unbacked_symbols(x) and all(place == 1 for place in places):
             return x.mean([*range(-len(places), 0)], keepdim=True)
         return pool(x, places)

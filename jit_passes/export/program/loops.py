@@ -39,7 +39,7 @@ def repeat(
 
     Raises:
         JitPassesError: `while_loop` cannot compute it: a round changes the shape or dtype of a
-            carried tensor, the structure of what is carried, or a list that is made outside.
+            carried tensor, the structure of carried values, or a list that is made outside.
     """
     operands = Operands([*outside, most], "loop")
     leaves, layout = tree_flatten(carried)

@@ -57,7 +57,7 @@ class Numbers:
         given = [self._real(value, operand) for value, operand in pairs]
         if not all(_is_real(operand) for operand in given):
             return None
-        with _disable_current_modes():  # those by which torch.export writes down what is called
+        with _disable_current_modes():  # the modes in which torch.export records calls
             found = _tensor(given[0]) if starts else form(*given)
         if not isinstance(found, Tensor):
             return found

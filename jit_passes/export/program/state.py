@@ -108,7 +108,7 @@ class State:
                 )
 
     def end(self, results: list[Any], written: Callable[[str], bool]) -> list[Any]:
-        """Give buffers what was assigned, and return the results, copies if a buffer changes them.
+        """Give buffers their new values, and return the results, copies if a buffer changes them.
 
         Args:
             results: of the method.

@@ -117,7 +117,7 @@ def _canonical(model: Any, method: str) -> tuple[Any, Mapping[int, Limits], str]
 
 
 def _limits(model: Any, report: Report) -> Mapping[int, Limits]:
-    """Return, by index of a node, the smallest and the largest code of what it quantizes."""
+    """Return, by index of a quantize, its smallest and largest code."""
     codes = {id: (low, high) for low, high, ids in report.codes for id in ids}
     ids = by_position(GraphView.of(model, report.method), report.places)
     return {index: codes[id] for index, id in ids.items() if id in codes}

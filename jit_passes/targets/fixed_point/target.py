@@ -7,11 +7,13 @@ from functools import partial
 from typing import ClassVar
 
 from ...errors import ArgumentError, not_among
+from ...graph.view import NodeView
 from ...observers import MinMax
 from ...passes.pipeline import CLEAN_UP, FOLD_NUMBERS, Pipeline
 from ...passes.steps import PassCall
 from ...quantizers.backend import BackendQuantizer
 from ...quantizers.capability import Capability
+from ...specification.recurrent import RECURRENT
 from ...specification.specification import QuantizationSpec
 from ..target import Target
 from .accumulator import WIDTHS
@@ -106,6 +108,10 @@ class FixedPoint(Target):
     @property
     def capability(self) -> Capability:
         return capability_of(self.only_shift, self.rounding, self.accumulator_bits, self.steps)
+
+    def demand(self, node: NodeView) -> str | None:
+        unrolled = self.steps is not None and node.kind in RECURRENT
+        return f"sequences of {self.steps} steps" if unrolled else None
 
     def quantizer(self) -> BackendQuantizer:
         """Return its quantizer: of powers of two, int8 with one scale for each tensor."""

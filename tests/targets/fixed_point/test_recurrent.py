@@ -188,3 +188,12 @@ def test_refusals() -> None:
     assert "it has a projection" in str(jit_passes.inspect(projected, target=FixedPoint(steps=5)))
     with pytest.raises(JitPassesError, match="steps is a whole number from 1 on, or None, not 0"):
         FixedPoint(steps=0)
+
+
+@traced_branches
+def test_sequences_of_another_length() -> None:
+    """The error says which length the target takes."""
+    model = torch.jit.trace(Layers("GRU").eval(), torch.randn(STEPS, BATCH, INPUT))
+    wrong = torch.randn(STEPS + 1, BATCH, INPUT)
+    with pytest.raises(JitPassesError, match=f"takes sequences of {STEPS} steps alone"):
+        jit_passes.quantize_script(model, [wrong], target=FixedPoint(steps=STEPS), progress=False)

@@ -86,6 +86,10 @@ Planned unknown(const RegionReader& /*reader*/, Node* node) {
   return {{Kind("loom::unknwon"), "", {}, 0, {}, {}}, {node->input(0)}};
 }
 
+Planned misread(const RegionReader& /*reader*/, Node* node) {
+  return {{Kind("loom::wrong_7"), "", {}, 0, {}, {}}, {inputOf(node, "y")}};
+}
+
 Planned broken(const RegionReader& /*reader*/, Node* /*node*/) { throw std::runtime_error("out of yarn"); }
 
 template <int kNumber>
@@ -116,6 +120,12 @@ const std::map<std::string, Change> kMistakes{
     {"a layer without weights", [](Declaration& d) { d.layer = LayerKind::Linear; }},
     {"a convolution without attributes",
      [](Declaration& d) { d.layer = LayerKind::Convolution, d.tensors = {3, 3}; }},
+    {"a convolution without a bias",
+     [](Declaration& d) {
+       d.layer = LayerKind::Convolution, d.tensors = {1, 1};
+       d.attributes = {ConvolutionAttributes::Count, ConvolutionAttributes::Count};
+     }},
+    {"groups without attributes", [](Declaration& d) { d.layer = LayerKind::Linear, d.tensors = {1, 1}; }},
     {"dynamic without attributes", [](Declaration& d) { d.dynamic = true; }},
     {"a step of layers", [](Declaration& d) { d.step = Does::Convolve; }},
     // Errors of these come once a graph is read, or a plan is called.
@@ -127,6 +137,13 @@ const std::map<std::string, Change> kMistakes{
      [](Declaration& d) {
        d.name = "loom::wrong_2", d.lower = lowerChannels, d.from = {{"loom::no_channels", wrong<2>}};
      }},
+    {"no attribute",
+     [](Declaration& d) {
+       d.name = "loom::wrong_6", d.lower = lowerChannels, d.channels = axisOfAttribute;
+       d.from = {{"loom::no_attribute", wrong<6>}};
+     }},
+    {"no such operand",
+     [](Declaration& d) { d.name = "loom::wrong_7", d.from = {{"loom::no_such_operand", misread}}; }},
     {"one operand of two",
      [](Declaration& d) {
        d.name = "loom::wrong_3", d.lower = lowerProduct, d.from = {{"loom::one_operand", wrong<3>}};
@@ -163,7 +180,8 @@ TORCH_LIBRARY(loom, m) {
       });
   m.def("declare(str mistake) -> ()", declare);
   for (const char* name :
-       {"turn", "no_kernel", "no_channels", "one_operand", "an_unknown_kind", "an_error"}) {
+       {"turn", "no_kernel", "no_channels", "one_operand", "an_unknown_kind", "an_error", "no_attribute",
+        "no_such_operand"}) {
     m.def((std::string(name) + "(Tensor x) -> Tensor").c_str(), copied);
   }
 }

@@ -15,9 +15,7 @@ namespace {
 class Refusals {
  public:
   Refusals(const PassContext& context, bool codes)
-      : codes_(codes),
-        reader_(context, /*sized=*/true),
-        shapes_(context, Images::Batched, /*attributes_apart=*/true) {}
+      : context_(context), codes_(codes), reader_(context, /*sized=*/true) {}
 
   std::optional<std::string> of(Node* node) {
     if (keepsAxes(node)) {
@@ -67,12 +65,29 @@ class Refusals {
     }
     numbers_.set(op, planned.computed);
     checkCounts(op);
+    if (!axes.empty() && axes[0] == 0 && addsAxes(op)) {
+      axes[0] = shapes().axes(planned.operands[0]).least;
+    }
     const int64_t first = axes.empty() ? 0 : axes[0], most = axes.empty() ? 0 : std::ranges::max(axes);
     axes_[result] = form.least_axes(op, first, most);
     refuseAxes("reads", most, mostAxesOf(form));
     refuseAxes("gives", axesOf(result), mostAxesOf(form));
     form.check(op);
     refuseUnless(!codes_ || hasCodes(op), "it cannot have so many numbers on integers");
+  }
+
+  // Whether the result has the axes of the first operand, and more.
+  static bool addsAxes(const Operator& op) {
+    const auto least = [&](int64_t axes) { return declarationOf(op.kind).least_axes(op, axes, axes); };
+    return least(1) > std::max<int64_t>(least(0), 1);
+  }
+
+  // Facts about all shapes take as long to find as all other answers, and few graphs need them.
+  const Shapes& shapes() {
+    if (!shapes_) {
+      shapes_ = std::make_unique<const Shapes>(context_, Images::Batched, /*attributes_apart=*/true);
+    }
+    return *shapes_;
   }
 
   // A layer may be quantized at run time later, and may then take more axes.
@@ -83,8 +98,7 @@ class Refusals {
 
   int64_t axesOf(const Value* value) const {
     const auto found = axes_.find(value);
-    const int64_t least = shapes_.axes(value).least;
-    return std::max(least, found == axes_.end() ? 0 : found->second);
+    return std::max(x86::axesOf(value), found == axes_.end() ? 0 : found->second);
   }
 
   // Returns the fewest axes that the operand can have.
@@ -103,9 +117,10 @@ class Refusals {
     return axesOf(operand);
   }
 
+  const PassContext& context_;
   const bool codes_;
   const RegionReader reader_;
-  const Shapes shapes_;
+  std::unique_ptr<const Shapes> shapes_;
   std::unordered_map<const Value*, int64_t> axes_; // fewest axes of results, by declarations
   Program program_;                                // used for numbers only
   GraphNumbers numbers_{reader_, program_, [](const Value*) {}};

@@ -108,8 +108,21 @@ class FieldCheck {
       case Does::ConvolveTransposed: return transposed;
       case Does::ToFloats: return linear || convolution || transposed;
       case Does::Recur: return d_.layer == LayerKind::Recurrent;
-      default: return false;
+      case Does::Compute:
+      case Does::Enter:
+      case Does::Take:
+      case Does::Quantize:
+      case Does::Chain:
+      case Does::Pack:
+      case Does::Product:
+      case Does::Measure:
+      case Does::QuantizeRows:
+      case Does::QuantizeImage:
+      case Does::Copy:
+      case Does::Rename:
+      case Does::Exit: return false;
     }
+    return false;
   }
 
   const Declaration& d_;

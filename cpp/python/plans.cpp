@@ -44,7 +44,7 @@ std::vector<std::string> x86Levels() {
 void bindPlans(py::module_& m) {
   m.def("build_plan", &buildPlan, py::arg("region"));
   m.def("planned_kinds", &plannedKinds);
-  m.def("count_plan_operators", &x86::countDeclarations);
+  m.def("count_plan_operators", &x86::countRegistrations);
   m.def("plan_refusals", &x86::planRefusals, py::arg("module"), py::arg("method"), py::arg("codes") = false);
   m.def("summed_kinds", &x86::summedKinds);
   m.def("parts_taken", &x86::partsTaken, py::arg("module"), py::arg("method"));

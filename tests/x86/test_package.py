@@ -86,6 +86,10 @@ class Alone(nn.Module):
         return self.function(x)
 
 
+# Nodes without an operator of their own: whether they move codes, and are in plans in float32.
+OTHERS = {"loom::twist": (False, True), "loom::trim": (False, True), "loom::knot": (True, True)}
+
+
 def running_max(x: Tensor) -> Tensor:
     return torch.ops.loom.running_max(x, 1)
 
@@ -114,7 +118,7 @@ def quantize(library: str, folder: str) -> None:
     assert model.first(x).abs().max() < 1  # the fractions of numbers beyond may jump by 1
     script = torch.jit.trace(model, (x,))
     found = {*jit_passes.targets.X86().capability.floats}
-    assert found - known == {"aten::frac", "loom::running_max"}
+    assert found - known == {"aten::frac", "loom::running_max", *OTHERS}
     for mode in ("static", "dynamic"):
         lowered = jit_passes.quantize_script(script, [x], mode=mode, target="x86", progress=False)
         (plan,) = plans_in(lowered)
@@ -155,13 +159,44 @@ def test_a_file_without_its_package(library: Path, tmp_path: Path) -> None:
     assert "import the package that has it, loom, first" in error
 
 
+def form(library: str) -> None:
+    """Build plans of nodes without an operator of their own."""
+    from tests.plans import Grid, Weighted, plan_of, traced
+    from tests.x86.test_floats import kinds_of
+
+    torch.ops.load_library(library)
+    twist, trim, knot = (getattr(torch.ops.loom, name.partition("::")[2]) for name in OTHERS)
+    planned = jit_passes._C.planned_kinds()
+    assert {kind: planned[kind] for kind in OTHERS} == OTHERS
+    torch.manual_seed(0)
+    x = torch.randn(4, 16)
+    layer = Weighted(nn.Linear(16, 8), exact=True)
+    grids = Grid(1 / 16, 128), Grid(1 / 8, 128)
+    region = traced(nn.Sequential(grids[0], layer, Alone(knot), Alone(trim), grids[1]), x)
+    plan = plan_of(region)
+    assert torch.equal(plan.run([x])[0], region(x)) and region(x).abs().max() == 0.5
+    assert kinds_of(plan) == ["input", "quantize", "linear"]
+    for function in (twist, trim, knot):
+        plan = plan_of(traced(Alone(lambda x, function=function: -function(x)), x))
+        assert torch.equal(plan.run([x])[0], -function(x))
+    region = traced(Alone(lambda x: twist(x.reshape(1, 1, 1, 4, 4, 4))), x)
+    (refusal,) = jit_passes._C.plan_refusals(region._c, "forward").values()
+    assert refusal == "it reads more than 5 axes"
+
+
+def test_nodes_of_a_package(library: Path) -> None:
+    """A clip ends a range of codes, an identity is no operator, and a node may be several."""
+    assert elsewhere(form, library) == ""
+
+
 # A part of the error of each mistake in a declaration.
 MISTAKES = {
     "no name": "an operator of plans has no name",
     "an empty name": "an operator of plans has no name",
     "a taken name": "two operators of plans are called 'softmax'",
     "a taken operator": "'loom::mistake' of plans is made from aten::softmax, and so is 'softmax'",
-    "a taken clip": "'loom::clip' of plans is made from aten::relu, which plans have already",
+    "a taken clip": "'loom::clip' of plans is made from aten::relu, and so is 'function'",
+    "a taken node": "a row of RegisterNodes is made from aten::detach, which plans have already",
     "no lower": "'loom::mistake' of plans has no `lower`",
     "a null function": "'loom::mistake' of plans has a null function",
     "a from without a function": "'loom::mistake' of plans has a `from` without",
@@ -190,8 +225,10 @@ LATER = {
     "no such operand": "cannot be read for a plan: ",
     "one operand of two": "'loom::wrong_3' of plans is lowered with 2 operands, and reads 1: set",
     "an error": "cannot be read for a plan: out of yarn",
-    "an unknown kind": "'loom::wrong_4' of plans turns loom::an_unknown_kind into the operator "
-    "'loom::unknwon', which no file declares",
+    "an unknown kind": "plans turn loom::an_unknown_kind into the operator 'loom::unknwon', which "
+    "no file declares",
+    "a value beyond": "plans turn loom::a_value_beyond into operators of which one reads value 1 "
+    "of 1: count the operands",
 }
 
 

@@ -6,8 +6,8 @@
 #include "graph_numbers.h"
 #include "moved_codes.h"
 #include "passes/quantization/fold_lookup_tables.h"
+#include "program_writer.h"
 #include "reader.h"
-#include "recurrent_layers.h"
 #include "units.h"
 #include "x86/program/made.h"
 #include "x86/program/simplify.h"
@@ -92,14 +92,10 @@ class Walk : ProgramWriter {
       visitDequantize(node);
     } else if (node->kind() == lookup_table_kind) {
       visitTable(node);
-    } else if (isIdentity(node)) {
-      visitIdentity(node);
     } else if (node->kind() == c10::prim::ListUnpack) {
       visitParts(node);
-    } else if (isClip(node)) {
-      visitClip(node);
     } else {
-      visitOperator(node);
+      std::visit([&](auto&& form) { visitForm(node, std::move(form)); }, formOf(reader_, node));
     }
   }
 
@@ -206,18 +202,18 @@ class Walk : ProgramWriter {
     pending_.emplace(value, std::move(pending));
   }
 
-  void visitIdentity(Node* node) {
-    if (const auto pending = pending_.find(node->input(0)); pending != pending_.end()) {
+  void visitForm(Node* node, SameValue operand) {
+    if (const auto pending = pending_.find(operand); pending != pending_.end()) {
       wait(node->output(), pending->second);
       return;
     }
-    const auto value = valueOf(node->input(0));
+    const auto value = valueOf(operand);
     refuseUnless(value.has_value(), "its operand is in float");
     floats_[node->output()] = *value;
   }
 
-  void visitClip(Node* node) {
-    const auto [low, high] = *clipOf(reader_, node);
+  void visitForm(Node* node, const Clipped& clip) {
+    const auto [low, high] = clip;
     if (const auto found = pending_.find(node->input(0)); found != pending_.end()) {
       Pending pending = found->second;
       const bool pads = std::any_of(pending.moves.begin(), pending.moves.end(), [](const Operator& op) {
@@ -233,7 +229,7 @@ class Walk : ProgramWriter {
     // Zero has a code; another end may lie between two codes.
     const bool at_a_code = low == 0 && std::isinf(high);
     if (coded == floats_.end() || program_.grids[coded->second].is_float || !at_a_code) {
-      return visitPlanned(node, clipping(node, low, high));
+      return visitOperator(node, function(node, FloatFunction::Clip, {low, high}));
     }
     const int64_t from = coded->second;
     Grid grid = program_.grids[from];
@@ -263,7 +259,7 @@ class Walk : ProgramWriter {
     Node* list = node->input(0)->node();
     refuseUnless(keepsCodes(list), "its list comes from an operator that no plan has");
     for (size_t i = 0; i < node->outputs().size(); ++i) {
-      Planned part = plannedOperator(reader_, list);
+      auto part = std::get<Planned>(formOf(reader_, list));
       part.op.attributes[PartAttributes::Number] = i;
       move(list, std::move(part), node->output(i));
     }
@@ -284,32 +280,32 @@ class Walk : ProgramWriter {
     return emit(constantOperator(operand->debugName(), elements), {}, grid);
   }
 
-  void visitRecurrent(Node* node) {
-    std::vector<int64_t> operands;
-    for (const Value* operand : recurrentOperands(reader_, node)) {
-      operands.push_back(operandOf(operand, true));
+  void visitForm(Node* node, PlannedOperators planned) {
+    std::vector<int64_t> values;
+    for (const Value* operand : planned.operands) {
+      values.push_back(operandOf(operand, true));
     }
-    const auto results = writeRecurrent(reader_, node, nameOf(node), operands, *this);
-    for (size_t i = 0; i < results.size(); ++i) {
-      floats_[node->output(i)] = results[i];
-    }
-  }
-
-  void visitOperator(Node* node) {
-    if (isRecurrent(node)) {
-      return visitRecurrent(node);
-    }
-    if (keepsCodes(node)) {
-      Planned planned = plannedOperator(reader_, node);
-      if (isTensor(resultOf(node))) { // for a list, the node that unpacks it moves codes
-        move(node, std::move(planned), resultOf(node));
+    for (Operator& op : planned.operators) {
+      op.name = nameOf(node);
+      for (int64_t& input : op.inputs) {
+        input = values[input];
       }
-      return;
+      values.push_back(emitFloats(std::move(op)));
     }
-    visitPlanned(node, plannedOperator(reader_, node));
+    for (size_t i = 0; i < planned.results.size(); ++i) {
+      floats_[node->output(i)] = values[planned.results[i]];
+    }
   }
 
-  void visitPlanned(Node* node, Planned planned) {
+  void visitForm(Node* node, Planned planned) {
+    if (!keepsCodes(node)) {
+      visitOperator(node, std::move(planned));
+    } else if (isTensor(resultOf(node))) { // for a list, the node that unpacks it moves codes
+      move(node, std::move(planned), resultOf(node));
+    }
+  }
+
+  void visitOperator(Node* node, Planned planned) {
     planned.op.name = nameOf(node);
     numbers_.set(planned.op, planned.computed);
     takeSum(node, planned);

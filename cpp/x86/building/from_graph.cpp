@@ -2,114 +2,79 @@
 
 #include "builder.h"
 #include "graph/dialect.h"
-#include "graph/operators.h"
 #include "graph/places.h"
-#include "recurrent_layers.h"
 #include "x86/kernels/dynamic.h"
 
 namespace jit_passes::x86 {
 namespace {
 
-// Kinds of nodes that a plan has without a declaration.
-std::map<std::string, PlannedKind> kindsWithoutDeclaration() {
-  std::map<std::string, PlannedKind> kinds;
-  for (const c10::Symbol kind : recurrentKinds()) {
-    kinds.emplace(kind.toQualString(), PlannedKind{false, false});
-  }
-  for (const auto& [kind, traits] : operatorTable()) {
-    if (traits.clip) {
-      kinds.emplace(kind, PlannedKind{false, true});
-    }
-  }
-  for (const c10::Symbol kind : identityKinds()) {
-    kinds.emplace(kind.toQualString(), PlannedKind{true, true});
-  }
-  kinds.emplace("aten::to", PlannedKind{false, true});
-  return kinds;
-}
-
-struct Planner {
-  From from;
-  const Declaration* declaration;
-};
-
-const bool kinds_are_reserved = [] {
-  for (const auto& [kind, has] : kindsWithoutDeclaration()) {
-    reserveKind(kind);
-  }
-  return true;
-}();
-
-struct Planners {
-  explicit Planners(size_t count) : count(count) {
-    for (const Declaration* declaration : declarations()) {
-      for (const From& from : declaration->from) {
-        by_kind.emplace(c10::Symbol::fromQualString(kindOfNode(from)), Planner{from, declaration});
-      }
-    }
-  }
-
-  const size_t count; // of declarations
-  std::unordered_map<c10::Symbol, Planner> by_kind;
-};
-
-// Made anew once a library with further operators is loaded. Older ones are kept, since other threads may read them.
-const Planners& planners() {
-  static std::mutex mutex;
-  static std::vector<std::unique_ptr<const Planners>> made;
-  const std::lock_guard lock(mutex);
-  const size_t count = countDeclarations();
-  if (made.empty() || made.back()->count != count) {
-    made.push_back(std::make_unique<const Planners>(count));
-  }
-  return *made.back();
-}
-
-const Planner* plannerOf(const Node* node) {
-  const auto& known = planners().by_kind;
-  const auto found = known.find(node->kind());
-  return found == known.end() ? nullptr : &found->second;
+bool keepsGrid(const Source& source) {
+  const bool moves = source.declaration && source.declaration->keeps_codes;
+  return becomes<SameValue>(source.from) || (becomes<Planned>(source.from) && moves);
 }
 
 } // namespace
 
-bool isPlanned(const Node* node) { return plannerOf(node) != nullptr; }
+bool isPlanned(const Node* node) { return sourceOf(node) != nullptr; }
 
 std::map<std::string, PlannedKind> plannedKinds() {
-  auto kinds = kindsWithoutDeclaration();
-  for (const auto& [kind, planner] : planners().by_kind) {
-    const Declaration& declaration = *planner.declaration;
-    kinds.emplace(
-        kind.toQualString(), PlannedKind{declaration.keeps_codes, declaration.types != Types::Codes});
+  std::map<std::string, PlannedKind> kinds;
+  for (const auto& [kind, source] : sources()) {
+    const auto& [from, declaration] = source;
+    const bool floats = !declaration || declaration->types != Types::Codes;
+    kinds.emplace(kind, PlannedKind{keepsGrid(source) && !from.any_dtype, floats && from.in_floats});
   }
   return kinds;
 }
 
 bool takesAnyDtype(const torch::jit::Use& use) {
-  const Planner* planner = plannerOf(use.user);
-  const char* name = planner ? planner->from.any_dtype : nullptr;
+  const Source* source = sourceOf(use.user);
+  const char* name = source ? source->from.any_dtype : nullptr;
   return name && use.user->schema().argumentIndexWithName(name) == static_cast<int>(use.offset);
 }
 
 bool takesShape(const Node* node) {
-  const Planner* planner = plannerOf(node);
-  return planner && planner->declaration->takes_shape;
+  const Source* source = sourceOf(node);
+  return source && source->declaration && source->declaration->takes_shape;
 }
 
 bool keepsCodes(const Node* node) {
-  const Planner* planner = plannerOf(node);
-  return planner && planner->declaration->keeps_codes;
+  const Source* source = sourceOf(node);
+  return source && keepsGrid(*source);
 }
 
-Planned plannedOperator(const RegionReader& reader, Node* node) {
-  const Planner* planner = plannerOf(node);
-  refuseUnless(planner != nullptr, "a plan does not have this operator");
-  Planned planned = planner->from.plan(reader, node);
-  TORCH_CHECK(
-      isKind(planned.op.kind), "the operator '", planner->declaration->name, "' of plans turns ",
-      node->kind().toQualString(), " into the operator '", nameOf(planned.op.kind),
-      "', which no file declares: correct the name, or declare it");
-  return planned;
+bool isClip(const Node* node) {
+  const Source* source = sourceOf(node);
+  return source && becomes<Clipped>(source->from);
+}
+
+NodeForm formOf(const RegionReader& reader, Node* node) {
+  const Source* source = sourceOf(node);
+  refuseUnless(source != nullptr, "a plan does not have this operator");
+  NodeForm form = std::visit([&](auto* plan) -> NodeForm { return plan(reader, node); }, source->from.plan);
+  const auto requireDeclared = [&](const Operator& op) {
+    TORCH_CHECK(
+        isKind(op.kind), "plans turn ", node->kind().toQualString(), " into the operator '", nameOf(op.kind),
+        "', which no file declares: correct the name, or declare it");
+  };
+  if (const auto* one = std::get_if<Planned>(&form)) {
+    requireDeclared(one->op);
+  } else if (const auto* several = std::get_if<PlannedOperators>(&form)) {
+    int64_t known = several->operands.size();
+    const auto requireKnown = [&](int64_t value) {
+      TORCH_CHECK(
+          value >= 0 && value < known, "plans turn ", node->kind().toQualString(),
+          " into operators of which one reads value ", value, " of ", known,
+          ": count the operands, then the operators in front of it");
+    };
+    for (const Operator& op : several->operators) {
+      requireDeclared(op);
+      std::ranges::for_each(op.inputs, requireKnown);
+      ++known;
+    }
+    std::ranges::for_each(several->results, requireKnown);
+  }
+  return form;
 }
 
 std::optional<double> numberOf(const RegionReader& reader, const Value* value) {
@@ -164,10 +129,6 @@ Planned withChoice(const RegionReader& reader, const Node* node, Planned planned
   planned.op.attributes.insert(planned.op.attributes.end(), {per_row, static_cast<int64_t>(range)});
   planned.operands = {choice->input(0)};
   return planned;
-}
-
-Planned clipping(Node* node, double low, double high) {
-  return function(node, FloatFunction::Clip, {low, high});
 }
 
 } // namespace jit_passes::x86

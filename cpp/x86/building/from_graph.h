@@ -1,4 +1,4 @@
-// Functions that make several operators of a plan from nodes of a reference model.
+// Functions for files of operators that turn nodes of a reference model into operators of a plan.
 #pragma once
 
 #include "reader.h"
@@ -21,6 +21,5 @@ JIT_PASSES_API std::optional<double> numberOf(const RegionReader& reader, const 
 
 JIT_PASSES_API Planned
 function(Node* node, FloatFunction::Which which, const std::vector<double>& numbers = {});
-JIT_PASSES_API Planned clipping(Node* node, double low, double high);
 
 } // namespace jit_passes::x86

@@ -3,7 +3,6 @@
 #include "facts/shape_facts.h"
 #include "facts/shapes.h"
 #include "graph/dialect.h"
-#include "graph/operators.h"
 #include "graph/places.h"
 
 namespace jit_passes::x86 {
@@ -20,12 +19,6 @@ std::optional<int64_t> shiftOf(at::ScalarType dtype) {
 
 bool isDequantize(const Node* node) {
   return node->kind() == dequantize || node->kind() == dequantize_per_channel;
-}
-
-// The limits in the table of operators, null for an operator that is no clip.
-const Clip* clipRow(const Node* node) {
-  const auto row = operatorTable().find(node->kind().toQualString());
-  return row == operatorTable().end() || !row->second.clip ? nullptr : &*row->second.clip;
 }
 
 void refuseUnlessKnown(bool known, const std::string& operand) {
@@ -323,39 +316,11 @@ at::Tensor RegionReader::bias(const Value* value, int64_t count) const {
   return bias;
 }
 
-const std::unordered_set<c10::Symbol>& identityKinds() {
-  static const std::unordered_set<c10::Symbol> kinds{
-      c10::aten::contiguous, c10::aten::detach, c10::aten::alias};
-  return kinds;
-}
-
-bool isIdentity(const Node* node) { return identityKinds().count(node->kind()) > 0 || isToFloat(node); }
-
 bool isSilent(const Node* node) {
   static const std::unordered_set<c10::Symbol> kinds{
       c10::prim::Constant, c10::prim::GetAttr, c10::prim::ListConstruct, c10::prim::TupleConstruct,
       choose_qparams,      quantize_dynamic,   dequantize_dynamic};
   return kinds.count(node->kind()) > 0 || computesNumber(node) || node->kind() == dequantize_per_channel;
-}
-
-bool isClip(const Node* node) { return clipRow(node) != nullptr; }
-
-std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, const Node* node) {
-  const Clip* clip = clipRow(node);
-  if (clip == nullptr) {
-    return std::nullopt;
-  }
-  const auto end = [&](const Bound& bound, double none) {
-    if (const auto* number = std::get_if<double>(&bound)) {
-      return *number;
-    }
-    const auto* name = std::get_if<const char*>(&bound);
-    return name && reader.has(node, *name) ? reader.number(node, *name) : none;
-  };
-  constexpr double infinity = std::numeric_limits<double>::infinity();
-  const double low = end(clip->low, -infinity), high = end(clip->high, infinity);
-  refuseUnless(!std::isnan(low) && !std::isnan(high), "it clips at NaN");
-  return std::pair(low, high);
 }
 
 } // namespace jit_passes::x86

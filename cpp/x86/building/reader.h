@@ -2,7 +2,7 @@
 #pragma once
 
 #include "facts/known_values.h"
-#include "x86/program/program.h"
+#include "x86/program/declaration.h"
 
 namespace jit_passes::x86 {
 
@@ -95,7 +95,23 @@ struct Planned {
 // Adds the numbers to the operator's attributes.
 JIT_PASSES_API void append(Planned& planned, const Numbers& numbers);
 
-// Whether a plan may have the node as an operator.
+// Several operators of a plan, which give float32, with their inputs and without outputs. Inputs and results count the
+// operands first, and then the operators. There is a result for each output of the node that a plan gives.
+struct PlannedOperators {
+  std::vector<Value*> operands;
+  std::vector<Operator> operators = {};
+  std::vector<int64_t> results = {};
+};
+
+// The node's first operand, clipped. Ends are infinite where there are none.
+struct Clipped {
+  double low, high;
+};
+
+// A node in a plan: see From.
+using NodeForm = std::variant<Planned, PlannedOperators, Clipped, SameValue>;
+
+// Whether a plan may have the node.
 bool isPlanned(const Node* node);
 // Whether a plan has the node, and takes that operand in any dtype.
 bool takesAnyDtype(const torch::jit::Use& use);
@@ -105,19 +121,12 @@ inline Value* resultOf(Node* node) { return node->outputs().at(0); }
 bool takesShape(const Node* node);
 // Whether the result has the codes of the operand.
 bool keepsCodes(const Node* node);
-// The operator of a plan for a node. Throws Refusal if there is none.
-Planned plannedOperator(const RegionReader& reader, Node* node);
-
-// Operators that return their operand unchanged.
-const std::unordered_set<c10::Symbol>& identityKinds();
-// Whether a node returns its operand unchanged.
-bool isIdentity(const Node* node);
-// Whether the node has no effect on the content of tensors.
-bool isSilent(const Node* node);
-
 // Whether the node clips its operand.
 bool isClip(const Node* node);
-// The limits of a node that clips its operand, infinite where it has none; nothing for other nodes.
-std::optional<std::pair<double, double>> clipOf(const RegionReader& reader, const Node* node);
+// The form of a node in a plan. Throws Refusal if there is none.
+NodeForm formOf(const RegionReader& reader, Node* node);
+
+// Whether the node has no effect on the content of tensors.
+bool isSilent(const Node* node);
 
 } // namespace jit_passes::x86

@@ -5,7 +5,6 @@
 #include "graph/operators.h"
 #include "graph_numbers.h"
 #include "reader.h"
-#include "recurrent_layers.h"
 #include "x86/program/checks.h"
 #include "x86/program/types.h"
 
@@ -42,24 +41,38 @@ class Refusals {
   }
 
   void check(Node* node) {
-    if (clipOf(reader_, node)) {
-      refuseAxes("reads", axesOf(mainOperand(node)), kMostMovedAxes);
-    } else if (node->kind() == c10::aten::to) {
-      refuseUnless(isToFloat(node), "it gives another dtype than float32, or another device");
-    } else if (isRecurrent(node)) {
-      checkRecurrent(reader_, node);
-    } else if (isPlanned(node)) {
-      checkPlanned(plannedOperator(reader_, node), resultOf(node));
+    if (isPlanned(node)) {
+      std::visit([&](auto&& form) { check(node, std::move(form)); }, formOf(reader_, node));
+    }
+  }
+
+  void check(Node* /*node*/, SameValue /*operand*/) {}
+
+  void check(Node* node, const Clipped& /*clip*/) {
+    refuseAxes("reads", axesOf(mainOperand(node)), declarationOf(Kind::Function).most_axes);
+  }
+
+  void check(Node* node, const PlannedOperators& planned) {
+    std::vector<int64_t> axes;
+    for (const Value* operand : planned.operands) {
+      axes.push_back(checkOperand(operand));
+    }
+    for (const Operator& op : planned.operators) {
+      checkCounts(op);
+      axes.push_back(checkAxes(op, axes));
+      declarationOf(op.kind).check(op);
+    }
+    for (size_t i = 0; i < planned.results.size(); ++i) {
+      axes_[node->output(i)] = axes[planned.results[i]];
     }
   }
 
   // Checks the node without its sizes. Readers of a result with too many axes are refused.
-  void checkPlanned(Planned planned, const Value* result) {
+  void check(Node* node, Planned planned) {
     Operator& op = planned.op;
     const Declaration& form = declarationOf(op.kind);
     std::vector<int64_t> axes;
     for (const Value* operand : planned.operands) {
-      TORCH_CHECK(operand, "its `from` names an operand that it does not have");
       axes.push_back(checkOperand(operand));
       op.inputs.push_back(op.inputs.size());
     }
@@ -69,9 +82,9 @@ class Refusals {
       axes[0] = shapes().axes(planned.operands[0]).least;
     }
     const int64_t first = axes.empty() ? 0 : axes[0], most = axes.empty() ? 0 : std::ranges::max(axes);
-    axes_[result] = form.least_axes(op, first, most);
+    axes_[resultOf(node)] = form.least_axes(op, first, most);
     refuseAxes("reads", most, mostAxesOf(form));
-    refuseAxes("gives", axesOf(result), mostAxesOf(form));
+    refuseAxes("gives", axesOf(resultOf(node)), mostAxesOf(form));
     form.check(op);
     refuseUnless(!codes_ || hasCodes(op), "it cannot have so many numbers on integers");
   }
@@ -103,6 +116,7 @@ class Refusals {
 
   // Returns the fewest axes that the operand can have.
   int64_t checkOperand(const Value* operand) {
+    TORCH_CHECK(operand, "its `from` names an operand that it does not have");
     if (const Node* moved = movedConstant(operand->node())) {
       reader_.constant(moved->output()); // each region has a copy of the moves
     }

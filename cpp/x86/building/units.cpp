@@ -12,7 +12,7 @@ bool leavesForLater(const Node* node, const Value* value) {
     return false;
   }
   return node->kind() == quantize || node->kind() == c10::prim::ListUnpack || keepsCodes(node) ||
-         isIdentity(node) || isClip(node);
+         isClip(node);
 }
 
 // The layers that have factors for a sum.
@@ -55,11 +55,9 @@ bool isQuantizedLater(const Value* value) {
 
 std::vector<std::string> summedKinds() {
   std::vector<std::string> kinds;
-  for (const Declaration* declaration : declarations()) {
-    for (const From& from : declaration->from) {
-      if (addsBeforeRounding(*declaration)) {
-        kinds.push_back(kindOfNode(from));
-      }
+  for (const auto& [kind, source] : sources()) {
+    if (source.declaration && addsBeforeRounding(*source.declaration)) {
+      kinds.push_back(kind);
     }
   }
   return kinds;

@@ -1,4 +1,5 @@
 // Elementwise functions of one tensor: in float32, and as a table of codes.
+#include "graph/operators.h"
 #include "sizes.h"
 #include "x86/building/from_graph.h"
 #include "x86/lowering/general.h"
@@ -60,6 +61,21 @@ Planned power(const RegionReader& reader, Node* node) {
   return function(node, FloatFunction::Power, {power});
 }
 
+Clipped clip(const RegionReader& reader, Node* node) {
+  const Clip& ends = *operatorTable().at(node->kind().toQualString()).clip;
+  const auto end = [&](const Bound& bound, double none) {
+    if (const auto* number = std::get_if<double>(&bound)) {
+      return *number;
+    }
+    const auto* name = std::get_if<const char*>(&bound);
+    return name && reader.has(node, *name) ? reader.number(node, *name) : none;
+  };
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const Clipped clipped{end(ends.low, -infinity), end(ends.high, infinity)};
+  refuseUnless(!std::isnan(clipped.low) && !std::isnan(clipped.high), "it clips at NaN");
+  return clipped;
+}
+
 Planned negative(const RegionReader&, Node* node) { return function(node, FloatFunction::Scale, {-1}); }
 
 void checkFunction(const Operator& op) {
@@ -110,7 +126,13 @@ const RegisterOperator function_operator{
           {"leaky_relu", leakyRelu},
           {"elu", elu},
           {"softplus", softplus},
-          {"pow", power}},
+          {"pow", power},
+          {"relu", clip},
+          {"relu6", clip},
+          {"hardtanh", clip},
+          {"clamp", clip},
+          {"clamp_min", clip},
+          {"clamp_max", clip}},
      .check = checkFunction,
      .lower = lowerFunction,
      .elementwise = true,

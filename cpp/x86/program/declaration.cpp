@@ -12,9 +12,8 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::map<std::string, Declaration> declarations;
-  // Operators of graphs, and the operator of plans of each; null for one that is reserved.
-  std::map<std::string, const char*> made_from;
-  size_t count = 0;
+  std::map<std::string, Source> sources; // by kind of node
+  size_t count = 0;                      // of registrations
 
   Declaration& named(const std::string& name) {
     const auto found = declarations.emplace(name, Declaration()).first;
@@ -29,6 +28,33 @@ Registry& registry() {
 }
 
 bool isDeclared(const Declaration& declaration) { return declaration.lower != nullptr; }
+
+// "aten::conv2d" for "conv2d". Other libraries' names have their library already.
+std::string kindOfNode(const From& from) {
+  const std::string name = from.name;
+  return name.find("::") == std::string::npos ? "aten::" + name : name;
+}
+
+// Adds the rows, or none of them. `owner` is the subject of errors.
+void addSources(
+    const std::vector<From>& rows, const std::string& owner, const Declaration* declaration = nullptr) {
+  auto& sources = registry().sources;
+  for (const From& from : rows) {
+    const bool complete =
+        from.name && *from.name && std::visit([](auto* plan) { return plan != nullptr; }, from.plan);
+    TORCH_CHECK(complete, owner, " has a `from` without a name or a function");
+    const auto taken = sources.find(kindOfNode(from));
+    const Declaration* other = taken == sources.end() ? nullptr : taken->second.declaration;
+    TORCH_CHECK(
+        taken == sources.end(), owner, " is made from ", kindOfNode(from),
+        other ? c10::str(", and so is '", other->name, "': remove one of them")
+              : ", which plans have already: remove it");
+  }
+  for (const From& from : rows) {
+    sources.emplace(kindOfNode(from), Source{from, declaration});
+  }
+  ++registry().count;
+}
 
 // Checks fields that depend on one another. Functions that lower check more fields when they need them.
 class FieldCheck {
@@ -50,9 +76,6 @@ class FieldCheck {
         d_.any_dtype == SIZE_MAX || d_.any_dtype < d_.inputs.most, "has an `any_dtype` beyond its `inputs`");
     checkTypes();
     checkLayer();
-    for (const From& from : d_.from) {
-      require(from.name && *from.name && from.plan, "has a `from` without a name or a function");
-    }
   }
 
  private:
@@ -108,24 +131,27 @@ class FieldCheck {
       case Does::ConvolveTransposed: return transposed;
       case Does::ToFloats: return linear || convolution || transposed;
       case Does::Recur: return d_.layer == LayerKind::Recurrent;
-      default: return false;
+      case Does::Compute:
+      case Does::Enter:
+      case Does::Take:
+      case Does::Quantize:
+      case Does::Chain:
+      case Does::Pack:
+      case Does::Product:
+      case Does::Measure:
+      case Does::QuantizeRows:
+      case Does::QuantizeImage:
+      case Does::Copy:
+      case Does::Rename:
+      case Does::Exit: return false;
     }
+    return false;
   }
 
   const Declaration& d_;
 };
 
 } // namespace
-
-std::string kindOfNode(const From& from) {
-  const std::string name = from.name;
-  return name.find("::") == std::string::npos ? "aten::" + name : name;
-}
-
-void reserveKind(const std::string& kind) {
-  const std::lock_guard lock(registry().mutex);
-  registry().made_from.emplace(kind, nullptr);
-}
 
 Kind::Kind(const std::string& name) {
   const std::lock_guard lock(registry().mutex);
@@ -141,35 +167,33 @@ RegisterOperator::RegisterOperator(const Declaration& declaration) {
     TORCH_CHECK(
         !isDeclared(known), "two operators of plans are called '", name,
         "': a package's names begin with its own, as in 'mine::", name, "'");
-    auto& made_from = registry().made_from;
-    for (const From& from : declaration.from) {
-      const auto taken = made_from.find(kindOfNode(from));
-      TORCH_CHECK(
-          taken == made_from.end(), "the operator '", name, "' of plans is made from ", kindOfNode(from),
-          taken->second ? c10::str(", and so is '", taken->second, "': remove one of them")
-                        : ", which plans have already: remove it");
-    }
-    for (const From& from : declaration.from) {
-      made_from.emplace(kindOfNode(from), name);
-    }
+    addSources(declaration.from, c10::str("the operator '", name, "' of plans"), &known);
     known = declaration;
     known.name = name;
-    ++registry().count;
   });
 }
 
-std::vector<const Declaration*> declarations() {
-  const std::lock_guard lock(registry().mutex);
-  std::vector<const Declaration*> all;
-  for (const auto& [name, declaration] : registry().declarations) {
-    if (isDeclared(declaration)) {
-      all.push_back(&declaration);
-    }
-  }
-  return all;
+RegisterNodes::RegisterNodes(const std::vector<From>& from) {
+  registerOrKeep([&] {
+    const std::lock_guard lock(registry().mutex);
+    addSources(from, "a row of RegisterNodes");
+  });
 }
 
-size_t countDeclarations() {
+const Source* sourceOf(const torch::jit::Node* node) {
+  raiseKeptErrors();
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().sources.find(node->kind().toQualString());
+  return found == registry().sources.end() ? nullptr : &found->second;
+}
+
+std::map<std::string, Source> sources() {
+  raiseKeptErrors();
+  const std::lock_guard lock(registry().mutex);
+  return registry().sources;
+}
+
+size_t countRegistrations() {
   raiseKeptErrors();
   const std::lock_guard lock(registry().mutex);
   return registry().count;

@@ -4,6 +4,8 @@
 #include "shapes.h"
 #include "x86/kernels/floats.h"
 
+#include <variant>
+
 namespace jit_passes::x86 {
 
 // The types of operands and result: codes or float32.
@@ -46,17 +48,33 @@ class Lowering;
 struct StepContext;
 struct Part;
 class RegionReader;
+// The forms that a node may have in a plan (building/reader.h): an operator, several, or a clip of its first operand. A
+// node may also be one of its operands, unchanged.
 struct Planned;
+struct PlannedOperators;
+struct Clipped;
+using SameValue = torch::jit::Value*;
 
-// An operator of PyTorch, "conv2d" for aten::conv2d, or of another library, "mine::gate"; and the function that turns
-// its node into an operator of a plan. The function throws Refusal (program.h) for a node that a plan cannot compute.
-// A node's kind gives a single operator of plans: a second `From` of this kind is an error.
+// Gives a node its form. Throws Refusal (program.h) for a node that a plan cannot compute.
+template <typename Form>
+using FromNode = Form (*)(const RegionReader&, torch::jit::Node*);
+
+// An operator of PyTorch, "conv2d" for aten::conv2d, or of another library, "mine::gate"; and the function that gives
+// its nodes a form. A second `From` of one kind of nodes is an error.
 struct From {
   const char* name;
-  Planned (*plan)(const RegionReader&, torch::jit::Node*);
+  std::variant<FromNode<Planned>, FromNode<PlannedOperators>, FromNode<Clipped>, FromNode<SameValue>> plan;
   // The node's operand, by its name, that may have any dtype: truths or indices. See Declaration::any_dtype.
   const char* any_dtype = nullptr;
+  // Whether a plan computes the node of a float model in float32, where `types` allow it. A layer whose input must be
+  // quantized is none.
+  bool in_floats = true;
 };
+
+template <typename Form>
+bool becomes(const From& from) {
+  return std::holds_alternative<FromNode<Form>>(from.plan);
+}
 
 struct Count {
   size_t least, most;
@@ -143,21 +161,31 @@ struct Declaration {
 };
 
 inline const Declaration& declarationOf(Kind kind) { return kind.declaration(); }
-// All declared kinds, and their number, which grows as libraries are loaded.
-std::vector<const Declaration*> declarations();
-size_t countDeclarations();
+// Where a kind of nodes comes from: its row, and the declaration that has the row; null for a row of RegisterNodes.
+struct Source {
+  From from;
+  const Declaration* declaration;
+};
+// The source of a node's kind, null for a kind that no plan has; all sources, by "aten::conv2d" for "conv2d"; and the
+// number of registrations, which grows as libraries are loaded.
+const Source* sourceOf(const torch::jit::Node* node);
+std::map<std::string, Source> sources();
+size_t countRegistrations();
 // Whether an operator's file declares the kind. A kind without a declaration has only a name.
 bool isKind(Kind kind);
-// "aten::conv2d" for "conv2d". Other libraries' names have their library already.
-std::string kindOfNode(const From& from);
-// No declaration may be made from this kind of nodes, which plans have otherwise.
-void reserveKind(const std::string& kind);
 
 // Checks and registers a declaration. Errors are kept, see registry.h. A package's names begin with its own:
 // "mine::gate".
 class RegisterOperator {
  public:
   JIT_PASSES_API explicit RegisterOperator(const Declaration& declaration);
+};
+
+// Registers nodes without an operator of their own: clips, nodes that return an operand, and nodes that become operators
+// of other declarations. These nodes are in plans in float32, if `in_floats`.
+class RegisterNodes {
+ public:
+  JIT_PASSES_API explicit RegisterNodes(const std::vector<From>& from);
 };
 
 } // namespace jit_passes::x86

@@ -1,4 +1,5 @@
-// Operators of plans in a package of somebody else's: a fraction, and the largest number so far along an axis.
+// Operators of plans in a package of somebody else's: a fraction, and the largest number so far along an axis; and nodes
+// without an operator of their own.
 //
 // Other operators of plans, one for each mistake that a declaration can have, are declared by loom::declare.
 #include <jit_passes/registry.h>
@@ -82,6 +83,24 @@ const RegisterOperator running_max_operator{
      .lower = lowerChannels,
      .kernel = runningMaxKernel}};
 
+// The fraction, and its largest number so far.
+PlannedOperators twist(const RegionReader& /*reader*/, Node* node) {
+  return {
+      {node->input(0)},
+      {{Kind("loom::fraction"), "", {0}, 0, {}, {}}, {Kind("loom::running_max"), "", {1}, 0, {1}, {}}},
+      {2}};
+}
+
+Clipped trim(const RegionReader& /*reader*/, Node* /*node*/) { return {-0.5, 0.5}; }
+
+SameValue knot(const RegionReader& /*reader*/, Node* node) { return node->input(0); }
+
+const RegisterNodes other_nodes{{{"loom::twist", twist}, {"loom::trim", trim}, {"loom::knot", knot}}};
+
+PlannedOperators beyond(const RegionReader& /*reader*/, Node* node) {
+  return {{node->input(0)}, {{Kind("loom::fraction"), "", {1}, 0, {}, {}}}, {1}};
+}
+
 Planned unknown(const RegionReader& /*reader*/, Node* node) {
   return {{Kind("loom::unknwon"), "", {}, 0, {}, {}}, {node->input(0)}};
 }
@@ -107,7 +126,7 @@ const std::map<std::string, Change> kMistakes{
     {"a taken clip", [](Declaration& d) { d.name = "loom::clip", d.from = {{"relu", fraction}}; }},
     {"no lower", [](Declaration& d) { d.lower = nullptr; }},
     {"a null function", [](Declaration& d) { d.check = nullptr; }},
-    {"a from without a function", [](Declaration& d) { d.from = {{"loom::turn", nullptr}}; }},
+    {"a from without a function", [](Declaration& d) { d.from = {From{"loom::turn"}}; }},
     {"a from that reads nothing",
      [](Declaration& d) { d.inputs = {0, 0}, d.from = {{"loom::turn", fraction}}; }},
     {"exchanged ends", [](Declaration& d) { d.attributes = {2, 1}; }},
@@ -149,6 +168,8 @@ const std::map<std::string, Change> kMistakes{
        d.name = "loom::wrong_3", d.lower = lowerProduct, d.from = {{"loom::one_operand", wrong<3>}};
      }},
     {"an error", [](Declaration& d) { d.name = "loom::wrong_5", d.from = {{"loom::an_error", broken}}; }},
+    {"a value beyond",
+     [](Declaration& d) { d.name = "loom::wrong_8", d.from = {{"loom::a_value_beyond", beyond}}; }},
     {"an unknown kind",
      [](Declaration& d) { d.name = "loom::wrong_4", d.from = {{"loom::an_unknown_kind", unknown}}; }},
 };
@@ -159,6 +180,8 @@ void declare(const std::string& mistake) {
   } else if (mistake == "a taken invariant") {
     jit_passes::RegisterInvariant(
         "inlined", "An invariant.", [](const jit_passes::PassContext&) { return std::nullopt; });
+  } else if (mistake == "a taken node") {
+    RegisterNodes(std::vector<From>{{"detach", knot}});
   } else if (mistake == "a taken operator of the dialect") {
     jit_passes::RegisterOp(
         "dequantize(Tensor q, float scale, int zero_point) -> Tensor", "An operator.",
@@ -178,10 +201,13 @@ TORCH_LIBRARY(loom, m) {
       "running_max(Tensor x, int? dim=None) -> Tensor", [](const at::Tensor& x, std::optional<int64_t> dim) {
         return std::get<0>(at::cummax(dim ? x : x.flatten(), dim.value_or(0)));
       });
+  m.def(
+      "twist(Tensor x) -> Tensor", [](const at::Tensor& x) { return std::get<0>(at::cummax(x.frac(), 1)); });
+  m.def("trim(Tensor x) -> Tensor", [](const at::Tensor& x) { return x.clamp(-0.5, 0.5); });
   m.def("declare(str mistake) -> ()", declare);
   for (const char* name :
-       {"turn", "no_kernel", "no_channels", "one_operand", "an_unknown_kind", "an_error", "no_attribute",
-        "no_such_operand"}) {
+       {"turn", "knot", "no_kernel", "no_channels", "one_operand", "an_unknown_kind", "an_error",
+        "no_attribute", "no_such_operand", "a_value_beyond"}) {
     m.def((std::string(name) + "(Tensor x) -> Tensor").c_str(), copied);
   }
 }

@@ -15,12 +15,12 @@ import click
 import numpy as np
 import torch
 
-from ..errors import JitPassesError, count_of, first_line, nearest, shortened
+from ..errors import JitPassesError, count_of, nearest, shortened
 from .counting import count_batches
 from .files import check_readable
 from .images import IMAGES, Images
 from .outcome import note
-from .samples import Batch, Samples, samples_of, usable
+from .samples import Batch, Samples, samples_of, unreadable, usable
 from .tars import TAR, batches_of_tar, check_tar
 
 SUFFIXES = (".npy", ".npz", ".pt", ".pth", ".safetensors", TAR)
@@ -212,9 +212,7 @@ def read(path: Path) -> Samples | list[Batch]:
     except JitPassesError:
         raise
     except Exception as error:
-        raise JitPassesError(
-            f"{path}: this is no file of the form {suffix} with tensors: {first_line(error)}"
-        ) from error
+        raise unreadable(path, suffix, error) from error
 
 
 def _read_npy(path: Path) -> Samples:

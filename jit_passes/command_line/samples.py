@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import JitPassesError
+from ..errors import JitPassesError, first_line
 from .outcome import note
 
 ALL = slice(None)
@@ -88,6 +88,25 @@ def samples_of(where: str, arrays: Mapping[str, Any]) -> Samples:
     if set(arrays) == set(ordered):
         return Samples(where, tuple(arrays[name] for name in ordered))
     return Samples(where, named=arrays)
+
+
+_ADVICE = {
+    ".npy": "write numbers with np.save(path, samples)",
+    ".npz": "write numbers with np.savez(path, x=samples), an array for each argument",
+}
+
+
+def unreadable(where: Path | str, suffix: str, error: Exception) -> JitPassesError:
+    """Return the error about a file that cannot be read, with a way to write one."""
+    why = first_line(error)
+    if "Object arrays" in why or "Python objects" in why:
+        why = "it holds objects of Python"
+    elif suffix in _ADVICE and "pickle" in why:  # NumPy advises to load it all the same
+        why = "it is damaged, or another file"
+    advice = f"; {_ADVICE[suffix]}" if suffix in _ADVICE else ""
+    return JitPassesError(
+        f"{where}: this is no file of the form {suffix} with tensors: {why}{advice}"
+    )
 
 
 def usable(value: Any, where: Path | str, name: str, tell: Callable[[str], None] = note) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import JitPassesError, first_line, shortened
 from .outcome import note
-from .samples import Batch, Samples, joined, samples_of, usable
+from .samples import Batch, Samples, joined, samples_of, unreadable, usable
 
 TAR = ".tar"
 MEMBERS = (".npz", ".npy")
@@ -133,9 +133,7 @@ def _read(where: str, suffix: str, content: bytes, tell: Any) -> Samples:
     except JitPassesError:
         raise
     except Exception as error:
-        raise JitPassesError(
-            f"{where}: this is no file of the form {suffix} with tensors: {first_line(error)}"
-        ) from error
+        raise unreadable(where, suffix, error) from error
     return samples_of(where, arrays)
 
 

@@ -78,6 +78,15 @@ def function_behind(
     return found
 
 
+def is_function(node: NodeView) -> bool:
+    """Say whether an operator computes each number from one of a tensor, as `x * 2` does.
+
+    All other operands are numbers. `fold_lookup_tables` makes a table of such an operator.
+    """
+    tensors = [operand for operand in node.inputs if not _is_number(node, operand)]
+    return node.traits.elementwise > 0 and len(tensors) == 1 and tensors[0].is_tensor
+
+
 def _readers(value: ValueView) -> list[NodeView]:
     """Return the operators that read numbers of a value."""
     return [

@@ -229,7 +229,8 @@ def annotate(
     if not mode.parameters:  # training makes up for it
         operators = with_remarks(graph, operators)
     if strict is not None:
-        check_refusals(annotations, operators, strict)
+        fails = mode.parameters and not quantizations  # there is nothing to train
+        check_refusals(annotations, operators, strict, fails)
         if parts := describe_parts(module, method, graph, mode.parameters):
             warn(parts)
     if backend is not None:

@@ -57,7 +57,10 @@ def by_method(given: Any, methods: Sequence[str], what: str) -> Mapping[str, Any
         return dict.fromkeys(methods, given)
     if not isinstance(given, dict):
         names = ", ".join(f"'{name}': ..." for name in methods)
-        raise JitPassesError(f"of several methods, {what} is a dict: {{{names}}}")
+        raise JitPassesError(
+            f"of several methods, {what} is a dict by method, {{{names}}}, not of type "
+            f"{type(given).__name__}"
+        )
     for name in given:
         if name not in methods:
             raise JitPassesError(

@@ -128,9 +128,16 @@ def float_reason(node: NodeView, annotations: Annotations, target: Target | None
 
 
 def check_refusals(
-    annotations: Annotations, operators: Sequence[OperatorRecord], strict: bool
+    annotations: Annotations, operators: Sequence[OperatorRecord], strict: bool, fails: bool
 ) -> None:
-    """Warn of operators that stay in float against a wish; with `strict`, raise an error."""
+    """Warn of operators that stay in float against a wish; with `strict`, raise an error.
+
+    Args:
+        annotations: of the model.
+        operators: the rows of its report.
+        strict: whether they are an error.
+        fails: whether an error with the reasons follows, since nothing is quantized.
+    """
     kept = annotations.kept
     unwanted = [row for row in operators if row.dtype == "float" and row.name not in kept]
     if strict:
@@ -154,7 +161,7 @@ def check_refusals(
             f"{_listed(annotations.lossy, annotations.lossy)}\na rule leaves one in float, "
             f"{{value: {first!r}, keep_float: true}}; one with a mode means it so"
         )
-    if annotations.refused:
+    if annotations.refused and not fails:
         listed = _listed(annotations.refused, {row.name for row in operators})
         outcome = "they stay in float" if annotations.quantized else "nothing is quantized"
         message = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -253,6 +254,31 @@ def test_files_that_do_not_say(tmp_path: Path, model: Path) -> None:
         len(data)
     with pytest.raises(JitPassesError, match=r"no file of the form \.npy"):
         list(data)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"no array", "it is damaged, or another file"),
+        (b"PK\x03\x04 cut", ""),
+        (None, "it holds objects of Python"),
+    ],
+)
+def test_damaged_arrays(suffix: str, content: bytes | None, why: str, tmp_path: Path) -> None:
+    """The advice is how to write a file, and not NumPy's, to load objects that may be harmful."""
+    path = tmp_path / f"x{suffix}"
+    if content is None:
+        save = np.savez if suffix == ".npz" else np.save
+        save(path, np.array([{}]))
+    else:
+        path.write_bytes(content)
+    call = "np.savez(path, x=samples)" if suffix == ".npz" else "np.save(path, samples)"
+    with pytest.raises(JitPassesError, match=re.escape(f"; write numbers with {call}")) as error:
+        read(path)
+    text = str(error.value)
+    assert f"{path}: this is no file of the form {suffix} with tensors: {why}" in text
+    assert "pickle" not in text and "unsafely" not in text
 
 
 def test_no_more_files_are_counted_than_are_read(tmp_path: Path, model: Path) -> None:

@@ -6,9 +6,11 @@ A test fails where a limit is gone or has become worse: the page is to change wi
 from __future__ import annotations
 
 import io
+import re
 import warnings
 import zipfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +23,9 @@ from jit_passes.graph.view import GraphView
 from jit_passes.report.cost import file_size
 from jit_passes.targets import Stock
 from tests.compare import sqnr
+from tests.folders import ROOT
 from tests.plans import plans_in
+from tests.processes import run_python
 from tests.processor import needs_vnni
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's, and that nothing was quantized
@@ -370,6 +374,119 @@ def test_a_mean_of_nothing() -> None:
                 lowered(x[:, :0])
         else:
             assert lowered(x[:, :0]).isnan().all()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_windows_beyond_the_input(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's kernels take them: with strides the result counts zeros behind the rim.
+
+    The process ends with strides and qnnpack.
+    """
+    monkeypatch.setattr(torch.backends.quantized, "engine", engine)
+    x = torch.randn(2, 3, 2, 2)
+    for stride in (1,) if engine == "qnnpack" else (1, 2):
+        model = script(nn.Sequential(nn.Conv2d(3, 4, 3, stride)))
+        lowered = quantize(model, [torch.randn(2, 3, 8, 8)], target=Stock(engine))
+        with pytest.raises(RuntimeError, match="Kernel size can't be greater"):
+            model(x)
+        if stride == 2:
+            assert torch.equal(lowered(x), lowered(F.pad(x, (0, 1, 0, 1))))
+        elif engine in ("fbgemm", "qnnpack"):
+            with pytest.raises(RuntimeError, match="each dimension of output tensor"):
+                lowered(x)
+        else:
+            assert list(lowered(x).shape) == [2, 4, 0, 0]
+    for target in ("x86", "reference"):
+        lowered = quantize(model, [torch.randn(2, 3, 8, 8)], target=target)
+        with pytest.raises(RuntimeError, match=r"window larger|Kernel size can't be greater"):
+            lowered(x)
+
+
+class Cell(nn.Module):
+    """A cell whose state is an argument; of an LSTM both states are."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        y: Tensor = self.cell(x, state)
+        return y
+
+
+class LongCell(Cell):
+    def forward(self, x: Tensor, state: Tensor) -> Tensor:
+        y: Tensor = self.cell(x, (state, state))[0]
+        return y
+
+
+CELLS = [(Cell, nn.GRUCell), (Cell, nn.RNNCell), (LongCell, nn.LSTMCell)]
+
+
+@pytest.mark.parametrize(("net", "cell"), CELLS, ids=[cell.__name__ for _, cell in CELLS])
+@pytest.mark.parametrize("target", TARGETS)
+def test_states_of_one_sample(target: str, net: Any, cell: Any) -> None:
+    """Kernels count one state, or one input, for all samples; the float model raises an error."""
+    model = script(net(cell(8, 6)))
+    lowered = quantize(model, [(torch.randn(2, 8), torch.randn(2, 6))], target=target)
+    for rows in ((2, 1), (1, 2)):
+        x, state = (torch.randn(n, width) for n, width in zip(rows, (8, 6), strict=True))
+        for found in (model, lowered) if target == "reference" else (model,):
+            with pytest.raises(RuntimeError, match="doesn't match hidden0 batch size"):
+                found(x, state)
+        if target != "reference":
+            assert torch.equal(lowered(x, state), lowered(x.expand(2, 8), state.expand(2, 6)))
+
+
+class Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.head = nn.EmbeddingBag(10, 8, mode="sum"), nn.Linear(8, 4)
+
+    def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        return self.head(self.bags(rows, offsets))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_bags_behind_the_first_row(target: str) -> None:
+    rows, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 1])
+    model = script(Bags())
+    lowered = quantize(model, [(rows, offsets)], target=target)
+    for found in (model, lowered) if target == "reference" else (model,):
+        with pytest.raises(RuntimeError, match="offsets"):
+            found(rows, offsets + 1)
+    if target != "reference":
+        assert torch.equal(lowered(rows, offsets + 1), lowered(rows[1:], offsets))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_other_floats(target: str) -> None:
+    """A cast of the model changes nothing; PyTorch's kernels take no other floats."""
+    x = torch.randn(4, 6)
+    lowered = quantize(nn.Sequential(nn.Linear(6, 4)), [x], target=target)
+    wanted = lowered(x)
+    for dtype in (torch.float16, torch.float64):
+        lowered = lowered.to(dtype)
+        assert lowered(x).dtype == torch.float32 and torch.equal(lowered(x), wanted)
+        if target == "stock":
+            with pytest.raises(RuntimeError, match="only works on Float Tensor"):
+                lowered(x.to(dtype))
+        else:
+            assert torch.equal(lowered(x.to(dtype)), lowered(x.to(dtype).float()))
+
+
+def test_files_of_plans_need_the_package(tmp_path: Path) -> None:
+    """PyTorch's error without it is the one that docs/faq.md explains."""
+    lowered = quantize(nn.Sequential(nn.Linear(6, 4)), [torch.randn(4, 6)], target="x86")
+    torch.jit.save(lowered, tmp_path / "int8.pt")
+    program = """import torch
+try:
+    torch.jit.load("int8.pt")
+except RuntimeError as error:
+    print(error)
+"""
+    told = re.search("Unknown type name '.*Plan'", run_python("-c", program, cwd=tmp_path))
+    assert told is not None and told[0] in (ROOT / "docs" / "faq.md").read_text()
 
 
 class Recurrent(nn.Module):

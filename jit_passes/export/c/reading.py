@@ -264,7 +264,7 @@ class Reader:
             return False
         value = self._quantized(value)
         if value.producer is not None:
-            raise self.error(value.producer, "it is computed in float")
+            raise self._float_error(value.producer)
         self.new(node, value.name).role = "input"
         return True
 
@@ -305,16 +305,12 @@ class Reader:
 
     def _output(self, value: ValueView) -> torch.Tensor:
         """Let codes be a result, and return them; the model dequantizes them."""
-        while value.id in self._chosen:
-            value = self._chosen[value.id]
+        value = self._taken(value)
         node = value.producer
-        steps = node.main_operand.producer if node and node.kind == "aten::mul" else None
-        zero = 0
-        if steps is not None and steps.kind == "aten::sub":
-            zero, steps = int(self.value(steps.operand("other"))), steps.main_operand.producer
-        codes = steps.main_operand if steps and steps.kind == "aten::to" else None
-        if node is None or codes is None or codes.id not in self.buffers:
+        found = self._dequantized(value)
+        if node is None or found is None:
             raise self._no_codes(value)
+        codes, zero = found
         buffer = self.buffers[codes.id].memory
         if buffer.role != "arena":
             copied = Buffer(f"{buffer.name} again", buffer.dtype, buffer.shape)
@@ -325,8 +321,57 @@ class Reader:
         buffer.role, buffer.scale = "output", float(self.value(node.operand("other")))
         buffer.zero_point, buffer.shape = zero, tuple(self.results[codes.id].shape)
         self.program.outputs.append(buffer)
-        found: torch.Tensor = self.results[codes.id]
-        return found
+        result: torch.Tensor = self.results[codes.id]
+        return result
+
+    def _dequantized(self, value: ValueView) -> tuple[ValueView, int] | None:
+        """Return the codes that a value is dequantized from, and their zero point."""
+        node, zero = value.producer, 0
+        steps = node.main_operand.producer if node and node.kind == "aten::mul" else None
+        if steps is not None and steps.kind == "aten::sub":
+            zero, steps = int(self.value(steps.operand("other"))), steps.main_operand.producer
+        codes = steps.main_operand if steps and steps.kind == "aten::to" else None
+        return None if codes is None or codes.id not in self.buffers else (codes, zero)
+
+    def _float_error(self, node: NodeView, is_result: bool = False) -> JitPassesError:
+        """Return the error about an operator in float: it names the first one that leads to it."""
+        first = self._first_in_float(node)
+        why = self.target.refusal(first)
+        reason = f": {why}" if why else ""
+        if first is not node:
+            role = ", a result of the model" if is_result else ""
+            why = f"it is computed in float, in front of '{self.name(node)}'{role}{reason}"
+        elif is_result:
+            why = f"it is a result of the model, and computed in float{reason}"
+        else:
+            why = f"it is computed in float{reason}"
+        return self.error(first, why)
+
+    def _first_in_float(self, node: NodeView) -> NodeView:
+        """Return the first operator in float on the way to a node; the node itself for none."""
+        first: NodeView | None = node
+        while first is not None:
+            node = first
+            makers = (self._maker_in_float(value) for _, _, value in node.operands)
+            first = next((maker for maker in makers if maker is not None), None)
+        return node
+
+    def _maker_in_float(self, value: ValueView) -> NodeView | None:
+        """Return the operator that computes a value in float, moved or not; None for codes."""
+        value = self._taken(value)
+        while (maker := value.producer) is not None and not value.is_constant:
+            if not (self._is_float(value) and self._dequantized(value) is None):
+                return None
+            if not maker.moves_data:
+                return maker
+            value = self._taken(maker.main_operand)
+        return None
+
+    def _taken(self, value: ValueView) -> ValueView:
+        """Return the value in the branch that is taken; others as they are."""
+        while value.id in self._chosen:
+            value = self._chosen[value.id]
+        return value
 
     def _no_codes(self, value: ValueView) -> JitPassesError:
         """Return the error about a result of the model that is no dequantized codes."""
@@ -335,7 +380,7 @@ class Reader:
             return JitPassesError(f"the result '{value.name}' is an input of the model, in float")
         if not value.is_tensor:
             return self.error(node, "results are a tensor or a tuple of tensors, and this is none")
-        return self.error(node, "it is a result of the model, and computed in float")
+        return self._float_error(node, is_result=True)
 
     # Calls
 

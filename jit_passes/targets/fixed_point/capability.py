@@ -7,6 +7,7 @@ from functools import cache, partial
 
 import torch
 
+from ...graph.functions import is_function
 from ...graph.kinds import PRODUCTS, ROW_NORMS, SOFTMAX
 from ...graph.traits import kinds
 from ...graph.view import NodeView, are_constant, is_number
@@ -53,6 +54,15 @@ def _of_number(node: NodeView) -> str | None:
     return None if is_number(node.operand("other")) else "it divides by a tensor"
 
 
+def _of_one(node: NodeView) -> str | None:
+    """Take one tensor and numbers, which a table has."""
+    if is_function(node):
+        return None
+    if node.kind == "aten::prelu":
+        return "it has a slope for each channel: a table is for one slope"
+    return "it is no function of one tensor and numbers, as a table is"
+
+
 def _average(node: NodeView) -> str | None:
     if why := options_reason(node):
         return why
@@ -89,10 +99,15 @@ def _norm(node: NodeView) -> str | None:
 
 def _rows() -> list[OperatorSupport]:
     functions = kinds(lambda traits: traits.elementwise == 1)
+    of_numbers = kinds(lambda traits: traits.elementwise == 2 and traits.gives is None)
     own = Role.OWN
     rows = [
         OperatorSupport(kind, own, check=options_reason, elementwise=True) for kind in functions
     ]
+    rows += [
+        OperatorSupport(kind, own, (0, 1), check=_of_one, elementwise=True) for kind in of_numbers
+    ]
+    rows.append(OperatorSupport("aten::prelu", own, check=_of_one, elementwise=True))
     rows += [
         OperatorSupport(f"aten::conv{n}d", Role.WEIGHTED, (0,), CLIPS, (n + 1, n + 2), _weighted)
         for n in (1, 2)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from ...graph.editor import GraphEditor
+from ...graph.functions import is_function
 from ...graph.view import NodeView, ValueView, are_constant
 from ..reference_nodes import parameters_of
 from ..units import DEQUANTIZE, QUANTIZE, ROUND
@@ -27,11 +26,7 @@ def quantize_moved(graph: GraphEditor) -> None:
     """
     for node in graph.nodes:
         for value in node.outputs if node.kind != QUANTIZE else ():
-            if (
-                value.is_tensor
-                and not value.written
-                and any(_is_function(u) for u, _ in value.uses)
-            ):
+            if value.is_tensor and not value.written and any(is_function(u) for u, _ in value.uses):
                 _quantize(graph, value)
 
 
@@ -49,7 +44,7 @@ def quantize_ahead_of_moves(graph: GraphEditor) -> None:
     and the numbers behind the move are on its grid.
     """
     for node in graph.nodes:
-        if not (_is_function(node) or node.kind in FORMS) or node.output.written:
+        if not (is_function(node) or node.kind in FORMS) or node.output.written:
             continue
         moves = [use for use in node.output.uses if use[0].kind in SUPPORTED_MOVES and not use[1]]
         readers = [reader for move, _ in moves for reader in _behind(move)]
@@ -69,19 +64,6 @@ def _behind(move: NodeView) -> Iterator[NodeView]:
                 yield from _behind(user)
             elif value.written or not user.traits.asks_for_shape:
                 yield user
-
-
-def _is_function(node: NodeView) -> bool:
-    """Say whether an operator computes each number from one of a tensor, as `x * 2` does."""
-    if node.traits.elementwise < 2:
-        return node.traits.elementwise == 1
-    tensors = [value for value in node.inputs if value.is_tensor and not _is_number(value)]
-    rest = (value for value in node.inputs if value not in tensors)
-    return len(tensors) == 1 and are_constant(rest)
-
-
-def _is_number(value: ValueView) -> bool:
-    return isinstance(value.constant, torch.Tensor) and value.constant.dim() == 0
 
 
 def _quantize(graph: GraphEditor, value: ValueView) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from ...errors import JitPassesError, count_of, shortened, warn
 from ...graph.editor import GraphEditor
+from ...graph.functions import is_function
 from ...graph.kinds import PRODUCTS
 from ...graph.view import NodeView, ValueView, are_constant
 from ...passes.rule import RewriteRule
@@ -17,7 +18,7 @@ from ...quantizers.capability import Capability
 from ...quantizers.support import CLIPS
 from ...specification.parameters import QParams
 from ...specification.qparams import codes_of
-from ..reference_nodes import parameters_of, unrounded
+from ..reference_nodes import PER_CHANNEL, parameters_of, unrounded
 from ..units import DEQUANTIZE, QUANTIZE
 from .accumulator import products_in_sum
 from .arithmetic import Arithmetic
@@ -70,6 +71,7 @@ STORE_CODES = RuleSet(
 )
 
 
+_CODED = (DEQUANTIZE, PER_CHANNEL, QUANTIZE)
 NO_FORM = "the target has no integer form of it"
 
 
@@ -85,7 +87,7 @@ class _Lowering:
         self._codes: dict[int, ValueView] = {}  # of floats that are computed on integers, by id
         self._lowered: set[int] = set()  # indices of nodes
         self._refused: dict[int, str] = {}  # reasons
-        self._left: list[str] = []  # operators between integers
+        self._left: dict[str, str] = {}  # reasons of operators between integers, by name
 
     def lower(self, quantize: NodeView) -> None:
         """Put codes that are dequantized in front of quantize, or remark why not."""
@@ -140,15 +142,46 @@ class _Lowering:
         maker = _unmoved(node)
         if maker.moves_data:  # an input of the model, which comes in floats
             return
+        for ahead in self._in_front(maker):
+            self._left.setdefault(ahead.name, self._reason_of(ahead))
         if maker is not node:
             reason = self._refused.get(maker.index) or self._reason_of(maker)
-        self._left.append(f"'{maker.name}' ({reason})")
+        self._left[maker.name] = reason
+
+    def _in_front(self, node: NodeView) -> list[NodeView]:
+        """Return the operators in float whose numbers an operator reads, in program order.
+
+        The first of them are the cause: they read numbers that have codes.
+        """
+        found: dict[int, NodeView] = {}
+        pending = [node]
+        while pending:
+            for _, _, value in pending.pop().operands:
+                maker = self._in_float(value)
+                if maker is not None and maker.index not in found:
+                    found[maker.index] = maker
+                    pending.append(maker)
+        return [found[index] for index in sorted(found)]
+
+    def _in_float(self, value: ValueView) -> NodeView | None:
+        """Return the operator that computes a value in float; None for codes and inputs."""
+        if not value.is_tensor or value.is_constant or value.producer is None:
+            return None
+        maker = _unmoved(value.producer)
+        known = maker.moves_data or maker.kind in _CODED or maker.index in self._lowered
+        return None if known else maker
 
     def _reason_of(self, node: NodeView) -> str:
-        """Return why an operator behind which something is moved is in float."""
+        """Return why an operator that is not in front of quantize is in float."""
         row = self.capability.operators.get(node.kind)
         refused = row.check(node) if row and row.check else None
-        return refused or ("its result is not quantized" if node.kind in FORMS else NO_FORM)
+        if refused or not (node.kind in FORMS or is_function(node)):
+            return refused or refusal_of_layer(node) or NO_FORM
+        names = (v.name for _, _, v in node.operands if self._in_float(v) is not None)
+        name = next(names, None)
+        return (
+            "its result is not quantized" if name is None else f"its operand '{name}' is in float"
+        )
 
     def dequantize_last(self) -> None:
         """Dequantize results of the model once they have been moved, not before."""
@@ -206,13 +239,14 @@ class _Lowering:
         """Warn of floats between integers, which hardware without them does not compute."""
         if self._left:
             count = count_of(len(self._left), "operator")
-            warn(f"{count} computed in float: {shortened(self._left, 3)}")
+            told = [f"'{name}' ({reason})" for name, reason in self._left.items()]
+            warn(f"{count} computed in float: {shortened(told, 3)}")
 
 
 def _of_function(node: NodeView) -> str | None:
     """Say why a function has no table: it would have one if it read codes."""
     value = node.main_operand
-    if node.traits.elementwise != 1 or value.producer is None or value.producer.kind == DEQUANTIZE:
+    if not is_function(node) or value.producer is None or value.producer.kind == DEQUANTIZE:
         return None
     return f"its operand '{value.name}' is in float"
 

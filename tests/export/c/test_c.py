@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import subprocess
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import jit_passes
 from jit_passes import JitPassesError
@@ -350,12 +352,45 @@ def test_steps_in_float_ahead_of_the_codes(tmp_path: Path) -> None:
     rules = [{"op": op, "keep_float": True} for op in ("mul", "add", "clamp")]
     config = {"version": 1, "rules": rules}
     x = 10 * torch.rand(1, 3, 8, 8)
-    for net, name, given in ((Scaled, "clamp", config), (Whole, "to", None)):
+    clamp = "'mul' .* is computed in float, in front of 'clamp'"
+    to = "'to.*' .* is computed in float"
+    for net, told, given in ((Scaled, clamp, config), (Whole, to, None)):
         model = torch.jit.script(net().eval())
         with pytest.warns(jit_passes.JitPassesWarning, match="computed in float"):
             lowered = jit_passes.quantize_script(model, [x], target="fixed_point", config=given)
-        with pytest.raises(JitPassesError, match=rf"'{name}.*' .* is computed in float"):
+        with pytest.raises(JitPassesError, match=told):
             jit_passes.export_c(lowered, tmp_path, x)
+
+
+class Slopes(nn.Module):
+    """An operator without an integer form, and others that read its result."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.prelu, self.layer = nn.Conv2d(3, 4, 3), nn.PReLU(4), layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.prelu(self.conv(x)).flip(1)
+        y: Tensor = self.layer(F.avg_pool2d(torch.cat([x, x], 1), 2))
+        return y
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"), [(nn.Conv2d(8, 3, 1), ""), (nn.Identity(), ", a result of the model")]
+)
+def test_first_operator_in_float_is_named(layer: nn.Module, told: str, tmp_path: Path) -> None:
+    """The error names the cause and its reason, and the operator that needs codes."""
+    x = torch.rand(1, 3, 8, 8)
+    model = torch.jit.script(Slopes(layer).eval())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", jit_passes.JitPassesWarning)
+        lowered = jit_passes.quantize_script(model, [x], target="fixed_point")
+    match = (
+        rf"^'prelu:prelu' \(.*\): it is computed in float, in front of 'avg_pool2d'{told}: it has "
+        "a slope for each channel"
+    )
+    with pytest.raises(JitPassesError, match=match):
+        jit_passes.export_c(lowered, tmp_path, x)
 
 
 def test_models_that_were_loaded_before_they_were_lowered(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ using As = ResultAxes::As;
 using Found = std::optional<ResultAxes>;
 
 const auto pad_kind = symbol("aten::pad");
-const auto squeeze_kind = symbol("aten::squeeze");
 const auto log_softmax_kind = symbol("aten::log_softmax");
 const auto unsafe_view_kind = symbol("aten::_unsafe_view");
 
@@ -181,7 +180,7 @@ const std::unordered_map<c10::Symbol, Row>& rowsByKind() {
       {aten::slice, {ofOperand<0>, sizeOfSlice, holdsDim}},
       {aten::select, {ofOperand<-1>, sizeOfSelected, holdsDim}},
       {aten::unsqueeze, {ofOperand<1>, sizeOfUnsqueezed}},
-      {squeeze_kind,
+      {aten::squeeze,
        {[](auto* n, auto& f) { return f.squeezes(n) ? ofOperand<-1>(n, f) : std::nullopt; }, sizeOfSqueezed}},
       {aten::glu, {ofOperand<0>, nullptr, holdsDim}},
       {pad_kind, {ofOperand<0>}},

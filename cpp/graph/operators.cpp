@@ -200,8 +200,10 @@ const std::map<std::string, OperatorTraits>& operatorTable() {
 
 std::optional<WeightedOperator> weightedOperator(const Node* node) { return traitsOf(node->kind()).weighted; }
 
+Recurrent recurrence(Symbol kind) { return traitsOf(kind).recurrent; }
+
 bool isRecurrent(const Node* node) {
-  const Recurrent kind = traitsOf(node->kind()).recurrent;
+  const Recurrent kind = recurrence(node->kind());
   return kind == Recurrent::Plain || kind == Recurrent::Gated;
 }
 

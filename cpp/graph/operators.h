@@ -52,6 +52,7 @@ const std::map<std::string, OperatorTraits>& operatorTable();
 
 std::optional<WeightedOperator> weightedOperator(const Node* node);
 
+Recurrent recurrence(c10::Symbol kind);
 // Whether the node is a recurrent layer, with or without gates.
 bool isRecurrent(const Node* node);
 

@@ -3,6 +3,7 @@
 #include "from_graph.h"
 #include "graph/dialect.h"
 #include "graph/names.h"
+#include "graph/operators.h"
 #include "graph_numbers.h"
 #include "moved_codes.h"
 #include "passes/quantization/fold_lookup_tables.h"
@@ -296,7 +297,7 @@ class Walk : ProgramWriter {
   }
 
   void visitOperator(Node* node) {
-    if (isRecurrent(node)) {
+    if (jit_passes::isRecurrent(node)) {
       return visitRecurrent(node);
     }
     if (keepsCodes(node)) {

@@ -4,7 +4,6 @@
 #include "graph/dialect.h"
 #include "graph/operators.h"
 #include "graph/places.h"
-#include "recurrent_layers.h"
 #include "x86/kernels/dynamic.h"
 
 namespace jit_passes::x86 {
@@ -13,10 +12,10 @@ namespace {
 // Kinds of nodes that a plan has without a declaration.
 std::map<std::string, PlannedKind> kindsWithoutDeclaration() {
   std::map<std::string, PlannedKind> kinds;
-  for (const c10::Symbol kind : recurrentKinds()) {
-    kinds.emplace(kind.toQualString(), PlannedKind{false, false});
-  }
   for (const auto& [kind, traits] : operatorTable()) {
+    if (traits.recurrent == Recurrent::Plain || traits.recurrent == Recurrent::Gated) {
+      kinds.emplace(kind, PlannedKind{false, false});
+    }
     if (traits.clip) {
       kinds.emplace(kind, PlannedKind{false, true});
     }

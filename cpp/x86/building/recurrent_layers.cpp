@@ -8,14 +8,13 @@
 namespace jit_passes::x86 {
 namespace {
 
-const std::unordered_map<c10::Symbol, Cell>& cells() {
-  static const auto symbol = [](const char* name) { return c10::Symbol::fromQualString(name); };
-  static const std::unordered_map<c10::Symbol, Cell> known{
-      {symbol("aten::lstm"), Cell::Lstm},
-      {symbol("aten::gru"), Cell::Gru},
-      {symbol("aten::rnn_tanh"), Cell::Tanh},
-      {symbol("aten::rnn_relu"), Cell::Relu}};
-  return known;
+Cell cellOf(const Node* node) {
+  static const std::unordered_map<c10::Symbol, Cell> cells{
+      {c10::aten::lstm, Cell::Lstm},
+      {c10::aten::gru, Cell::Gru},
+      {c10::aten::rnn_tanh, Cell::Tanh},
+      {c10::aten::rnn_relu, Cell::Relu}};
+  return cells.at(node->kind());
 }
 
 // The elements of a list that the graph constructs and does not change.
@@ -39,7 +38,7 @@ class Layers {
       : reader_(reader),
         name_(std::move(name)),
         to_(to),
-        cell_(cells().at(node->kind())),
+        cell_(cellOf(node)),
         biases_(reader.flag(node, "has_biases")),
         batch_first_(reader.flag(node, "batch_first")),
         directions_(reader.flag(node, "bidirectional") ? 2 : 1),
@@ -139,22 +138,12 @@ class Layers {
 
 } // namespace
 
-bool isRecurrent(const Node* node) { return cells().count(node->kind()) > 0; }
-
-std::vector<c10::Symbol> recurrentKinds() {
-  std::vector<c10::Symbol> kinds;
-  for (const auto& [kind, cell] : cells()) {
-    kinds.push_back(kind);
-  }
-  return kinds;
-}
-
 std::vector<Value*> recurrentOperands(const RegionReader& reader, Node* node) {
   refuseUnless(operandOf(node, "input") != nullptr, "its sequences are packed");
   const Planned planned = inputProduct(reader, node);
   refuseUnless(isDynamic(planned.op.kind), "its input is not quantized as the model runs");
   std::vector<Value*> operands = planned.operands;
-  if (cells().at(node->kind()) != Cell::Lstm) {
+  if (cellOf(node) != Cell::Lstm) {
     operands.push_back(operandOf(node, "hx"));
     return operands;
   }

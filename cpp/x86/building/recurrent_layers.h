@@ -6,9 +6,6 @@
 
 namespace jit_passes::x86 {
 
-bool isRecurrent(const Node* node);
-std::vector<c10::Symbol> recurrentKinds();
-
 // The values that a plan reads for the node: the input, the hidden states, and the memories of an LSTM.
 std::vector<Value*> recurrentOperands(const RegionReader& reader, Node* node);
 

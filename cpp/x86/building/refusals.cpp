@@ -48,7 +48,7 @@ class Refusals {
       refuseAxes("reads", axesOf(mainOperand(node)), kMostMovedAxes);
     } else if (node->kind() == c10::aten::to) {
       refuseUnless(isToFloat(node), "it gives another dtype than float32, or another device");
-    } else if (isRecurrent(node)) {
+    } else if (jit_passes::isRecurrent(node)) {
       checkRecurrent(reader_, node);
     } else if (isPlanned(node)) {
       checkPlanned(plannedOperator(reader_, node), resultOf(node));

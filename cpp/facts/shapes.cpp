@@ -1,7 +1,7 @@
 #include "shapes.h"
 
-#include "axes.h"
 #include "graph/operators.h"
+#include "results.h"
 #include "shape_facts.h"
 
 namespace jit_passes {

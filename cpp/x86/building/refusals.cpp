@@ -1,5 +1,6 @@
 #include "refusals.h"
 
+#include "facts/casts.h"
 #include "facts/shape_facts.h"
 #include "facts/shapes.h"
 #include "graph/operators.h"

@@ -1,7 +1,7 @@
 #include "assumed_ranks.h"
 
-#include "axes.h"
 #include "graph/operators.h"
+#include "results.h"
 #include "shape_facts.h"
 
 namespace jit_passes {

@@ -42,7 +42,6 @@ bool multiply(Product& product, const Value* size) {
 // unflatten, and n. PyTorch's attention splits query, key and value in this way, so the first axis is a part of the
 // features.
 std::optional<std::pair<const Value*, int64_t>> packedIn(const Value* value) {
-  static const auto squeeze = symbol("aten::squeeze");
   const auto behind = [&](const Value* of, c10::Symbol kind, std::initializer_list<double> numbers) {
     const Node* node = of->node();
     bool same = node->kind() == kind && node->inputs().size() == numbers.size() + 1;
@@ -51,7 +50,7 @@ std::optional<std::pair<const Value*, int64_t>> packedIn(const Value* value) {
     }
     return same ? mainOperand(node) : nullptr;
   };
-  value = behind(value, squeeze, {-2});
+  value = behind(value, aten::squeeze, {-2});
   value = value ? behind(value, aten::transpose, {0, -2}) : nullptr;
   value = value ? behind(value, aten::unsqueeze, {0}) : nullptr;
   const Node* split = value ? value->node() : nullptr;

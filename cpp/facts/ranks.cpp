@@ -1,7 +1,7 @@
 #include "ranks.h"
 
-#include "axes.h"
 #include "counted_ranks.h"
+#include "results.h"
 #include "shape_facts.h"
 
 namespace jit_passes {

@@ -2,10 +2,7 @@
 
 namespace jit_passes {
 
-bool isAttention(const Node* node) {
-  static const auto kind = symbol("aten::scaled_dot_product_attention");
-  return node->kind() == kind;
-}
+bool isAttention(const Node* node) { return node->kind() == aten::scaled_dot_product_attention; }
 
 bool isRecurrentLayer(const Node* node) {
   return isRecurrent(node) && operandOf(node, "batch_sizes") == nullptr;
@@ -38,6 +35,10 @@ std::optional<int64_t> reducedAxes(const Node* node) {
   return constantNumber(dims) ? std::optional<int64_t>(1) : std::nullopt;
 }
 
+bool cutsTensor(const Node* node) {
+  return movesData(node) && isTensor(mainOperand(node)) && !isTensor(node->output());
+}
+
 bool takesShape(const Node* node) {
   static const auto kinds = symbols({"aten::expand_as", "aten::reshape_as", "aten::view_as"});
   return kinds.count(node->kind()) > 0;
@@ -54,7 +55,7 @@ const Value* sizesTaken(const Node* node) {
   static const std::unordered_map<c10::Symbol, const char*> lists{
       {aten::reshape, "shape"},
       {aten::view, "size"}, // of another dtype, it takes none
-      {symbol("aten::_unsafe_view"), "size"},
+      {aten::_unsafe_view, "size"},
       {aten::expand, "size"},
       {aten::unflatten, "sizes"}};
   const auto found = lists.find(node->kind());
@@ -65,14 +66,6 @@ bool isCount(const Node* node) {
   return node->kind() == aten::arange &&
          (node->inputs().size() == 5 || (node->inputs().size() == 6 && constantNumber(node, "start") == 0.0));
 }
-
-bool asksForFloat(const Node* node) {
-  const bool casts = node->kind() == aten::to && node->maybeSchema() != nullptr;
-  const Value* dtype = casts ? operandOf(node, "dtype") : nullptr;
-  return dtype != nullptr && constantNumber(dtype) == static_cast<double>(at::kFloat);
-}
-
-bool isToFloat(const Node* node) { return asksForFloat(node) && node->schema().overload_name() == "dtype"; }
 
 bool isQuotient(const Node* node) {
   const bool floors = node->kind() == aten::floordiv || node->kind() == aten::floor_divide;

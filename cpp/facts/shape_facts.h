@@ -17,6 +17,9 @@ bool broadcasts(const Node* node);
 // For a reduction: how many axes fewer its results have than its operand. Nothing if that is not known.
 std::optional<int64_t> reducedAxes(const Node* node);
 
+// Whether the node cuts a tensor into a list of parts.
+bool cutsTensor(const Node* node);
+
 // Whether the result has the shape of the second operand and elements of the first.
 bool takesShape(const Node* node);
 
@@ -51,12 +54,6 @@ bool repeatsOrCuts(const Node* node);
 // The constant that the node repeats or cuts according to sizes: a class token for each image of a batch, or
 // positions for the tokens. Null for other nodes.
 const Node* movedConstant(const Node* node);
-
-// Whether the node gives its operand as float32, and may copy it, move it and lay it out anew as well.
-bool asksForFloat(const Node* node);
-
-// Whether the node casts its operand to float32, and changes nothing else.
-bool isToFloat(const Node* node);
 
 // The whole number of a constant, also of a tensor that a trace has made of a number.
 std::optional<int64_t> wholeNumber(const Value* value);

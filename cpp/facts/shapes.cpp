@@ -1,7 +1,7 @@
 #include "shapes.h"
 
-#include "axes.h"
 #include "graph/operators.h"
+#include "results.h"
 #include "shape_facts.h"
 
 namespace jit_passes {
@@ -53,8 +53,7 @@ void Shapes::forgetSizes() const {
 
 // The axis of size 1 that squeeze removes, counted from the first.
 std::optional<int64_t> Shapes::squeezed(const Node* node) const {
-  static const auto squeeze = symbol("aten::squeeze");
-  const bool takes_one = node->kind() == squeeze && node->inputs().size() == 2;
+  const bool takes_one = node->kind() == aten::squeeze && node->inputs().size() == 2;
   const int64_t own = takes_one ? rank(inputOf(node, "self")).value_or(0) : 0;
   const auto given = own > 0 ? constantOf(node, "dim") : std::nullopt;
   if (!given || !given->isInt()) {

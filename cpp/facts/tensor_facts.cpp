@@ -1,7 +1,6 @@
 #include "tensor_facts.h"
 
-#include "float_values.h"
-#include "graph/operators.h"
+#include "dtypes.h"
 
 namespace jit_passes {
 namespace {
@@ -26,9 +25,9 @@ TensorFacts shapeOf(const Value* tensor, const Shapes& shapes) {
 std::unordered_map<int64_t, TensorFacts> tensorFacts(const PassContext& context, bool attributes_apart) {
   Graph& graph = *context.graph();
   const Shapes shapes(context, Images::Batched, attributes_apart);
-  FloatValues floats(context);
+  Dtypes dtypes(context);
   for (const Node* node : nodesInOrder(graph)) {
-    floats.add(node);
+    dtypes.add(node);
   }
   std::unordered_map<int64_t, TensorFacts> found;
   forEachValue(graph.block(), [&](const Value* value) {
@@ -37,7 +36,7 @@ std::unordered_map<int64_t, TensorFacts> tensorFacts(const PassContext& context,
     }
     TensorFacts facts = shapeOf(value, shapes);
     if (!facts.dtype) {
-      facts.dtype = floats.has(value) ? at::kFloat : resultDtype(value->node());
+      facts.dtype = dtypes.of(value).known;
     }
     if (facts.axes.least > 0 || facts.axes.most < kMostAxes || facts.dtype) {
       found.emplace(value->unique(), std::move(facts));

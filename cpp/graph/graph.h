@@ -6,7 +6,6 @@
 namespace jit_passes JIT_PASSES_API {
 
 namespace aten = c10::aten;
-namespace aten = c10::aten;
 namespace attr = c10::attr;
 namespace prim = c10::prim;
 using torch::jit::Block;

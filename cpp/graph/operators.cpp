@@ -149,17 +149,6 @@ void addShapes(Table& table) {
   table.each("upsample_trilinear3d", [](OperatorTraits& t) { t.spatial = 3; });
 }
 
-void addDtypes(Table& table) {
-  table.each(
-      "batch_norm layer_norm group_norm instance_norm softmax log_softmax mean sum",
-      [](OperatorTraits& t) { t.keeps_dtype = true; });
-  table.each(
-      "embedding embedding_bag layer_norm rms_norm group_norm batch_norm softmax gelu silu sigmoid tanh sqrt "
-      "rsqrt reciprocal scaled_dot_product_attention lstm gru jit_passes::dequantize "
-      "jit_passes::dequantize_per_channel jit_passes::dequantize_dynamic",
-      [](OperatorTraits& t) { t.gives_floats = true; });
-}
-
 void addCommutative(Table& table) {
   table.each(
       "add mul maximum minimum max min eq ne logical_and logical_or logical_xor bitwise_and bitwise_or "
@@ -192,7 +181,6 @@ const std::map<std::string, OperatorTraits>& operatorTable() {
     addMoves(table);
     addCommutative(table);
     addShapes(table);
-    addDtypes(table);
     return table.rows_;
   }();
   return rows;
@@ -200,8 +188,10 @@ const std::map<std::string, OperatorTraits>& operatorTable() {
 
 std::optional<WeightedOperator> weightedOperator(const Node* node) { return traitsOf(node->kind()).weighted; }
 
+Recurrent recurrence(Symbol kind) { return traitsOf(kind).recurrent; }
+
 bool isRecurrent(const Node* node) {
-  const Recurrent kind = traitsOf(node->kind()).recurrent;
+  const Recurrent kind = recurrence(node->kind());
   return kind == Recurrent::Plain || kind == Recurrent::Gated;
 }
 
@@ -267,14 +257,9 @@ bool keepsShape(const Node* node) {
 
 int64_t spatialOf(const Node* node) { return traitsOf(node->kind()).spatial; }
 
-bool keepsDtype(const Node* node) {
-  const OperatorTraits& traits = traitsOf(node->kind());
-  return traits.keeps_dtype || (!traits.gives && (traits.elementwise > 0 || traits.within || traits.dropout));
-}
+bool staysWithin(const Node* node) { return traitsOf(node->kind()).within; }
 
 std::optional<at::ScalarType> resultDtype(const Node* node) { return traitsOf(node->kind()).gives; }
-
-bool givesFloats(const Node* node) { return traitsOf(node->kind()).gives_floats; }
 
 bool mayBeTensor(const Value* value) {
   const auto type = value->type()->cast<c10::OptionalType>();

@@ -43,8 +43,6 @@ struct OperatorTraits {
   bool commutes = false;               // commutes holds, depending on the operands
   bool keeps_shape = false;            // its result has the shape of its first operand, for any others
   int64_t spatial = 0;                 // axes of an image that it works along: pools and resizes
-  bool keeps_dtype = false;            // its result has the dtype of its floating operands
-  bool gives_floats = false;           // its result is floating for any operands
 };
 
 // The operators with known traits, by qualified name.
@@ -52,6 +50,7 @@ const std::map<std::string, OperatorTraits>& operatorTable();
 
 std::optional<WeightedOperator> weightedOperator(const Node* node);
 
+Recurrent recurrence(c10::Symbol kind);
 // Whether the node is a recurrent layer, with or without gates.
 bool isRecurrent(const Node* node);
 
@@ -83,14 +82,11 @@ bool keepsShape(const Node* node);
 // Axes that a pool, or a resize of an image, works along; 0 for other operators.
 int64_t spatialOf(const Node* node);
 
-// Whether the result has the dtype of the tensor operands where all are floating.
-bool keepsDtype(const Node* node);
+// Whether the results are within the range of the first operand.
+bool staysWithin(const Node* node);
 
-// The dtype of the results, if no operand changes it.
+// The dtype of the results, if it is the same for any operands.
 std::optional<at::ScalarType> resultDtype(const Node* node);
-
-// Whether the results are floating for any operands.
-bool givesFloats(const Node* node);
 
 // Whether the type is Optional[Tensor], so that only a call tells which it is.
 bool mayBeTensor(const Value* value);

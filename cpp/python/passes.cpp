@@ -1,7 +1,7 @@
 // The registry of passes for Python, runs of passes, and passes written in Python.
 #include "conversions.h"
 
-#include "facts/float_values.h"
+#include "facts/dtypes.h"
 #include "facts/tensor_facts.h"
 #include "graph/calls.h"
 #include "graph/executor.h"

@@ -19,8 +19,8 @@ MOST_AXES = 64  # PyTorch's limit
 class Facts:
     """The facts about one tensor.
 
-    Operands of convolutions and pools are taken to have a batch axis where the graph does not say
-    so. A tensor that may be written in place has no shape.
+    Operands of convolutions and pools are taken to have a batch axis, and weights of linear layers
+    to be matrices, where the graph does not say so. A tensor that may be written in place has no shape.
 
     Attributes:
         ranks: the numbers of axes that it can have.

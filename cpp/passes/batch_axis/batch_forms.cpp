@@ -246,7 +246,6 @@ void BatchForms::readResult(Value* output, Value* root, size_t batched_side) {
 bool BatchForms::move(
     const std::vector<Node*>& moves, Axes& axes, const Value* base, const Value* root, int64_t missing,
     int64_t& batch) const {
-  static const auto squeeze = symbol("aten::squeeze");
   for (const Node* node : moves) {
     Axes given;
     for (const Value* operand : node->inputs().slice(1)) {
@@ -264,7 +263,7 @@ bool BatchForms::move(
       std::swap(axes[given[0]], axes[given[1]]);
     } else if (node->kind() == aten::unsqueeze && missing >= 0 && !std::ranges::count(axes, missing)) {
       axes.insert(axes.begin() + given.at(0), missing);
-    } else if (node->kind() == squeeze && given.size() == 1 && isBatch(base, axes[given[0]], root)) {
+    } else if (node->kind() == aten::squeeze && given.size() == 1 && isBatch(base, axes[given[0]], root)) {
       batch = axes[given[0]];
       axes.erase(axes.begin() + given[0]);
     } else {

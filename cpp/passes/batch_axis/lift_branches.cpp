@@ -24,8 +24,6 @@
 namespace jit_passes {
 namespace {
 
-const auto squeeze_of_axis = symbol("aten::squeeze");
-
 bool isFirstAxis(const Node* node, c10::Symbol kind) {
   return node->kind() == kind && node->inputs().size() == 2 && constantNumber(node, "dim") == 0.0;
 }
@@ -50,7 +48,7 @@ std::optional<Sides> sidesOf(const Node* branch) {
   const auto blocks = const_cast<Node*>(branch)->blocks();
   Block *named = blocks[equal ? 0 : 1], *other = blocks[equal ? 1 : 0];
   const auto lacks = [](const Block* block) {
-    return isFirstAxis(block->outputs()[0]->node(), squeeze_of_axis);
+    return isFirstAxis(block->outputs()[0]->node(), aten::squeeze);
   };
   Value* tensor = mainOperand(mainOperand(asks)->node());
   const auto whole = static_cast<int64_t>(*rank);

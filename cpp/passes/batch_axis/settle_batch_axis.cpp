@@ -41,8 +41,6 @@ bool asksForOrigin(const Node* node) {
   return kinds.count(node->kind()) > 0;
 }
 
-const auto squeeze_kind = symbol("aten::squeeze");
-
 class BatchAxis {
  public:
   explicit BatchAxis(PassContext& context)
@@ -158,7 +156,7 @@ class BatchAxis {
     Value *lifted = lifted_.at(value), *axis = insertConstant(before, forms_.find(value)->axis);
     return choose(
                value, lifted, before,
-               [&](Node* end) { return insertValue(end, squeeze_kind, {lifted, axis}, value->node()); })
+               [&](Node* end) { return insertValue(end, aten::squeeze, {lifted, axis}, value->node()); })
         ->setType(value->type());
   }
 

@@ -26,7 +26,7 @@
 // PyTorch's formula multiplies both operands by the root of the scale. Here the scale comes after the product, where
 // it only changes the scale of integers. In float the fused operator is faster, so this is no part of the canonical
 // form.
-#include "facts/float_values.h"
+#include "facts/dtypes.h"
 #include "facts/shapes.h"
 #include "graph/registry.h"
 
@@ -271,8 +271,8 @@ bool expandAttention(PassContext& context) {
   }
   const KnownValues known(context);
   const Shapes shapes(context, Images::Unknown); // the sizes of a mask need certain ranks
-  FloatValues floats(context);
-  forEachNode(*context.graph(), [&](const Node* node) { floats.add(node); });
+  Dtypes dtypes(context);
+  forEachNode(*context.graph(), [&](const Node* node) { dtypes.add(node); });
   std::vector<Expansion> expanded; // all before the first edit
   for (Node* node : found) {
     if (const auto reason = unlikeProducts(known, shapes, node)) {
@@ -284,7 +284,7 @@ bool expandAttention(PassContext& context) {
     const auto held = known.tensor(mask);
     const bool trains = held && held->is_floating_point() && !isConstant(mask); // a parameter, perhaps
     attention.mask = trains ? std::nullopt : held;
-    attention.floats = isTensor(mask) && (trains || floats.has(mask));
+    attention.floats = isTensor(mask) && (trains || dtypes.isFloat(mask));
     attention.causal = constantBool(node, "is_causal");
     if (isGrouped(node)) {
       attention.key_heads = *headsOf(shapes, node, "key"),

@@ -14,7 +14,7 @@
 // hardswish.
 //
 // The single operator rounds at other places, so this is no part of the canonical form.
-#include "facts/float_values.h"
+#include "facts/dtypes.h"
 #include "graph/alias.h"
 #include "graph/operators.h"
 #include "graph/registry.h"
@@ -143,14 +143,14 @@ struct Found {
   const Activation* activation;
 };
 
-std::optional<Found> spelledBy(Node* last, const FloatValues& floats, const KnownValues& known) {
+std::optional<Found> spelledBy(Node* last, const Dtypes& dtypes, const KnownValues& known) {
   const bool scales = last->kind() == aten::mul || last->kind() == div_kind;
   if (!scales) {
     return std::nullopt;
   }
   Spelled spelled(last, known);
   while (Value* of = spelled.next()) {
-    if (spelled.nodes().size() < 2 || !spelled.bends() || !floats.has(of)) {
+    if (spelled.nodes().size() < 2 || !spelled.bends() || !dtypes.isFloat(of)) {
       continue;
     }
     const at::Tensor values = spelled.values(of);
@@ -166,15 +166,15 @@ std::optional<Found> spelledBy(Node* last, const FloatValues& floats, const Know
 
 bool gatherActivations(PassContext& context) {
   const auto graph = context.graph();
-  FloatValues floats(context);
+  Dtypes dtypes(context);
   const KnownValues known(context);
   const std::vector<Node*> nodes = nodesInOrder(*graph);
   for (const Node* node : nodes) {
-    floats.add(node);
+    dtypes.add(node);
   }
   std::vector<Found> found; // the last one first, since it may read the result of another one
   for (size_t i = nodes.size(); i-- > 0;) {
-    if (const auto one = spelledBy(nodes[i], floats, known)) {
+    if (const auto one = spelledBy(nodes[i], dtypes, known)) {
       found.push_back(*one);
     }
   }

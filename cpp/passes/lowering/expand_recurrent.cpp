@@ -16,13 +16,12 @@
 #include <torch/csrc/jit/ir/irparser.h>
 
 #include "graph/dialect.h"
+#include "graph/operators.h"
 #include "graph/registry.h"
 #include "recurrent.h"
 
 namespace jit_passes {
 namespace {
-
-const auto tanh_layer = symbol("aten::rnn_tanh"), relu_layer = symbol("aten::rnn_relu");
 
 // A direction of a layer, time first.
 const std::string scan = R"IR(
@@ -131,7 +130,7 @@ class ScanWriter {
     Value* steps = op(aten::linear, {x, weights[0], bias(2)});
     steps = turned(timeFirst(steps), backwards);
     Value* start = op(aten::select, {inputOf(node_, "hx"), number(0), number(static_cast<int64_t>(index))});
-    const auto graph = scanWith(node_->kind() == tanh_layer ? "tanh" : "relu");
+    const auto graph = scanWith(node_->kind() == aten::rnn_tanh ? "tanh" : "relu");
     forEachNode(*graph, [&](Node* made) { made->copyMetadata(node_); });
     torch::jit::WithInsertPoint guard(node_);
     const auto results = torch::jit::insertGraph(
@@ -173,7 +172,7 @@ class ScanWriter {
 
 bool expandRecurrent(PassContext& context) {
   return changeNodes(*context.graph(), [](Node* node) {
-    if (node->kind() != tanh_layer && node->kind() != relu_layer) {
+    if (recurrence(node->kind()) != Recurrent::Plain) {
       return false;
     }
     const auto layer = plainLayerOf(node);

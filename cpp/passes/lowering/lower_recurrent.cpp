@@ -16,13 +16,12 @@
 // in each step, which the reference model leaves in float. Projections are not supported.
 #include "graph/alias.h"
 #include "graph/dialect.h"
+#include "graph/operators.h"
 #include "graph/registry.h"
 #include "recurrent.h"
 
 namespace jit_passes {
 namespace {
-
-const auto lstm = symbol("aten::lstm"), gru = symbol("aten::gru");
 
 std::string textOf(const Node* node, std::string_view name) {
   const auto constant = constantOf(node, name);
@@ -137,11 +136,11 @@ bool lowerRecurrentLayer(Node* node, const std::unordered_set<const Value*>& wri
   operands[params + 1] = insertConstant(node, true); // cells always have biases, if only zeros
   operands[params] =
       insertValue(node, prim::ListConstruct, made, node, c10::ListType::create(made.front()->type()));
-  if (node->kind() == lstm) {
+  if (node->kind() == aten::lstm) {
     operands.push_back(insertConstant(node, c10::IValue())); // no dtype: the weights'
     operands.push_back(insertConstant(node, true));
   }
-  const auto kind = symbol(node->kind() == lstm ? "aten::quantized_lstm" : "aten::quantized_gru");
+  const auto kind = symbol(node->kind() == aten::lstm ? "aten::quantized_lstm" : "aten::quantized_gru");
   Node* quantized = insertNode(node, kind, operands, node, node->outputs().size());
   node->replaceAllUsesWith(quantized);
   return true;
@@ -150,7 +149,7 @@ bool lowerRecurrentLayer(Node* node, const std::unordered_set<const Value*>& wri
 bool lowerGated(PassContext& context) {
   const auto graph = context.graph();
   const auto found =
-      nodesWhere(*graph, [](const Node* node) { return node->kind() == lstm || node->kind() == gru; });
+      nodesWhere(*graph, [](const Node* node) { return recurrence(node->kind()) == Recurrent::Gated; });
   if (found.empty()) {
     return false;
   }

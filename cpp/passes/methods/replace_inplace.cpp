@@ -21,6 +21,7 @@
 // PyTorch's analysis takes the result of dropout for a new tensor. In eval mode it is the operand, so writes to the
 // operand or the result of a dropout that may be off stay in place too.
 #include "facts/known_values.h"
+#include "facts/results.h"
 #include "graph/alias.h"
 #include "graph/operators.h"
 #include "graph/registry.h"
@@ -146,15 +147,11 @@ bool isWide(const KnownValues& known, const Value* value) {
     if (const auto tensor = known.tensor(value)) {
       return tensor->dim() > 0 && (tensor->scalar_type() == at::kDouble || tensor->is_complex());
     }
-    const Node* node = value->node();
-    const Value* dtype = node->maybeSchema() == nullptr ? nullptr : operandOf(node, "dtype");
-    if (dtype != nullptr && !isNone(dtype)) {
-      return constantNumber(dtype) == static_cast<int64_t>(at::kDouble);
+    const auto row = dtypeOfResult(value);
+    if (!row || row->of.empty() || row->of.front() != mainOperand(value->node())) {
+      return row && row->dtype == at::kDouble;
     }
-    if (!(keepsDtype(node) || movesData(node))) {
-      return false;
-    }
-    value = mainOperand(node);
+    value = row->of.front();
   }
   return false;
 }

@@ -7,7 +7,7 @@
 //
 // Scripted classifiers of timm cast weight and bias to the dtype of their input, so weight and bias would not be
 // constants.
-#include "facts/float_values.h"
+#include "facts/dtypes.h"
 #include "simplify.h"
 
 namespace jit_passes {
@@ -17,15 +17,15 @@ const auto dtype_of = symbol("prim::dtype");
 
 std::vector<Node*> findKnown(const PassContext& context) {
   std::vector<Node*> found;
-  FloatValues floats(context);
+  Dtypes dtypes(context);
   forEachNode(*context.graph(), [&](Node* node) {
     const bool asks = node->kind() == dtype_of, like = node->kind() == aten::type_as;
-    const bool one_device = like && floats.has(inputOf(node, "other")) &&
-                            floats.areOnOneDevice(inputOf(node, "self"), inputOf(node, "other"));
-    if ((asks || one_device || floats.casts(node)) && floats.has(mainOperand(node))) {
+    const bool one_device = like && dtypes.isFloat(inputOf(node, "other")) &&
+                            dtypes.areOnOneDevice(inputOf(node, "self"), inputOf(node, "other"));
+    if ((asks || one_device || dtypes.casts(node)) && dtypes.isFloat(mainOperand(node))) {
       found.push_back(node);
     }
-    floats.add(node);
+    dtypes.add(node);
   });
   return found;
 }

@@ -15,7 +15,7 @@
 //
 // Convolutions and pools also take data without a batch axis, so only certain ranks count.
 #include "ask_earlier.h"
-#include "facts/float_values.h"
+#include "facts/dtypes.h"
 #include "facts/shape_facts.h"
 #include "graph/alias.h"
 #include "graph/operators.h"
@@ -74,13 +74,13 @@ class Raising {
   explicit Raising(const PassContext& context)
       : graph_(context.graph()),
         shapes_(context, Images::Unknown),
-        floats_(context),
+        dtypes_(context),
         early_(*graph_),
         formulas_(shapes_, [this](const Value* tensor) { return isTensor(tensor) && early_.has(tensor); }) {
     for (Node* node : nodesInOrder(*graph_)) {
-      floats_.add(node);
+      dtypes_.add(node);
       const bool weighted = weightedOperator(node) && constantTensor(node, "weight");
-      if (weight_ == nullptr && weighted && floats_.has(inputOf(node, "weight"))) {
+      if (weight_ == nullptr && weighted && dtypes_.isFloat(inputOf(node, "weight"))) {
         weight_ = inputOf(node, "weight");
       }
     }
@@ -130,7 +130,7 @@ class Raising {
 
   // Whether the tensor has the dtype and device of a constant weight.
   bool isKnown(const Value* tensor) const {
-    return weight_ != nullptr && floats_.has(tensor) && floats_.areOnOneDevice(tensor, tensor);
+    return weight_ != nullptr && dtypes_.isFloat(tensor) && dtypes_.areOnOneDevice(tensor, tensor);
   }
 
   enum class Raised { Yes, No, Nothing };
@@ -175,7 +175,7 @@ class Raising {
 
   std::shared_ptr<Graph> graph_;
   Shapes shapes_;
-  FloatValues floats_;
+  Dtypes dtypes_;
   Early early_;
   SizeFormulas formulas_;
   const Value* weight_ = nullptr;

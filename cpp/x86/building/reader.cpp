@@ -1,5 +1,6 @@
 #include "reader.h"
 
+#include "facts/casts.h"
 #include "facts/shape_facts.h"
 #include "facts/shapes.h"
 #include "graph/dialect.h"

@@ -1,6 +1,5 @@
 #include "refusals.h"
 
-#include "facts/shape_facts.h"
 #include "facts/shapes.h"
 #include "graph/operators.h"
 #include "graph_numbers.h"

@@ -1,5 +1,5 @@
 // Nodes that return their operand unchanged.
-#include "facts/shape_facts.h"
+#include "facts/casts.h"
 #include "x86/building/reader.h"
 
 namespace jit_passes::x86 {

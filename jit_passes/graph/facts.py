@@ -20,7 +20,8 @@ class Facts:
     """The facts about one tensor.
 
     Operands of convolutions and pools are taken to have a batch axis, and weights of linear layers
-    to be matrices, where the graph does not say so. A tensor that may be written in place has no shape.
+    to be matrices, where the graph does not say so. A tensor that may be written in place has no
+    shape.
 
     Attributes:
         ranks: the numbers of axes that it can have.

@@ -75,8 +75,9 @@ class Refusals {
       axes.push_back(checkOperand(operand));
       op.inputs.push_back(op.inputs.size());
     }
-    numbers_.set(op, planned.computed);
-    checkCounts(op);
+    if (op.attributes.size() < form.attributes.least) {
+      checkCounts(op); // throws: axes of the result follow from attributes
+    }
     if (!axes.empty() && axes[0] == 0 && addsAxes(op)) {
       axes[0] = shapes().axes(planned.operands[0]).least;
     }
@@ -84,6 +85,8 @@ class Refusals {
     axes_[resultOf(node)] = form.least_axes(op, first, most);
     refuseAxes("reads", most, mostAxesOf(form));
     refuseAxes("gives", axesOf(resultOf(node)), mostAxesOf(form));
+    numbers_.set(op, planned.computed);
+    checkCounts(op);
     form.check(op);
     refuseUnless(!codes_ || hasCodes(op), "it cannot have so many numbers on integers");
   }

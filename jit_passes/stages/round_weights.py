@@ -129,7 +129,7 @@ class _RoundedLayer:
         if not self.best:
             by = " and ".join(dict.fromkeys(self.by))
             more = f"{-gain:.1f} dB more" if gain <= -0.05 else "no less"
-            return f"its weight has {more} error on batches held back if rounded by {by}: it is not"
+            return f"its weight is not rounded by {by}: {more} error on batches held back"
         return f"its weight is rounded by {by}: {gain:.1f} dB less error on batches held back"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.export.graph_signature import ConstantArgument, OutputKind
 
 from ...errors import ArgumentError, count_of
 
@@ -52,12 +53,11 @@ def check_result_names(program: torch.export.ExportedProgram, names: Sequence[st
 
 def _results(program: torch.export.ExportedProgram) -> Iterator[Any]:
     """Yield the results of a program that a file has: text and None are left out."""
-    signatures = torch.export.graph_signature
     for spec in program.graph_signature.output_specs:
-        left_out = isinstance(spec.arg, signatures.ConstantArgument) and (
+        left_out = isinstance(spec.arg, ConstantArgument) and (
             spec.arg.value is None or isinstance(spec.arg.value, str)
         )
-        if spec.kind is signatures.OutputKind.USER_OUTPUT and not left_out:
+        if spec.kind is OutputKind.USER_OUTPUT and not left_out:
             yield spec.arg
 
 

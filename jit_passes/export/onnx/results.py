@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 from torch.fx import Graph, Node
 
 _OPEN: dict[type, type] = {torch.SymBool: bool, torch.SymInt: int, torch.SymFloat: float}
@@ -19,23 +20,22 @@ def spell_out_results(program: torch.export.ExportedProgram) -> None:
     name for each result, and `torch.onnx` would rename the argument.
     """
     graph, signature = program.graph_module.graph, program.graph_signature
-    signatures = torch.export.graph_signature  # which takes a while to import
     [end] = [node for node in graph.nodes if node.op == "output"]
     results: list[Any] = list(end.args[0])
     seen: set[Any] = {node for node in graph.nodes if node.name in signature.user_inputs}
     for place, (result, spec) in enumerate(zip(results, signature.output_specs, strict=True)):
         made = None
         with graph.inserting_before(end):
-            if isinstance(spec.arg, signatures.ConstantArgument):
+            if isinstance(spec.arg, ConstantArgument):
                 if isinstance(result, str):
-                    results[place], spec.arg = None, signatures.ConstantArgument("", None)
+                    results[place], spec.arg = None, ConstantArgument("", None)
                 elif result is not None:
                     made = _number(graph, result)
-            elif spec.kind is signatures.OutputKind.USER_OUTPUT:
+            elif spec.kind is OutputKind.USER_OUTPUT:
                 made = _copy(graph, result) if result in seen else None
                 seen.add(result)
         if made is not None:
-            results[place], spec.arg = made, signatures.TensorArgument(made.name)
+            results[place], spec.arg = made, TensorArgument(made.name)
     end.args = (tuple(results),)
 
 

@@ -99,7 +99,7 @@ def _average(node: NodeView) -> Form:
     pool = _operator(node)
 
     def call(x: Any, places: Any) -> Any:
-        # SymPy takes a third of the time to import this package.
+        # With SymPy, importing this package would take twice as long.
         from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
         if free_unbacked_symbols(x) and all(place == 1 for place in places):

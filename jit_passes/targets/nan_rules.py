@@ -18,10 +18,7 @@ from ..passes.rule import RewriteRule
 from ..passes.steps import RuleSet
 
 _HELPERS = """
-def all_finite(tensors: List[Tensor]) -> bool:
-    total = 0.0
-    for x in tensors:
-        total += float(x.sum())
+def is_finite(total: float) -> bool:
     return total - total == 0.0
 
 def clean(x: Tensor, finite: bool) -> Tensor:
@@ -39,7 +36,7 @@ def kernel(x: Tensor, weights: Weights, reduce: bool) -> Tensor:
     return torch.ops.quantized.{name}(x, weights, reduce)
 
 def isolated(x: Tensor, weights: Weights, reduce: bool) -> Tensor:
-    finite = all_finite([x])
+    finite = is_finite(float(x.sum()))
     y = torch.ops.quantized.{name}(clean(x, finite), weights, reduce)
     return y if finite else y + (x - x).sum(-1, keepdim=True)
 """
@@ -55,7 +52,7 @@ def kernel(x: Tensor, states: List[Tensor], {_LAYERS}, dtype: Optional[int], dyn
     return torch.quantized_lstm(x, states, {_GIVEN}, dtype=dtype, use_dynamic=dynamic)
 
 def isolated(x: Tensor, states: List[Tensor], {_LAYERS}, dtype: Optional[int], dynamic: bool):
-    finite = all_finite([x, states[0], states[1]])
+    finite = is_finite(float(x.sum()) + float(states[0].sum()) + float(states[1].sum()))
     given = [clean(states[0], finite), clean(states[1], finite)]
     y, h, c = torch.quantized_lstm(
         clean(x, finite), given, {_GIVEN}, dtype=dtype, use_dynamic=dynamic
@@ -71,7 +68,7 @@ def kernel(x: Tensor, state: Tensor, {_LAYERS}):
     return torch.quantized_gru(x, state, {_GIVEN})
 
 def isolated(x: Tensor, state: Tensor, {_LAYERS}):
-    finite = all_finite([x, state])
+    finite = is_finite(float(x.sum()) + float(state.sum()))
     y, h = torch.quantized_gru(clean(x, finite), clean(state, finite), {_GIVEN})
     if not finite:
         row = lost(x, [state], batch_first)

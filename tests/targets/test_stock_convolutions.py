@@ -17,6 +17,7 @@ from torch import nn
 import jit_passes
 from jit_passes.targets import Stock
 from jit_passes.targets.stock_convolutions import ConvolutionShape, kernels_reason
+from tests.codes import ROUNDS_STEPS
 from tests.compare import sqnr
 from tests.folders import TESTS
 from tests.processor import needs_vnni
@@ -74,6 +75,9 @@ ENDS: dict[str, tuple[str, Case]] = {
 }
 """Shapes for which an engine ends the process."""
 
+# The oneDNN of torch 2.15 computes the shape rightly; its fbgemm still ends the process.
+MENDED: set[str] = {"x86", "onednn"} if ROUNDS_STEPS else set()
+
 
 @needs_vnni
 @pytest.mark.parametrize("engine", [e for e in ("x86", "onednn") if e in ENGINES])
@@ -103,7 +107,10 @@ def test_outputs_of_width_one_are_wrong_with_amx() -> None:
 def test_refused_shapes_end_the_process(engine: str) -> None:
     """A failure says that PyTorch's kernels have changed: try whether the rule can go."""
     found, code = errors(engine, [ENDS[engine][1]] * 50)
-    assert code < 0 and len(found) < 50
+    if engine in MENDED:
+        assert code == 0 and found == [0] * 50
+    else:
+        assert code < 0 and len(found) < 50
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _C
 from ..errors import warn
-from ..graph.view import GraphView
+from ..passes.subject import wrap
 from ..specification.specification import QuantizationSpec
+from .batches import cloned
 from .module import Report
-from .recording import Recorder, copy_of
 from .seen import read_places
 
 PART = 16  # of the grid: all other numbers within one part have lost half of their 8 bits
@@ -59,10 +60,12 @@ class OutlierWatch:
     def __init__(self, prepared: torch.jit.ScriptModule, method: str) -> None:
         self._prepared, self._method = prepared, method
         buffers = dict(torch._C.BufferDict(prepared._c).items())  # type: ignore[attr-defined]
+        self._names: list[str] = []
         self._ranges: list[torch.Tensor] = []
         self._histograms: list[torch.Tensor | None] = []
         for name, buffer in buffers.items():
             if (found := _RANGE.fullmatch(name)) and buffer.shape == (6,):
+                self._names.append(name)
                 self._ranges.append(buffer)
                 self._histograms.append(buffers.get(f"observer_{found[1]}_histogram"))
         self._before = self._magnitudes()
@@ -149,32 +152,46 @@ class OutlierWatch:
         self, suspects: list[int], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[int, tuple[int, float, float]]:
         """Return, by observer, its place and the two largest magnitudes."""
-        module = copy_of(self._prepared, self._method)
-        graph = GraphView.of(module, self._method)
-        nodes = graph.nodes
-        given = {value.id: i for i, value in enumerate(graph.inputs)}
-        wanted = {self._ranges[index].data_ptr(): index for index in suspects}
-        makers: dict[int, tuple[int, int]] = {}
+        copied = _C.deepcopy(self._prepared._c)  # the model may have a state
+        buffers = dict(torch._C.BufferDict(copied).items())  # type: ignore[attr-defined]
+        listener = _Listener([buffers[self._names[index]] for index in suspects])
+        args, kwargs = cloned((args, dict(kwargs)))
+        with listener:
+            getattr(wrap(copied), self._method)(*args, **kwargs)
+        places = {
+            operands["range"].data_ptr(): place
+            for place, (_, _, operands) in enumerate(_C.places(self._prepared._c, self._method))
+        }
         found = {}
-        for place, (node, _, operands) in enumerate(_C.places(self._prepared._c, self._method)):
-            value = nodes[node].main_operand
-            index = wanted.pop(operands["range"].data_ptr(), None)
-            if index is None:
-                continue
-            if value.producer is not None:
-                makers[value.producer.index] = index, place
-            elif given.get(value.id, len(args)) < len(args):
-                two = _largest_two([args[given[value.id]]])
-                if two is not None:
-                    found[index] = place, *two
-        recorder = Recorder(module, self._method, list(makers))
-        _, values = recorder.run((args, dict(kwargs)))
-        for maker_index, tensors in values.items():
-            index, place = makers[maker_index]
+        for index, tensors in zip(suspects, listener.heard, strict=True):
             two = _largest_two([tensor for tensor in tensors if tensor.numel()])
             if two is not None:
-                found[index] = place, *two
+                found[index] = places[self._ranges[index].data_ptr()], *two
         return found
+
+
+class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps the tensors that some observers get. No observer notes any.
+
+    Args:
+        ranges: the buffers of these observers.
+
+    Attributes:
+        heard: for each of the ranges, the tensors, in order.
+    """
+
+    def __init__(self, ranges: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.heard: list[list[torch.Tensor]] = [[] for _ in ranges]
+        self._kept = {r.data_ptr(): kept for r, kept in zip(ranges, self.heard, strict=True)}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.name().startswith("jit_passes::observe_"):
+            return func(*args, **(kwargs or {}))
+        tensor, buffer = args[:2]
+        if (kept := self._kept.get(buffer.data_ptr())) is not None:
+            kept.append(tensor.clone())  # the model may write to it
+        return None
 
 
 def _largest_two(tensors: list[torch.Tensor]) -> tuple[float, float] | None:

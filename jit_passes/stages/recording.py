@@ -93,10 +93,10 @@ class Recorder:
         return result, {index: list(getattr(self._model, _kept(index))) for index in self.kept}
 
     def _edit(self, graph: GraphEditor) -> None:
-        nodes = {node.index: node for node in graph.nodes}
+        nodes = graph.nodes
         for index in dict.fromkeys((*self.kept, *self.told)):
             node = nodes[index]
-            before = following(list(nodes.values()), node)
+            before = following(nodes, node)
             value = node.outputs[0]
             if index in self.told:
                 queue = graph.attribute(_told(index), before=before)
@@ -127,9 +127,14 @@ def copy_of(model: Any, method: str) -> Any:
 
 
 def following(nodes: Sequence[NodeView], node: NodeView) -> NodeView | None:
-    """Return the node behind it in its block; None at the end."""
-    behind = (n for n in nodes if n.index > node.index and n.block == node.block)
-    return next(behind, None)
+    """Return the node behind it in its block; None at the end.
+
+    Args:
+        nodes: all nodes, each at its index.
+        node: one of them.
+    """
+    behind = map(nodes.__getitem__, range(node.index + 1, len(nodes)))
+    return next((n for n in behind if n.block == node.block), None)
 
 
 def is_last_of_block(nodes: Sequence[NodeView], node: NodeView) -> bool:

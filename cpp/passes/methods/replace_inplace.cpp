@@ -141,34 +141,61 @@ bool onlyComputes(const Node* node) {
   return hasOwnMemory(node) || kinds.count(node->kind()) > 0;
 }
 
-// Whether the value is float64 or complex for certain: a constant with axes, or a cast, also behind operators.
-bool isWide(const KnownValues& known, const Value* value) {
-  while (isTensor(value)) {
-    if (const auto tensor = known.tensor(value)) {
-      return tensor->dim() > 0 && (tensor->scalar_type() == at::kDouble || tensor->is_complex());
+// Which values are float64 or complex for certain: constants with axes, and casts, also behind operators. Answers are
+// kept, since operators in a row would ask for all of those behind them.
+class WideValues {
+ public:
+  explicit WideValues(const KnownValues& known) : known_(known) {}
+
+  bool contains(const Value* value) {
+    std::vector<const Value*> equal;
+    bool wide = false;
+    while (isTensor(value)) {
+      if (const auto kept = kept_.find(value); kept != kept_.end()) {
+        wide = kept->second;
+        break;
+      }
+      equal.push_back(value);
+      if (const auto tensor = known_.tensor(value)) {
+        wide = tensor->dim() > 0 && (tensor->scalar_type() == at::kDouble || tensor->is_complex());
+        break;
+      }
+      const auto row = dtypeOfResult(value);
+      if (!row || row->of.empty() || row->of.front() != mainOperand(value->node())) {
+        wide = row && row->dtype == at::kDouble;
+        break;
+      }
+      value = row->of.front();
     }
-    const auto row = dtypeOfResult(value);
-    if (!row || row->of.empty() || row->of.front() != mainOperand(value->node())) {
-      return row && row->dtype == at::kDouble;
+    for (const Value* one : equal) {
+      kept_[one] = wide;
     }
-    value = row->of.front();
+    return wide;
   }
-  return false;
-}
+
+  // For a value that is about to be removed.
+  void forget(const Value* value) { kept_.erase(value); }
+
+ private:
+  const KnownValues& known_;
+  std::unordered_map<const Value*, bool> kept_;
+};
 
 // Whether an operand gives the functional form a wider dtype. The in-place form keeps the dtype of its first operand.
-bool widens(const KnownValues& known, const Node* node) {
-  const bool wide = !node->inputs().empty() && isWide(known, mainOperand(node));
+bool widens(WideValues& wide, const Node* node) {
+  const bool first = !node->inputs().empty() && wide.contains(mainOperand(node));
   return std::ranges::any_of(node->inputs(), [&](const Value* operand) {
-    return operand->type()->kind() == c10::TypeKind::ComplexType || (!wide && isWide(known, operand));
+    return operand->type()->kind() == c10::TypeKind::ComplexType || (!first && wide.contains(operand));
   });
 }
 
 // Replaces writes to a value that shares memory with no other value, in the block where it is made.
 bool replaceWritesToFresh(Graph& graph, const KnownValues& known) {
+  WideValues wide(known);
   return changeNodes(graph, [&](Node* node) {
-    if (node->inputs().empty() || node->outputs().size() != 1 || isAnotherOperator(node) ||
-        widens(known, node)) {
+    const auto kind = functionalForm(node);
+    if (!kind || node->inputs().empty() || node->outputs().size() != 1 || isAnotherOperator(node) ||
+        widens(wide, node)) {
       return false;
     }
     Value* value = mainOperand(node);
@@ -177,12 +204,12 @@ bool replaceWritesToFresh(Graph& graph, const KnownValues& known) {
                        std::ranges::all_of(value->uses(), [&](const Use& use) {
                          return use.user == node || node->isBefore(use.user) || onlyComputes(use.user);
                        });
-    const auto kind = alone ? functionalForm(node) : std::nullopt;
-    if (!kind) {
+    if (!alone) {
       return false;
     }
     Value* result = insertValue(node, *kind, node->inputs(), node, node->output()->type());
     value->replaceAllUsesAfterNodeWith(node, result);
+    wide.forget(node->output());
     replaceNode(node, result);
     return true;
   });
@@ -218,7 +245,8 @@ bool replaceWrites(const std::shared_ptr<Graph>& graph, const KnownValues& known
     }
   });
   return torch::jit::RemoveTensorMutation(graph, [&](const Node* node) {
-    return !isAnotherOperator(node) && !widens(known, node) &&
+    WideValues wide(known); // nodes are removed between two questions
+    return mayWrite(node) && !isAnotherOperator(node) && !widens(wide, node) &&
            (node->inputs().empty() || !dropped.count(sourceOf(mainOperand(node))));
   });
 }

@@ -34,7 +34,7 @@ from tqdm import tqdm
 import jit_passes
 from jit_passes import _C, JitPassesError, JitPassesWarning, Match, RewriteRule
 from jit_passes.graph.diff import diff_text
-from jit_passes.graph.verify import assert_equivalent, compare, leaves_of, observe
+from jit_passes.graph.verify import GRADIENT, assert_equivalent, compare, leaves_of, observe
 from jit_passes.passes.pipeline import own
 from jit_passes.passes.subject import ModuleSubject, wrap
 from jit_passes.stages.normalize import NORMALIZE
@@ -295,6 +295,8 @@ class Checker:
         if what in OTHER_KERNEL:
             bound = STEPS_OF_ROUNDING
         gradients = GRADIENTS_REORDERED if self.exact else tolerance
+        if not self.exact:
+            expected = without_rounding(expected)
         try:
             compare(expected, found, bound, gradients, parameters=has_parameters)
         except AssertionError:
@@ -381,6 +383,16 @@ class Checker:
 
         with mock.patch.object(ModuleSubject, "run_pass", watched):
             yield
+
+
+def without_rounding(observed: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out gradients in float32 that are all 0 but for rounding.
+
+    A batch norm of equal numbers divides by the root of its epsilon: 6e-8 becomes 2e-5.
+    """
+    gradients = {n: v for n, v in observed.items() if n.startswith(GRADIENT)}
+    rounding = all(float(v.abs().max()) < 1e-3 for v in gradients.values() if v.numel())
+    return {n: v for n, v in observed.items() if not (rounding and n in gradients)}
 
 
 def check_module(drawn: RandomModule, findings: Findings, asked: frozenset[str]) -> None:

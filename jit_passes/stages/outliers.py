@@ -158,10 +158,9 @@ class OutlierWatch:
         args, kwargs = cloned((args, dict(kwargs)))
         with listener:
             getattr(wrap(copied), self._method)(*args, **kwargs)
-        places = {
-            operands["range"].data_ptr(): place
-            for place, (_, _, operands) in enumerate(_C.places(self._prepared._c, self._method))
-        }
+        places: dict[int, int] = {}
+        for place, (_, _, operands) in enumerate(_C.places(self._prepared._c, self._method)):
+            places.setdefault(operands["range"].data_ptr(), place)  # the first one of a group
         found = {}
         for index, tensors in zip(suspects, listener.heard, strict=True):
             two = _largest_two([tensor for tensor in tensors if tensor.numel()])

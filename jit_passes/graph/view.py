@@ -65,6 +65,7 @@ class ValueView:
     is_result: bool
     is_constant: bool
     _constant: Any
+    _is_finite: bool | None = field(default=None, init=False)
     shape: tuple[int | None, ...] | None = None
     dtype: torch.dtype | None = None
     from_sizes: bool = False
@@ -90,7 +91,22 @@ class ValueView:
 
     @constant.setter
     def constant(self, value: Any) -> None:
-        self._constant = value
+        self._constant, self._is_finite = value, None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether a constant tensor holds no NaN and no infinity; True for other constants.
+
+        The tensor is read once, not for each question: weights are large.
+        """
+        if self._is_finite is None:
+            tensor = self.constant
+            floats = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+            # A NaN propagates to both ends of the range.
+            self._is_finite = not (floats and tensor.numel()) or all(
+                end.isfinite() for end in torch.aminmax(tensor)
+            )
+        return self._is_finite
 
     def __repr__(self) -> str:
         """Return its name, or the constant; the neighbours would be the whole graph."""

@@ -339,8 +339,7 @@ def weighted_reason(node: NodeView) -> str | None:
     bias = node.inputs[BIAS_OPERAND]  # of a correlation, which has no bias, another constant
     if reason or not bias.is_constant:
         return reason or "its bias is computed by the model"
-    finite = not isinstance(bias.constant, torch.Tensor) or _is_finite(bias.constant)
-    return None if finite else "its bias holds a NaN or an infinity"
+    return None if bias.is_finite else "its bias holds a NaN or an infinity"
 
 
 def lookup_reason(node: NodeView) -> str | None:
@@ -375,7 +374,7 @@ def _reason_of_weight(weight: ValueView) -> str | None:
         return f"its weight is computed by the model{why}"
     if weight.constant.dtype != torch.float32:
         return _reason_of_dtype(weight)
-    return None if _is_finite(weight.constant) else "its weight holds a NaN or an infinity"
+    return None if weight.is_finite else "its weight holds a NaN or an infinity"
 
 
 def _reads_inputs(value: ValueView) -> bool:
@@ -420,8 +419,3 @@ def _is_unpacked(value: ValueView) -> bool:
     return not value.is_result and len(users) == 1 and users[0].kind == "prim::ListUnpack" and (
         value.producer is not None and users[0].block == value.producer.block
     )  # fmt: skip
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """Say whether it holds no NaN and no infinity: NaN propagates to both ends of a range."""
-    return tensor.numel() == 0 or all(end.isfinite() for end in torch.aminmax(tensor))

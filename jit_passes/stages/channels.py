@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ..graph.view import GraphView, NodeView, ValueView
@@ -142,9 +141,7 @@ def _largest(weight: Tensor, groups: int, axis: int) -> Tensor:
     other = weight.shape[1 - axis]
     step = max(1, other * weight[0, 0].numel() // _SAMPLED)
     sampled = weight[::step] if axis else weight[:, ::step]
-    rest = [i for i in range(weight.dim()) if i != axis]
-    largest: Tensor = torch.linalg.vector_norm(sampled, math.inf, rest)
-    return largest
+    return sampled.abs().amax([i for i in range(weight.dim()) if i != axis])
 
 
 def _ratio(ranges: Tensor) -> float:

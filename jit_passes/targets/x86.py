@@ -89,13 +89,13 @@ def _tensors(node: NodeView) -> str | None:
 
 
 def _tensors_or_constants(node: NodeView) -> str | None:
-    constants = [value.constant for value in node.inputs[:2] if value.is_constant]
+    constants = [value for value in node.inputs[:2] if value.is_constant]
     if len(constants) == 2:
         return "its operands are constants"
-    for constant in constants:
-        if isinstance(constant, torch.Tensor) and not constant.isfinite().all():
+    for value in constants:
+        if not value.is_finite:
             return "its constant is not finite"
-        if isinstance(constant, torch.Tensor) and _hides(node, constant):
+        if isinstance(value.constant, torch.Tensor) and _hides(node, value.constant):
             return "its constant hides scores from softmax, and a grid for both would lose scores"
     return _in_plan(node)
 

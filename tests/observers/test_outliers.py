@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
+from jit_passes.quantizer import Annotations
 from jit_passes.stages.channels import SPREAD
+from tests.annotating import INT8, UINT8, Given, Net, Nodes, annotation
 from tests.processor import VNNI
 
 
@@ -85,6 +87,33 @@ def test_inside_of_the_model() -> None:
     data[1][5, 0] = 1e-12
     with pytest.warns(jit_passes.JitPassesWarning, match="batch 1: .* of 'div' is 2[.]14e[+]11"):
         jit_passes.quantize_script(model, data, target="reference", mode="static")
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_values_of_one_range(share: bool) -> None:
+    """Of values that share a range, the message names the first one, whichever has the outlier."""
+
+    def annotate(nodes: Nodes, annotations: Annotations) -> None:
+        first, second, add = nodes["c1:conv2d"], nodes["c2:conv2d"], nodes["add"]
+        annotations[add] = annotation({first: UINT8, second: UINT8}, INT8)
+        if share:
+            annotations.share((first, add), (second, add))
+
+    torch.manual_seed(0)
+    model = Net().eval()
+    with torch.no_grad():
+        model.c2.weight *= 1e-3
+        model.c2.weight[0, 0, 0, 0] = 1e3
+    data = images(12, 12, 12)
+    for x in data:
+        x[:, 0] = 0
+    data[1][0, 0, 5, 5] = 1e3
+    prepared = jit_passes.prepare(
+        torch.jit.script(model), quantizer=Given(annotate), target="reference"
+    )
+    name = "c1:conv2d -> add" if share else "c2:conv2d -> add"
+    with pytest.warns(jit_passes.JitPassesWarning, match=f"batch 1: .* of '{name}' is 1e[+]06"):
+        jit_passes.calibrate(prepared, data)
 
 
 def test_looking_changes_nothing() -> None:

@@ -92,8 +92,7 @@ def _norm(node: NodeView) -> str | None:
     if node.kind == "aten::instance_norm" and not node.operand("use_input_stats").constant:
         return "it takes running statistics"
     names = ("weight",) if node.kind == "aten::rms_norm" else ("weight", "bias")
-    parts = [node.operand(name).constant for name in names]
-    finite = all(part is None or bool(part.isfinite().all()) for part in parts)
+    finite = all(node.operand(name).is_finite for name in names)
     return None if finite else "its weight or bias holds a NaN or an infinity"
 
 

@@ -19,8 +19,8 @@ SLOW := testing/test_properties training/test_qat_models training/test_qat_train
   documentation/test_qat_recipe report/test_parity passes/test_split_conv_bias third_party/test_third_party \
   command_line/test_errors command_line/test_command_line training/test_lsq_start rewriting/test_custom_ops \
   training/test_slots targets/test_lower_weights profile/test_profile quantizers/test_custom_quantizers \
-  x86/test_weights training/test_qat_distributed stages/test_ranks test_logs x86/test_joins x86/test_fused \
-  ops/test_correlation training/test_qat tuning/test_tune tuning/test_sensitivity
+  x86/program/test_weights training/test_qat_distributed stages/test_ranks test_logs x86/lowering/test_joins \
+  x86/lowering/test_fused ops/test_correlation training/test_qat tuning/test_tune tuning/test_sensitivity
 # Tests of C++ that reads memory by numbers of its own.
 SANITIZED := tests/ops tests/x86
 # A copy of the working tree, with a build of its own.

@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from tests.x86.kernels import (
+from tests.x86.kernels.calls import (
     ALL_CODES,
     FORMS,
     Convolution,
@@ -30,7 +30,7 @@ from tests.x86.kernels import (
     requantize,
     spans,
 )
-from tests.x86.test_convolution import Case
+from tests.x86.kernels.test_convolution import Case
 
 SECONDS = 0.1  # for each row
 

@@ -31,7 +31,7 @@ from benchmarks.runtimes.jit_passes import quantize_with_jit_passes
 from benchmarks.x86_kernels import peak as peak_of
 from jit_passes import _C
 from jit_passes.targets import X86
-from tests.x86.kernels import Form
+from tests.x86.kernels.calls import Form
 
 _CALIBRATION_SEED, _CALIBRATION_BATCHES, _CALIBRATION_BATCH_SIZE = 2_000, 4, 8
 _TIMED_SEED, _CALLS = 4_000, 100

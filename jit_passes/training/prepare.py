@@ -26,9 +26,9 @@ from ..stages.annotate import Annotated, Mode, annotate, choose_quantizer, warn_
 from ..stages.module import ModelStage, attribute_of
 from ..stages.normalize import normalize_training
 from ..targets import Target
+from .insertions import Insertions, check_forward_only
 from .optimizers import watch
 from .parameters import make_leaves, model_parameters, quantization_parameters
-from .plan import Plan, check_forward_only
 
 QUANTIZE = Pipeline(
     "quantize_training",
@@ -127,9 +127,9 @@ def train_at(
     if not annotated.quantizations:
         raise JitPassesError(nothing_to_train(annotated.operators) + hint)
     check_forward_only(annotated.quantizations)
-    plan = Plan(annotated.graph, lambda path: attribute_of(model, path), trainer)
-    plan.add_all(annotated.quantizations)
-    result = annotated.insert(QUANTIZE, plan.options(), ModelStage.QAT)
+    insertions = Insertions(annotated.graph, lambda path: attribute_of(model, path), trainer)
+    insertions.add_all(annotated.quantizations)
+    result = annotated.insert(QUANTIZE, insertions.options(), ModelStage.QAT)
     if (group := default_group()) is not None:
         _C.set_string_attribute(result._c, "process_group", group)
     if hasattr(model, "training"):

@@ -28,7 +28,7 @@ from jit_passes.quantizer import (
     resolve,
 )
 from jit_passes.quantizers.slot_quantizer import SLOT
-from jit_passes.training.plan import Plan
+from jit_passes.training.insertions import Insertions
 from jit_passes.training.quantize_slots import SPLIT
 from tests.folders import ROOT
 
@@ -37,9 +37,9 @@ Model = torch.jit.ScriptModule
 
 def planned(graph: GraphView, annotations: Annotations) -> dict[str, Any]:
     """Options of the pass for models without batch norms."""
-    plan = Plan(graph, lambda path: torch.empty(0), MovingAverage())
-    plan.add_all(resolve(graph, annotations))
-    return dict(plan.options()["insert_fake_quantize"])
+    insertions = Insertions(graph, lambda path: torch.empty(0), MovingAverage())
+    insertions.add_all(resolve(graph, annotations))
+    return dict(insertions.options()["insert_fake_quantize"])
 
 
 def slot_of(

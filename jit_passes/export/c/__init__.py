@@ -13,7 +13,7 @@ import torch
 from ...errors import ArgumentError, JitPassesError, not_among
 from ...files import write_whole, writing
 from ...graph.view import GraphView
-from .arena import plan_arena
+from .arena import place_buffers
 from .cmsis import with_cmsis
 from .program import Program
 from .reading import example_of, read_program
@@ -67,13 +67,13 @@ def export_c(
     first = example_of(example_inputs, model, method)
     program, given, results = read_program(model, first, method)
     written = with_cmsis(program) if kernels == "cmsis" else program
-    plan = plan_arena(written)
+    arena = place_buffers(written)
     examples = [[*given, *results]]
     edges = _edges(program, GraphView.of(model, method), first)
     for inputs in (*examples_of(vectors, first, model, method), *edges):
         _, own, found = read_program(model, inputs, method)
         examples.append([*own, *found])
-    files = Writer(written, name, plan).files(examples)
+    files = Writer(written, name, arena).files(examples)
     path = Path(folder)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)

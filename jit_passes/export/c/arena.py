@@ -39,7 +39,7 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Arena:
     """The memory of a program; its buffers have their offsets.
 
     Attributes:
@@ -53,7 +53,7 @@ class Plan:
     rings: Mapping[Buffer, Ring]
 
 
-def plan_arena(program: Program) -> Plan:
+def place_buffers(program: Program) -> Arena:
     """Place the buffers between inputs and outputs in one arena.
 
     Buffers that are needed at the same time do not overlap. The largest is placed first, a ring as
@@ -71,7 +71,7 @@ def plan_arena(program: Program) -> Plan:
             buffer.offset = begin + place
             placed.append(buffer)
     size = max((aligned(buffer.offset + buffer.size) for buffer in placed), default=0)
-    return Plan(size, repeats, in_rings)
+    return Arena(size, repeats, in_rings)
 
 
 def _in_time(chain: Sequence[Buffer], lives: _Lives) -> Sequence[Buffer]:

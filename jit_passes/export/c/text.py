@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from ...errors import without_folders
-from .arena import Plan
+from .arena import Arena
 from .cmsis_kernels import CMSIS, INCLUDE, MACRO, MACROS, ONCE
 from .functions import FUNCTIONS
 from .helpers import called, helpers
@@ -26,11 +26,11 @@ class Writer:
     Args:
         program: its buffers are placed.
         name: of the function and the files.
-        plan: of the memory between operators.
+        arena: the memory between operators.
     """
 
-    def __init__(self, program: Program, name: str, plan: Plan) -> None:
-        self.program, self.name, self.plan, self.arena = program, name, plan, plan.size
+    def __init__(self, program: Program, name: str, arena: Arena) -> None:
+        self.program, self.name, self.arena = program, name, arena
         self.upper = name.upper()
         taken = [call.function for call in program.calls] + [c.name for c in program.constants]
         self.names = _named(
@@ -75,7 +75,7 @@ class Writer:
         guard = f"{self.upper}_H"
         text = [f"#ifndef {guard}", f"#define {guard}", "", "#include <stdint.h>", ""]
         text.append("/* Memory between operators, one array of the source. */")
-        text.append(f"#define {self.upper}_ARENA_BYTES {self.arena}")
+        text.append(f"#define {self.upper}_ARENA_BYTES {self.arena.size}")
         if self.program.scratch:
             text.append("/* Memory that functions of CMSIS-NN need beside it. */")
             text.append(f"#define {self.upper}_SCRATCH_BYTES {self.program.scratch}")
@@ -104,12 +104,12 @@ class Writer:
         functions = {call.function: call for call in program.calls}
         text += [_function(call, program.accumulator_bits) for call in functions.values()]
         text += [_array(constant) for constant in program.constants]
-        if self.arena:
+        if self.arena.size:
             ctype, size = ("int16_t", " / 2") if self.wide else ("uint8_t", "")
             text.append(f"static {ctype} arena[{self.upper}_ARENA_BYTES{size}];\n")
         text += [f"void {self.name}_run({self.declared})", "{"]
         done = 0
-        for repeat in self.plan.repeats:
+        for repeat in self.arena.repeats:
             for call in program.calls[done : repeat.first]:
                 text += self._call([call], "    ")
             text += self._loop(repeat)
@@ -159,7 +159,7 @@ class Writer:
     def _place(self, buffer: Buffer, later: Buffer) -> str:
         """Return where a buffer is in the arena."""
         unit = 2 if self.wide else 1
-        ring = self.plan.rings.get(buffer)
+        ring = self.arena.rings.get(buffer)
         if buffer is later or ring is None or ring.slots in (1, len(ring.buffers)):
             return _grown(buffer.offset // unit, (later.offset - buffer.offset) // unit)
         at, then = (ring.buffers.index(b) for b in (buffer, later))

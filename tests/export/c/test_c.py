@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import jit_passes
 from jit_passes import JitPassesError
-from jit_passes.export.c.arena import plan_arena
+from jit_passes.export.c.arena import place_buffers
 from jit_passes.export.c.reading import read_program
 from jit_passes.targets import FixedPoint
 from jit_passes.targets.fixed_point.rescale import ROUNDINGS
@@ -157,7 +157,7 @@ def test_digits(network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     check(tmp_path, 10, 4)
     program, _, _ = read_program(lowered, (images[:1],), "forward")
     values = [call.writes.size for call in program.calls if call.writes.role == "arena"]
-    assert 0 < plan_arena(program).size <= sum(values) / 2
+    assert 0 < place_buffers(program).size <= sum(values) / 2
 
 
 def test_command_line(run: Run, tmp_path: Path) -> None:

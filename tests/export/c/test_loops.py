@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import jit_passes
-from jit_passes.export.c.arena import Plan, plan_arena
+from jit_passes.export.c.arena import Arena, place_buffers
 from jit_passes.export.c.layout import loops
 from jit_passes.export.c.program import Argument, Buffer, Call, Program, Struct
 from jit_passes.export.c.structs import RESCALING
@@ -130,16 +130,16 @@ class Drawn:
                 own.append(self.average(*operands, f"v{number}_{place}"))
         return found[2:]
 
-    def check(self, folder: Path) -> Plan:
-        plan = plan_arena(self.program)
+    def check(self, folder: Path) -> Arena:
+        arena = place_buffers(self.program)
         shown = [*self.program.inputs, *self.program.outputs]
         examples = [[torch.tensor(self.codes[buffer], dtype=torch.int8) for buffer in shown]]
-        for name, text in Writer(self.program, "model", plan).files(examples).items():
+        for name, text in Writer(self.program, "model", arena).files(examples).items():
             (folder / name).write_text(text)
         done = compiled(folder)
         count = sum(buffer.count for buffer in self.program.outputs)
         assert done.stdout == f"0 of {count} codes differ\n", (done.stdout, done.stderr)
-        return plan
+        return arena
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -148,9 +148,9 @@ def test_drawn_programs(seed: int, tmp_path: Path) -> None:
     rounds = drawn.rounds(period=1 + seed % 4, count=6)
     drawn.joined([own[-1] for own in rounds][:: drawn.draw.choice((1, -1))])
     drawn.joined(rounds[-1])
-    plan = drawn.check(tmp_path)
+    arena = drawn.check(tmp_path)
     calls = len(drawn.program.calls)
-    covered = sum(repeat.period * repeat.count for repeat in plan.repeats)
+    covered = sum(repeat.period * repeat.count for repeat in arena.repeats)
     assert covered > calls / 2  # the rounds, or all but the first two, which read the start twice
 
 
@@ -161,9 +161,9 @@ def test_slots(tmp_path: Path) -> None:
     for number in range(7):
         a, b = b, drawn.average(a, b, f"v{number}")
     drawn.joined([a, b])
-    plan = drawn.check(tmp_path)
-    assert [(repeat.period, repeat.count) for repeat in plan.repeats] == [(1, 7)]
-    assert {ring.slots for ring in plan.rings.values()} == {3}
+    arena = drawn.check(tmp_path)
+    assert [(repeat.period, repeat.count) for repeat in arena.repeats] == [(1, 7)]
+    assert {ring.slots for ring in arena.rings.values()} == {3}
     assert "% 3)" in run_of(tmp_path)
 
 
@@ -174,5 +174,5 @@ def test_buffers_in_two_orders(tmp_path: Path) -> None:
     drawn.joined(parts[::-1])
     drawn.joined([parts[n] for n in (0, 2, 1, 4, 3)])
     drawn.joined([parts[n] for n in (0, 1, 0, 1, 0)])
-    plan = drawn.check(tmp_path)
-    assert [(repeat.first, repeat.count) for repeat in plan.repeats] == [(0, 5), (5, 5)]
+    arena = drawn.check(tmp_path)
+    assert [(repeat.first, repeat.count) for repeat in arena.repeats] == [(0, 5), (5, 5)]

@@ -108,6 +108,18 @@ float* floatsAt(const Image& image, int64_t row) {
   return reinterpret_cast<float*>(image.rowAt(row / image.width) + row % image.width * image.pixel);
 }
 
+// Adds `other`, if not null, and writes 16 results, or the first ones.
+void writeSum(float* __restrict a, const float* other, int64_t count, float* y) {
+  if (other != nullptr) {
+    for (int64_t c = 0; c < count; ++c) {
+      a[c] += other[c];
+    }
+  }
+  count == kOutputs ? std::copy_n(a, kOutputs, y) : std::copy_n(a, count, y);
+}
+
+bool manyRows(const Image& out) { return out.rows() * out.width >= kFewToDecode512; }
+
 // `rowAt(row)` returns the beginning of a row. `finish(row, a, header)` turns 16 sums into results. `pair`, if not
 // null, computes two blocks at one time.
 template <typename T, typename RowAt, typename Finish>
@@ -116,13 +128,16 @@ void runBlocks(
     const Finish& finish, const Image& out, int64_t begin, int64_t end) {
   constexpr int64_t kMost = kGroupedRows<T>;
   const int64_t rows = out.rows() * out.width;
-  for (int64_t item = begin, blocks = 0; item < end; item += blocks) {
-    blocks = pair ? std::min<int64_t>(end - item, 2) : 1;
-    for (int64_t row = 0; row < rows; row += kMost) {
-      GroupedRows<T> some{{}, std::min(kMost, rows - row)};
-      for (int64_t r = 0; r < some.count; ++r) {
-        some.row[r] = rowAt(row + r);
-      }
+  for (int64_t row = 0; row < rows; row += kMost) { // whose inputs stay in the second cache for all blocks
+    GroupedRows<T> some{{}, std::min(kMost, rows - row)};
+    float* y[kMost];
+    const float* addend[kMost] = {};
+    for (int64_t r = 0; r < some.count; ++r) {
+      some.row[r] = rowAt(row + r), y[r] = floatsAt(out, row + r);
+      addend[r] = linear.residual ? floatsAt(*linear.residual, row + r) : nullptr;
+    }
+    for (int64_t item = begin, blocks = 0; item < end; item += blocks) {
+      blocks = pair ? std::min<int64_t>(end - item, 2) : 1;
       alignas(64) float sums[2 * kMost * kOutputs];
       (blocks == 2 ? pair : tile)(linear.shape, linear.packed + item * linear.shape.blockBytes(), some, sums);
       for (int64_t i = 0; i < blocks; ++i) {
@@ -134,12 +149,7 @@ void runBlocks(
         }
         linear.function.run(a, a, some.count * kOutputs);
         for (int64_t r = 0; r < some.count; ++r) {
-          float* y = a + r * kOutputs;
-          if (linear.residual) {
-            const float* other = floatsAt(*linear.residual, row + r) + first;
-            std::transform(y, y + count, other, y, std::plus());
-          }
-          std::copy_n(y, count, floatsAt(out, row + r) + first);
+          writeSum(a + r * kOutputs, addend[r] ? addend[r] + first : nullptr, count, y[r] + first);
         }
       }
     }
@@ -181,8 +191,10 @@ void GroupedLinear::run(
                                     : form == Form::Avx512 ? groupedCodesVnni
                                     : form >= Form::Avx2   ? groupedCodesAvx2
                                                            : codesTilePlain;
+  const bool decodes = form == Form::Avx512 && sharesDecoded512(shape) && manyRows(out);
   runBlocks<uint8_t>(
-      *this, tile, nullptr, [&](int64_t row) { return codes + row * shape.inputs; },
+      *this, tile, decodes ? groupedPairOfCodesVnni : nullptr,
+      [&](int64_t row) { return codes + row * shape.inputs; },
       [&](int64_t row, float* a, const float* header) {
         onGrid(grids[per_row ? row : 0], header, header + kOutputs, a);
       },
@@ -193,7 +205,7 @@ void GroupedLinear::run(const Image& in, const Image& out, int64_t begin, int64_
   const GroupedTile<float> tile = form >= Form::Avx512 ? groupedFloatsVnni
                                   : form >= Form::Avx2 ? groupedFloatsAvx2
                                                        : floatsTilePlain;
-  const bool decodes = form >= Form::Avx512 && out.rows() * out.width >= kFewToDecode512;
+  const bool decodes = form >= Form::Avx512 && manyRows(out);
   runBlocks<float>(
       *this, tile, decodes ? groupedPairOfFloatsVnni : nullptr,
       [&](int64_t row) { return floatsAt(in, row); },

@@ -1,5 +1,6 @@
 // Linear layers with a scale for each group of inputs, for AMX: up to 32 rows in two tile registers, by 16 outputs.
 #include "amx.h"
+#include "grouped_steps.h"
 #include "grouped_tile.h"
 
 namespace jit_passes::x86 {
@@ -8,22 +9,8 @@ namespace jit_passes::x86 {
 
 namespace {
 
+constexpr int64_t kRows = 32;  // of two tile registers
 constexpr int64_t kAhead = 16; // steps that are decoded at a time, since tile registers wait for stores
-constexpr int64_t kDecoded = 16 * 32; // bytes of a step
-
-// Decodes a step of 4 bits to a step of 8 bits: the two quads of an octet one after the other.
-JIT_PASSES_VNNI_INLINE void decodeStepToBytes(const uint8_t* step, uint8_t* to) {
-  const __m512i mask = _mm512_set1_epi8(15);
-  const __m512i codes =
-      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
-#pragma GCC unroll 4
-  for (int octet = 0; octet < 4; ++octet, to += 128) {
-    const __m512i bytes = _mm512_loadu_si512(step + 64 * octet);
-    const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask);
-    _mm512_store_si512(to, _mm512_shuffle_epi8(codes, _mm512_and_si512(bytes, mask)));
-    _mm512_store_si512(to + 64, _mm512_shuffle_epi8(codes, upper));
-  }
-}
 
 JIT_PASSES_VNNI_INLINE void addScaled(const int32_t* sums, const uint8_t* scales, __m512 (&all)[16]) {
   const __m512 by = _mm512_loadu_ps(scales);
@@ -55,8 +42,8 @@ JIT_PASSES_VNNI void halfAmx(
   int64_t group = begin / steps, step = begin % steps;
   bool waits = false;
   for (int64_t at = begin; at < end; at += together) {
-    const uint8_t* weights =
-        kBits == 4 ? decoded + (at - begin) * kDecoded : scalesOf(shape, block, group) + 64 + step * kDecoded;
+    const uint8_t* weights = kBits == 4 ? decoded + (at - begin) * kDecodedStep
+                                        : scalesOf(shape, block, group) + 64 + step * kDecodedStep;
     if (step == 0) {
       TileRegisters::clear<kHalf>();
     }
@@ -95,13 +82,13 @@ JIT_PASSES_VNNI void codesTileAmx(
       shapeOf(half(0), 64),     shapeOf(half(16), 64), {}, {}, shapeOf(half(0), bytes),
       shapeOf(half(16), bytes), shapeOf(quads, 64),    {}};
   const TileRegisters configured(registers);
-  alignas(64) uint8_t decoded[kAhead * kDecoded];
-  std::fill_n(a, kGroupedRows<uint8_t> * 16, 0.0F);
+  alignas(64) uint8_t decoded[kAhead * kDecodedStep];
+  std::fill_n(a, kRows * 16, 0.0F);
   for (int64_t begin = 0; begin < all; begin += kAhead) {
     const int64_t end = std::min(begin + kAhead, all);
     for (int64_t i = begin; kBits == 4 && i < end; ++i) {
       const uint8_t* step = scalesOf(shape, block, i / steps) + 64 + i % steps * shape.stepBytes();
-      decodeStepToBytes(step, decoded + (i - begin) * kDecoded);
+      decodeStepToBytes(step, decoded + (i - begin) * kDecodedStep);
     }
     halfAmx<kBits, 0>(shape, block, decoded, rows, begin, end, a);
     if (rows.count > 16) {
@@ -115,11 +102,13 @@ JIT_PASSES_VNNI void codesTileAmx(
 void groupedCodesAmx(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
   constexpr int64_t kFewest = 8; // with fewer rows, a register waits for its weights
-  if (rows.count < kFewest) {
-    return groupedCodesVnni(shape, block, rows, a);
+  for (int64_t r = 0; r < rows.count; r += kRows) {
+    const auto some = rows.from(r, kRows);
+    const auto tile = some.count < kFewest ? groupedCodesVnni
+                      : shape.bits == 4    ? codesTileAmx<4>
+                                           : codesTileAmx<8>;
+    tile(shape, block, some, a + r * GroupedShape::kOutputs);
   }
-  const auto tile = shape.bits == 4 ? codesTileAmx<4> : codesTileAmx<8>;
-  tile(shape, block, rows, a);
 }
 
 #else

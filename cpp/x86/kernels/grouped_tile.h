@@ -9,7 +9,7 @@ namespace jit_passes::x86 {
 
 // The most rows of a tile: the rows of two tile registers of AMX, or the rows that share weights decoded to float32.
 template <typename T>
-constexpr int64_t kGroupedRows = 32;
+constexpr int64_t kGroupedRows = 128;
 template <>
 inline constexpr int64_t kGroupedRows<float> = 64;
 constexpr int64_t kGroupedHeader = 2 * GroupedShape::kOutputs * int64_t(sizeof(float));
@@ -58,8 +58,16 @@ void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uin
 void groupedCodesAmx(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
 void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
 // Two blocks at a time. Decoding weights for two blocks pays only with several rows.
+void groupedPairOfCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
 void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
 constexpr int64_t kFewToDecode512 = 8;
+constexpr int64_t kCodesAhead512 =
+    16; // steps of codes that are decoded at a time, to stay in the first cache
+
+// Whether rows of codes can share decoded weights: whole groups are decoded.
+inline bool sharesDecoded512(const GroupedShape& shape) {
+  return shape.bits == 8 || shape.steps() <= kCodesAhead512;
+}
 
 // Whether a tile of decoded weights fetches the rows of the next tile into the first cache: if all rows do not stay in
 // the second cache. Large rows are often a multiple of 4 KB apart, so the processor does not fetch ahead itself.

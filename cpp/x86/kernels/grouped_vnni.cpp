@@ -1,8 +1,8 @@
 // Linear layers with a scale for each group of inputs, for AVX-512 with 16 outputs in a register.
 #include <cstring>
 
+#include "grouped_steps.h"
 #include "grouped_tile.h"
-#include "vnni.h"
 
 #ifdef JIT_PASSES_HAS_VNNI
 
@@ -30,15 +30,10 @@ template <int kRows, int kBits>
 JIT_PASSES_VNNI_INLINE void addCodes(
     const uint8_t* step, const GroupedRows<uint8_t>& rows, int64_t first, __m512i (&sums)[kRows][2]) {
   if constexpr (kBits == 4) {
-    const __m512i mask = _mm512_set1_epi8(15);
-    const __m512i codes =
-        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1));
 #pragma GCC unroll 4
     for (int octet = 0; octet < 4; ++octet) {
-      const __m512i bytes = _mm512_loadu_si512(step + 64 * octet);
+      const auto [lower, upper] = octetOf(step, octet);
       fetchAhead<kRows>(step + 64 * octet);
-      const __m512i lower = _mm512_shuffle_epi8(codes, _mm512_and_si512(bytes, mask));
-      const __m512i upper = _mm512_shuffle_epi8(codes, _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask));
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
         const uint8_t* x = rows.row[r] + first + 8 * octet;
@@ -80,6 +75,115 @@ JIT_PASSES_VNNI void codesTile512(
   }
   for (int r = 0; r < kRows; ++r) {
     _mm512_storeu_ps(a + 16 * r, all[r]);
+  }
+}
+
+// Groups whose codes have 8 bits, of one block or of two.
+template <int kBlocks>
+struct GroupsOfBytes {
+  const uint8_t *codes[kBlocks], *scales[kBlocks];
+  int64_t count, steps, codes_apart, scales_apart; // bytes from one group to the next
+};
+
+// Adds the sums of some groups to `a`, [blocks][all rows][16]. Six rows and two blocks need 26 registers, and two
+// thirds as many loads as products. If asked to, fetches 512 bytes for each step into the second cache, from `next`
+// on: with few rows, waiting for weights takes most of the time.
+template <int kRows, int kBlocks, bool kFetches>
+JIT_PASSES_VNNI void addGroups512(
+    const GroupsOfBytes<kBlocks>& groups, const uint8_t* const* x, int64_t first, int64_t rows,
+    const uint8_t* next, float* a) {
+  __m512 all[kRows][kBlocks];
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows * kBlocks; ++i) {
+    all[i / kBlocks][i % kBlocks] = _mm512_load_ps(a + 16 * (i % kBlocks * rows + i / kBlocks));
+  }
+  for (int64_t group = 0; group < groups.count; ++group) {
+    __m512i sums[kRows][kBlocks] = {};
+    int64_t at = group * groups.codes_apart;
+    for (int64_t step = 0; step < groups.steps; ++step, first += 32, at += kDecodedStep, next += 512) {
+#pragma GCC unroll 8
+      for (int quad = 0; quad < 8; ++quad) {
+        if constexpr (kFetches) {
+          _mm_prefetch(reinterpret_cast<const char*>(next + 64 * quad), _MM_HINT_T1);
+        }
+        __m512i codes[kBlocks];
+#pragma GCC unroll 2
+        for (int block = 0; block < kBlocks; ++block) {
+          codes[block] = _mm512_loadu_si512(groups.codes[block] + at + 64 * quad);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          const __m512i numbers = quadOf(x[r] + first + 4 * quad);
+#pragma GCC unroll 2
+          for (int block = 0; block < kBlocks; ++block) {
+            sums[r][block] = _mm512_dpbusd_epi32(sums[r][block], numbers, codes[block]);
+          }
+        }
+      }
+    }
+#pragma GCC unroll 2
+    for (int block = 0; block < kBlocks; ++block) {
+      const __m512 scales = _mm512_loadu_ps(groups.scales[block] + group * groups.scales_apart);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        all[r][block] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][block]), scales, all[r][block]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows * kBlocks; ++i) {
+    _mm512_store_ps(a + 16 * (i % kBlocks * rows + i / kBlocks), all[i / kBlocks][i % kBlocks]);
+  }
+}
+
+// Decodes the weights of some groups to 8 bits, which many rows then use one after the other.
+template <int kBits, int kBlocks>
+JIT_PASSES_VNNI void codesOfMany512(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  constexpr int kMost = 6;
+  using Add = void (*)(
+      const GroupsOfBytes<kBlocks>&, const uint8_t* const*, int64_t, int64_t, const uint8_t*, float*);
+  constexpr Add kRest[] = {
+      addGroups512<1, kBlocks, true>, addGroups512<2, kBlocks, true>, addGroups512<3, kBlocks, true>,
+      addGroups512<4, kBlocks, true>, addGroups512<5, kBlocks, true>};
+  alignas(64) uint8_t decoded[kBits == 4 ? kBlocks * kCodesAhead512 * kDecodedStep : 1];
+  std::fill_n(a, kBlocks * rows.count * 16, 0.0F);
+  const int64_t steps = shape.steps(), all = shape.groups(),
+                together = std::max<int64_t>(1, kCodesAhead512 / steps);
+  for (int64_t first = 0; first < all; first += together) {
+    GroupsOfBytes<kBlocks> groups{{}, {}, std::min(together, all - first), steps, 0, shape.groupBytes()};
+    groups.codes_apart = kBits == 4 ? steps * kDecodedStep : groups.scales_apart;
+    for (int64_t b = 0; b < kBlocks; ++b) {
+      groups.scales[b] = block + kGroupedHeader + b * shape.blockBytes() + first * shape.groupBytes();
+      groups.codes[b] = groups.scales[b] + 64;
+      if constexpr (kBits == 4) {
+        uint8_t* to = decoded + b * kCodesAhead512 * kDecodedStep;
+        for (int64_t i = 0; i < groups.count * steps; ++i) {
+          const uint8_t* group = groups.codes[b] + i / steps * shape.groupBytes();
+          decodeStepToBytes(group + i % steps * shape.stepBytes(), to + i * kDecodedStep);
+        }
+        groups.codes[b] = to;
+      }
+    }
+    // The next groups, of these blocks or of the next ones.
+    const bool more = first + together < all;
+    const int64_t bytes = together * shape.groupBytes();
+    const uint8_t* next = more ? groups.scales[0] + bytes : block + kBlocks * shape.blockBytes();
+    int64_t fetched = 0;
+    const auto add = [&](Add some, int64_t r) JIT_PASSES_VNNI {
+      const uint8_t* from = next + fetched / bytes * shape.blockBytes() + fetched % bytes;
+      some(groups, rows.row + r, 32 * steps * first, rows.count, from, a + 16 * r);
+      fetched += 512 * steps * groups.count;
+    };
+    int64_t r = 0;
+    for (; r + kMost <= rows.count; r += kMost) {
+      add(fetched < kBlocks * bytes ? addGroups512<kMost, kBlocks, true>
+                                    : addGroups512<kMost, kBlocks, false>,
+          r);
+    }
+    if (r < rows.count) {
+      add(kRest[rows.count - r - 1], r);
+    }
   }
 }
 
@@ -303,8 +407,18 @@ void floatsTile512Of(
 
 void groupedCodesVnni(
     const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  if (rows.count >= kFewToDecode512 && sharesDecoded512(shape)) {
+    const auto many = shape.bits == 4 ? codesOfMany512<4, 1> : codesOfMany512<8, 1>;
+    return many(shape, block, rows, a);
+  }
   inTiles<uint8_t>(
       {codesTile512Of<1>, codesTile512Of<2>, codesTile512Of<3>, codesTile512Of<4>}, shape, block, rows, a);
+}
+
+void groupedPairOfCodesVnni(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+  const auto many = shape.bits == 4 ? codesOfMany512<4, 2> : codesOfMany512<8, 2>;
+  many(shape, block, rows, a);
 }
 
 void groupedFloatsVnni(
@@ -331,6 +445,7 @@ void groupedPairOfFloatsVnni(
 namespace jit_passes::x86 {
 
 void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*) {}
+void groupedPairOfCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*) {}
 void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*) {}
 void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*) {}
 

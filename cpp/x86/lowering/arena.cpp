@@ -77,7 +77,7 @@ int64_t placeAll(std::vector<Place>& places) {
   return bytes;
 }
 
-// Sets the place of a slice, or of another name for a value, from its parent, which may be one itself.
+// Sets the place of a slice, a block, or another name for a value, from its parent, which may be one itself.
 void follow(std::vector<Memory>& memory, size_t id) {
   std::vector<size_t> chain;
   for (; memory[id].is != Is::Own && memory[id].strides.empty(); id = memory[id].parent) {
@@ -92,7 +92,7 @@ void follow(std::vector<Memory>& memory, size_t id) {
       part.offset = whole.offset + part.start * part.bytes();
     } else {
       layOutDense(part);
-      part.offset = whole.offset;
+      part.offset = whole.offset + part.start * part.bytes();
     }
   }
 }

@@ -123,4 +123,48 @@ void Joins::put(
   lowered.steps.push_back(std::move(step));
 }
 
+namespace {
+
+bool isDense(const Memory& memory) {
+  return (memory.is == Is::Own || memory.is == Is::Block) && memory.border == Border{};
+}
+
+// Whether elements with one index along an axis are neighbours.
+bool hasBlocks(const Memory& memory, int64_t along) {
+  for (int64_t axis = 0; axis < int64_t(memory.sizes.size()); ++axis) {
+    const bool outside = axis != along && (along == memory.axis || (axis < along && axis != memory.axis));
+    if (outside && memory.sizes[axis] != 1) {
+      return false;
+    }
+  }
+  return true;
+}
+
+} // namespace
+
+void joinBlocks(Lowered& lowered, const Program& program) {
+  std::erase_if(lowered.steps, [&](const Step& step) {
+    if (step.does != Does::Copy || declarationOf(program.operators[step.index].kind).joins == nullptr ||
+        step.table != nullptr) {
+      return false;
+    }
+    const Memory& part = lowered.memory[step.inputs[0]];
+    const Memory& whole = lowered.memory[step.output];
+    size_t id = step.inputs[0];
+    while (lowered.memory[id].is == Is::Same) {
+      id = lowered.memory[id].parent;
+    }
+    Memory& owner = lowered.memory[id];
+    const bool there = owner.is == Is::Own && owner.home == 0 && &owner != &whole && isDense(owner) &&
+                       isDense(whole) && part.border == Border{} && part.axis == whole.axis && part.grid &&
+                       whole.grid && part.bytes() == whole.bytes() && countOf(whole.sizes) > 0 &&
+                       hasBlocks(whole, step.along);
+    if (there) {
+      owner.is = Is::Block, owner.parent = step.output;
+      owner.start = step.start * (countOf(whole.sizes) / whole.sizes[step.along]);
+    }
+    return there;
+  });
+}
+
 } // namespace jit_passes::x86

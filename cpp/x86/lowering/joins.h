@@ -47,4 +47,8 @@ class Joins {
   std::unordered_set<int64_t> bordered_;                 // values that convolutions read
 };
 
+// Removes copies of values into lists along an outer axis, such as a stack of caches: the value is computed at its
+// place in the list, where its elements are neighbours. For steps whose values have their borders and names.
+void joinBlocks(Lowered& lowered, const Program& program);
+
 } // namespace jit_passes::x86

@@ -25,6 +25,7 @@ Lowered Lowering::run(std::vector<Sizes> orders) {
   findBorders();
   settleNames();
   placeResults();
+  joinBlocks(result, program);
   fuseChains(result);
   placeMemory(result);
   return std::move(result);

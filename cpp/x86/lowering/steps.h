@@ -11,14 +11,15 @@ namespace jit_passes::x86 {
 // A value in memory, or one of its copies. The axis `axis`, the channels, is innermost; the other axes have the
 // order of the sizes. Axis -1: no channels, the last axis is innermost.
 struct Memory {
-  enum class Is { Own, Same, Slice };
+  enum class Is { Own, Same, Slice, Block };
 
   Sizes sizes;
   int64_t axis;
   const Grid* grid; // null for bytes whose format only the steps know
   Is is = Is::Own;
-  size_t parent = 0; // the memory that this one shares bytes with (Same) or is a slice of channels of (Slice)
-  int64_t start = 0; // the first channel of a slice
+  size_t parent =
+      0; // the memory that has its bytes: all of them (Same), some channels (Slice) or neighbours (Block)
+  int64_t start = 0; // the first channel of a slice, the first element of a block
   Border border = {};
   size_t first = SIZE_MAX, last = 0; // the first and last step that uses it
   // 0: the arena; then the tensors that the plan takes, and the tensors that it gives.

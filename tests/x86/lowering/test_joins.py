@@ -195,6 +195,94 @@ def test_what_is_rounded() -> None:
     assert sqnr(net(batches[0]), lowered(batches[0])) > 25
 
 
+class Stacked(nn.Module):
+    """Lists along any axis, of values that have other readers too, in codes and in float32."""
+
+    def __init__(self, draw: random.Random, channels: int) -> None:
+        super().__init__()
+        same = exact_grid(draw)
+        self.x = exact_grid(draw)
+        self.layers = nn.ModuleList(
+            Weighted(nn.Conv2d(channels, channels, 3, padding=1), exact=True) for _ in range(3)
+        )
+        self.grids = nn.ModuleList(draw.choice([exact_grid(draw), same, same]) for _ in range(3))
+        self.lists = [
+            ([draw.randrange(6) for _ in range(draw.randint(1, 4))], draw.randint(0, 4))
+            for _ in range(draw.randint(2, 4))
+        ]
+        self.own = nn.ModuleList(draw.choice([nn.Identity(), same]) for _ in self.lists)
+        self.alone = draw.randrange(3), draw.randrange(6)
+        layer = nn.Conv2d(channels, 2, 3, padding=1)
+        self.border, self.last = Weighted(layer, exact=True), Grid(4.0, 99)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = self.x(x)
+        values = [g(f(x)) for f, g in zip(self.layers, self.grids, strict=True)]
+        values += [F.relu(values[0]), values[1].flip(2), torch.cat([x, values[2]], 0).chunk(2)[0]]
+        results = [self.last(self.border(values[self.alone[0]])), values[self.alone[1]]]
+        for (parts, axis), own in zip(self.lists, self.own, strict=True):
+            of = [values[part] for part in parts]
+            stacked = [value.unsqueeze(axis) for value in of] if axis < 3 else of
+            whole = torch.cat(stacked, axis % 3)
+            results += [own(whole), whole.select(0, 0)]
+        return tuple(results)
+
+
+@pytest.mark.parametrize("seed", seeds(60))
+def test_lists_along_any_axis(seed: int) -> None:
+    """Bits of the reference model, wherever values lie, for other sizes too."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    channels = draw.choice([1, 1, 3, 8])
+    net = Stacked(draw, channels).eval()
+
+    def images() -> Tensor:
+        size = (draw.choice([1, 1, 2]), channels, draw.choice([1, 4, 7]), draw.choice([1, 3, 8]))
+        return torch.randn(size) * 40
+
+    region = traced(net, images())
+    plan = plan_of(region)
+    for _ in range(4):
+        x = images()
+        with torch.no_grad():
+            expected = region(x)
+        for got, wanted in zip(plan.run([x]), expected, strict=True):
+            assert torch.equal(got, wanted)
+
+
+class Caches(nn.Module):
+    """Caches of layers, joined with what is new, and stacked for the caller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        kept, caches = [], [a, b, c]
+        for i, layer in enumerate(self.layers):
+            cache = caches[i]
+            keys = torch.cat([cache, layer(x).unflatten(2, (2, 4)).transpose(1, 2)], 2)
+            kept.append(keys)
+            x = x + keys.mean(2).flatten(1).unsqueeze(1)
+        return x, torch.stack(kept)
+
+
+def test_stacked_caches_are_not_copied() -> None:
+    """Each layer's cache is joined at its place in the result, for one batch without a copy."""
+    torch.manual_seed(0)
+    net = Caches().eval()
+    lowered = jit_passes.quantize_script(torch.jit.script(net), mode="dynamic", target="x86")
+    (plan,) = plans_in(lowered)
+    caches = [[2, 2, 6, 4]] * 6
+    for batch in (1, 2):
+        inputs = [torch.randn(batch, 1, 8), *(torch.randn(batch, 2, 5, 4) for _ in range(3))]
+        copies = [size for _, kernel, size, *_ in plan.profile(inputs) if kernel == "copy"]
+        # Heads are innermost in memory, so the axis that grows is outermost for one batch.
+        assert [size for size in copies if size[-2:] == [6, 4]] == caches * (batch - 1)
+        for got, wanted in zip(lowered(*inputs), net(*inputs), strict=True):
+            assert sqnr(wanted, got) > 30
+
+
 class Cached(nn.Module):
     """Attention's cache, and a batch norm of parts that come from the caller."""
 

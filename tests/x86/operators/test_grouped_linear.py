@@ -125,15 +125,29 @@ def test_kernels(inputs: int, group: int, bits: int, form: int) -> None:
 
 @forms
 @bits
-@pytest.mark.parametrize("group", [32, 2048])
+@pytest.mark.parametrize("group", [32, 128, 2048])
 def test_rows_of_many_inputs(group: int, bits: int, form: int) -> None:
-    """64 rows of 2048 numbers leave the second cache, so a tile fetches the rows of the next."""
-    drawn, rng = Drawn(2048, 33, group, bits), np.random.default_rng(group)
+    """64 rows of 2048 floats leave the second cache, so a tile fetches the rows of the next.
+
+    Weights of codes are decoded some groups at a time, for 128 rows at a time.
+    """
+    drawn, rng = Drawn(2048, 49, group, bits), np.random.default_rng(group)
     for rows in (64, 67):
         x = rng.normal(0, 1, (rows, 2048)).astype(np.float32)
         plain = drawn.of_floats(x, 0)
         drawn.close(plain, x.astype(np.float64))
         assert np.array_equal(drawn.of_floats(x, form, gap=3), plain)
+    for rows in (8, 32, 47, 128, 135):
+        codes, grids = rng.integers(0, 256, (rows, 2048), dtype=np.uint8), grids_of(rows, rng)
+        of_codes = drawn.of_codes(codes, grids, 0)
+        scale = grids["scale"].astype(np.float64)[:, None]
+        drawn.close(of_codes, (codes - grids["zero_point"].astype(np.float64)[:, None]) * scale,
+                    float(255 * scale.max()))  # fmt: skip
+        residual = rng.normal(0, 1, (rows, 49)).astype(np.float32)
+        for part in (1, 2, 3):
+            assert np.array_equal(drawn.of_codes(codes, grids, form, part), of_codes)
+        added = drawn.of_codes(codes, grids, form, residual=residual)
+        assert np.array_equal(added, of_codes + residual)
 
 
 @forms

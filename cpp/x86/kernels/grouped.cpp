@@ -90,17 +90,23 @@ void floatsTilePlain(
   }
 }
 
-JIT_PASSES_VECTORIZED void onGrid(
-    const RowGrid& grid, const float* __restrict totals, const float* __restrict bias, float* __restrict a) {
-  const auto zero_point = static_cast<float>(-grid.zero_point);
-  for (int64_t c = 0; c < kOutputs; ++c) {
-    a[c] = __builtin_fmaf(__builtin_fmaf(zero_point, totals[c], a[c]), grid.scale, bias[c]);
+// From sums, [rows][16], to results. The grid of a row is `apart` grids behind that of the row before.
+JIT_PASSES_VECTORIZED void onGrids(
+    const RowGrid* grids, int64_t apart, int64_t rows, const float* __restrict totals,
+    const float* __restrict bias, float* __restrict a) {
+  for (int64_t r = 0; r < rows; ++r, grids += apart, a += kOutputs) {
+    const auto zero_point = static_cast<float>(-grids->zero_point);
+    for (int64_t c = 0; c < kOutputs; ++c) {
+      a[c] = __builtin_fmaf(__builtin_fmaf(zero_point, totals[c], a[c]), grids->scale, bias[c]);
+    }
   }
 }
 
-JIT_PASSES_VECTORIZED void withBias(const float* __restrict bias, float* __restrict a) {
-  for (int64_t c = 0; c < kOutputs; ++c) {
-    a[c] += bias[c];
+JIT_PASSES_VECTORIZED void withBias(int64_t rows, const float* __restrict bias, float* __restrict a) {
+  for (int64_t r = 0; r < rows; ++r, a += kOutputs) {
+    for (int64_t c = 0; c < kOutputs; ++c) {
+      a[c] += bias[c];
+    }
   }
 }
 
@@ -120,8 +126,8 @@ void writeSum(float* __restrict a, const float* other, int64_t count, float* y) 
 
 bool manyRows(const Image& out) { return out.rows() * out.width >= kFewToDecode512; }
 
-// `rowAt(row)` returns the beginning of a row. `finish(row, a, header)` turns 16 sums into results. `pair`, if not
-// null, computes two blocks at one time.
+// `rowAt(row)` returns the beginning of a row. `finish(row, count, a, header)` turns the sums of `count` rows into
+// results. `pair`, if not null, computes two blocks at one time.
 template <typename T, typename RowAt, typename Finish>
 void runBlocks(
     const GroupedLinear& linear, GroupedTile<T> tile, GroupedTile<T> pair, const RowAt& rowAt,
@@ -144,9 +150,7 @@ void runBlocks(
         const uint8_t* block = linear.packed + (item + i) * linear.shape.blockBytes();
         const int64_t first = (item + i) * kOutputs, count = std::min(kOutputs, linear.shape.outputs - first);
         float* a = sums + i * some.count * kOutputs;
-        for (int64_t r = 0; r < some.count; ++r) {
-          finish(row + r, a + r * kOutputs, reinterpret_cast<const float*>(block));
-        }
+        finish(row, some.count, a, reinterpret_cast<const float*>(block));
         linear.function.run(a, a, some.count * kOutputs);
         for (int64_t r = 0; r < some.count; ++r) {
           writeSum(a + r * kOutputs, addend[r] ? addend[r] + first : nullptr, count, y[r] + first);
@@ -195,8 +199,8 @@ void GroupedLinear::run(
   runBlocks<uint8_t>(
       *this, tile, decodes ? groupedPairOfCodesVnni : nullptr,
       [&](int64_t row) { return codes + row * shape.inputs; },
-      [&](int64_t row, float* a, const float* header) {
-        onGrid(grids[per_row ? row : 0], header, header + kOutputs, a);
+      [&](int64_t row, int64_t count, float* a, const float* header) {
+        onGrids(grids + (per_row ? row : 0), per_row, count, header, header + kOutputs, a);
       },
       out, begin, end);
 }
@@ -209,7 +213,8 @@ void GroupedLinear::run(const Image& in, const Image& out, int64_t begin, int64_
   runBlocks<float>(
       *this, tile, decodes ? groupedPairOfFloatsVnni : nullptr,
       [&](int64_t row) { return floatsAt(in, row); },
-      [&](int64_t, float* a, const float* header) { withBias(header + kOutputs, a); }, out, begin, end);
+      [&](int64_t, int64_t count, float* a, const float* header) { withBias(count, header + kOutputs, a); },
+      out, begin, end);
 }
 
 } // namespace jit_passes::x86

@@ -143,9 +143,12 @@ JIT_PASSES_VNNI void codesOfMany512(
   constexpr int kMost = 6;
   using Add = void (*)(
       const GroupsOfBytes<kBlocks>&, const uint8_t* const*, int64_t, int64_t, const uint8_t*, float*);
-  constexpr Add kRest[] = {
-      addGroups512<1, kBlocks, true>, addGroups512<2, kBlocks, true>, addGroups512<3, kBlocks, true>,
-      addGroups512<4, kBlocks, true>, addGroups512<5, kBlocks, true>};
+  constexpr Add kFetching[] = {addGroups512<1, kBlocks, true>, addGroups512<2, kBlocks, true>,
+                               addGroups512<3, kBlocks, true>, addGroups512<4, kBlocks, true>,
+                               addGroups512<5, kBlocks, true>, addGroups512<6, kBlocks, true>};
+  constexpr Add kOnly[] = {addGroups512<1, kBlocks, false>, addGroups512<2, kBlocks, false>,
+                           addGroups512<3, kBlocks, false>, addGroups512<4, kBlocks, false>,
+                           addGroups512<5, kBlocks, false>, addGroups512<6, kBlocks, false>};
   alignas(64) uint8_t decoded[kBits == 4 ? kBlocks * kCodesAhead512 * kDecodedStep : 1];
   std::fill_n(a, kBlocks * rows.count * 16, 0.0F);
   const int64_t steps = shape.steps(), all = shape.groups(),
@@ -170,19 +173,13 @@ JIT_PASSES_VNNI void codesOfMany512(
     const int64_t bytes = together * shape.groupBytes();
     const uint8_t* next = more ? groups.scales[0] + bytes : block + kBlocks * shape.blockBytes();
     int64_t fetched = 0;
-    const auto add = [&](Add some, int64_t r) JIT_PASSES_VNNI {
+    for (int64_t r = 0, count; r < rows.count; r += count, fetched += 512 * steps * groups.count) {
+      // The last two tiles share their rows, since sums of few rows wait for one another.
+      const int64_t left = rows.count - r;
+      count = left >= 2 * kMost ? kMost : left > kMost ? (left + 1) / 2 : left;
       const uint8_t* from = next + fetched / bytes * shape.blockBytes() + fetched % bytes;
-      some(groups, rows.row + r, 32 * steps * first, rows.count, from, a + 16 * r);
-      fetched += 512 * steps * groups.count;
-    };
-    int64_t r = 0;
-    for (; r + kMost <= rows.count; r += kMost) {
-      add(fetched < kBlocks * bytes ? addGroups512<kMost, kBlocks, true>
-                                    : addGroups512<kMost, kBlocks, false>,
-          r);
-    }
-    if (r < rows.count) {
-      add(kRest[rows.count - r - 1], r);
+      const Add add = (fetched < kBlocks * bytes ? kFetching : kOnly)[count - 1];
+      add(groups, rows.row + r, 32 * steps * first, rows.count, from, a + 16 * r);
     }
   }
 }

@@ -1,11 +1,14 @@
 """Transformers with weights of 4 and 8 bits in groups, beside ONNX Runtime and PyTorch.
 
     python -m benchmarks.few_bits [--model decoder] [--only x86_dynamic_4_32 onnxruntime_4_32]
+    python -m benchmarks.few_bits --model wide --only x86_dynamic_4_32 x86_weight_only_4_32
 
 The model `blocks` is eight times `x + linear(gelu(linear(layer_norm(x))))`, 1024 wide and 4096
 within, with 1, 16 and 128 rows. `decoder` has 12 layers, 768 wide, of 50,257 words, and keeps keys
 and values; it takes a token behind 128 others, and a prompt of 128. Six channels of each layer norm
-are 20 times as large.
+are 20 times as large. `wide` is eight linears of 4096 inputs and outputs with one row, whose
+weights leave the caches: its table has the bytes of weights that are read in a second, and a copy's
+bytes, read and written.
 
 Each runtime has a process of its own, and two threads. A round runs all of them once, and takes the
 median of its calls. The table has the least of the rounds, in milliseconds.
@@ -19,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -34,6 +37,7 @@ from benchmarks.runtimes.base import THREADS
 
 WIDTH, HIDDEN, BLOCKS = 1024, 4096, 8
 ROWS = (1, 16, 128)
+WIDE = 4096
 WORDS, LAYERS, HEADS, SIZE, PAST = 50_257, 12, 12, 64, 128  # of the decoder
 CALLS, SECONDS = 30, 2.0  # of a case, at most
 
@@ -112,8 +116,8 @@ class Workload:
         return self.make().eval()
 
 
-def rows_of(count: int) -> Callable[[], Inputs]:
-    return lambda: (torch.randn(count, WIDTH),)
+def rows_of(count: int, width: int = WIDTH) -> Callable[[], Inputs]:
+    return lambda: (torch.randn(count, width),)
 
 
 def words_of(count: int, past: int) -> Callable[[], Inputs]:
@@ -131,6 +135,11 @@ WORKLOADS = {
         Decoder,
         {f"a word behind {PAST}": words_of(1, PAST), f"a prompt of {PAST}": words_of(PAST, 0)},
         {"words": {1: "words"}, "keys": {3: "past"}, "values": {3: "past"}},
+    ),
+    "wide": Workload(
+        lambda: nn.Sequential(*(nn.Linear(WIDE, WIDE, bias=False) for _ in range(BLOCKS))),
+        {"1 row": rows_of(1, WIDE)},
+        {"x": {0: "rows"}},
     ),
 }
 
@@ -198,7 +207,7 @@ def ours(target: str, mode: str, bits: int, group: int | None) -> Maker:
         weight: dict[str, Any] = {"bits": bits} | ({"group_size": group} if group else {})
         rules = [{"op": "embedding", "weight": {"bits": 8, "channelwise": True}}]
         config = {"version": 1, "global": {"mode": mode, "weight": weight}, "rules": rules}
-        if workload is WORKLOADS["blocks"]:
+        if workload is not WORKLOADS["decoder"]:
             del config["rules"]
         scripted = torch.jit.script(workload.model())
         quantized = jit_passes.quantize_script(scripted, target=target, config=config)
@@ -304,6 +313,18 @@ def run(model: str, name: str) -> dict[str, Any]:
     return {"times": times, "sqnr": decibels, "bytes": file_bytes}
 
 
+def copied() -> float:
+    """Return the bytes that a copy reads and writes in a second."""
+    torch.set_num_threads(THREADS)
+    source = torch.ones(1 << 28, dtype=torch.uint8)
+    target, taken = torch.empty_like(source), []
+    for _ in range(CALLS):
+        start = perf_counter()
+        target.copy_(source)
+        taken.append(perf_counter() - start)
+    return 2 * source.nbytes / min(taken)
+
+
 def first(result: Any) -> Tensor:
     return result if isinstance(result, Tensor) else result[0]
 
@@ -329,13 +350,21 @@ def main() -> None:
                 continue
             found.setdefault(name, []).append(json.loads(done.stdout.splitlines()[-1]))
     cases = list(WORKLOADS[arguments.model].cases)
-    print("| runtime | " + " | ".join(cases) + " | SQNR | file |")
-    print("| --- " * (len(cases) + 3) + "|")
+    wide = arguments.model == "wide"
+    titles = ["runtime", *cases, "SQNR", "file", *(["weights in a second"] if wide else [])]
+    print(row(titles), row(["---"] * len(titles)), sep="\n")
     for name, results in found.items():
         times = [min(result["times"][case] for result in results) for case in cases]
-        cells = [f"{1e3 * seconds:.2f}" for seconds in times]
+        cells = [f"`{name}`", *(f"{1e3 * seconds:.2f}" for seconds in times)]
         cells += [f"{results[0]['sqnr']:.1f} dB", f"{results[0]['bytes'] / 1e6:.1f} MB"]
-        print(f"| `{name}` | " + " | ".join(cells) + " |")
+        cells += [f"{results[0]['bytes'] / times[0] / 1e9:.1f} GB/s"] if wide else []
+        print(row(cells))
+    if wide:
+        print(row(["a copy", "", "", "", f"{copied() / 1e9:.1f} GB/s"]))
+
+
+def row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

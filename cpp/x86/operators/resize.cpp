@@ -163,9 +163,35 @@ Part nearestKernel(const StepContext& c) {
   return unary(std::move(kernel), x, y);
 }
 
-// Axes that the image lacks have size 1.
+// Whether only the caller reads an image with many more rows, as a contiguous tensor. Then the image is computed
+// channel by channel, in the order of the result: the small operand is moved in place of the large result. Few rows
+// are interpolated between pixels then, one number at a time, and many between rows.
+bool isReturnedByChannel(const Lowering& state, const Operator& op) {
+  constexpr int64_t kMany = 4; // rows for each row of the operand
+  const Sizes &in = state.sizes[op.inputs[0]], &out = state.sizes[op.output];
+  const auto rows = [](const Sizes& sizes) { return countOf(sizes) / std::max<int64_t>(sizes.back(), 1); };
+  const auto number = std::ranges::find(state.program.outputs, op.output) - state.program.outputs.begin();
+  return state.uses[op.output] == std::vector<size_t>{SIZE_MAX} && out.size() <= Dims().size() &&
+         rows(out) >= kMany * rows(in) && std::ranges::is_sorted(state.result.orders[number]);
+}
+
+void lowerBlended(Lowering& state, size_t index) {
+  const Operator& op = state.program.operators[index];
+  if (isReturnedByChannel(state, op)) {
+    state.emit(Does::Compute, index, {state.want(op.inputs[0], -1)}, -1);
+  } else {
+    lowerChannels(state, index);
+  }
+}
+
+// An image of several channels, or one image of one channel for each of them.
+Placed imageOrPlanes(const Memory& memory) {
+  return image(memory, memory.axis < 0 ? axisDims(memory.sizes, -1) : imageDims(memory.sizes, memory.axis));
+}
+
+// Axes that the image lacks have size 1, or count other images.
 Part blendedKernel(const StepContext& c) {
-  const Placed x = image(c.in()), y = image(c.out());
+  const Placed x = imageOrPlanes(c.in()), y = imageOrPlanes(c.out());
   const size_t unused = 3 - c.op.attributes[0];
   const auto taps = [&](size_t axis) {
     const auto factor = axis >= unused ? factorOf(c.op, axis - unused) : std::nullopt;
@@ -261,7 +287,7 @@ const RegisterOperator resized_operator{
      .infer = sizesOfResized,
      .computes = computesSizesInFront,
      .channels = axisInFront,
-     .lower = lowerChannels,
+     .lower = lowerBlended,
      .kernel = blendedKernel}};
 // In float32, since results exceed the range of the operand. Attributes as for linear interpolation.
 const RegisterOperator cubic_operator{

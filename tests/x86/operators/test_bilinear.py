@@ -24,6 +24,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "factors": {"scale_factor": (1.7, 0.6)},
     "nearly one": {"scale_factor": (1.05, 1.3)},
     "size": {"size": (9, 31)},
+    "many rows": {"size": (33, 17)},
+    "many rows, aligned": {"size": (40, 5), "align_corners": True},
     "size, aligned": {"size": (9, 31), "align_corners": True},
     "smaller": {"size": (2, 3)},
     "a pixel": {"size": (1, 1), "align_corners": True},
@@ -83,6 +85,36 @@ def test_plans(options: dict[str, Any], shape: tuple[int, ...], other: bool) -> 
         exact = wide.clamp(max=(255 - net.out.zero_point) * net.out.scale) / net.out.scale
         assert (got / net.out.scale - exact).abs().max() < 0.5 + 1e-3
         assert ((got - expected) / net.out.scale).round().abs().max() <= 1
+    assert plan.run([torch.randn(0, *shape[1:])])[0].shape[0] == 0
+
+
+class Returned(Resized):
+    """The image is the result, and perhaps another value reads it too."""
+
+    read = False
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.resized(self.into(x))
+        return (y, self.out(torch.relu(y))) if self.read else (y,)
+
+
+@pytest.mark.parametrize("read", [False, True])
+@pytest.mark.parametrize(("options", "shape"), CASES, ids=str)
+def test_results(options: dict[str, Any], shape: tuple[int, ...], read: bool) -> None:
+    """An image of many more rows that only the caller reads is computed channel by channel."""
+    torch.manual_seed(0)
+    net = Returned(options)
+    net.read = read
+    plan = plan_of(traced(net, torch.randn(shape)))
+    for batch in (shape[0], 1, 5):
+        x = torch.randn(batch, *shape[1:])
+        got = plan.run([x])[0]
+        wide = net.resized(net.into(x).double())
+        assert got.shape == wide.shape and got.is_contiguous()
+        assert (got - wide).abs().max() < 1e-6 * wide.abs().max()
+        if not read and got[..., 0].numel() >= 4 * x[..., 0].numel() and x.dim() < 5:
+            steps = [kernel for _, kernel, *_ in plan.profile([x])]
+            assert steps[-1] == "resize_linear"  # right into the result
     assert plan.run([torch.randn(0, *shape[1:])])[0].shape[0] == 0
 
 

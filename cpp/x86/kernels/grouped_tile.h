@@ -7,7 +7,7 @@
 
 namespace jit_passes::x86 {
 
-// The most rows of a tile: the rows of two tile registers of AMX, or the rows that share weights decoded to float32.
+// The most rows of a tile: the rows that share decoded weights.
 template <typename T>
 constexpr int64_t kGroupedRows = 128;
 template <>
@@ -61,8 +61,8 @@ void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<fl
 void groupedPairOfCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
 void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
 constexpr int64_t kFewToDecode512 = 8;
-constexpr int64_t kCodesAhead512 =
-    16; // steps of codes that are decoded at a time, to stay in the first cache
+// Steps of codes that are decoded at a time, to stay in the first cache.
+constexpr int64_t kCodesAhead512 = 16;
 
 // Whether rows of codes can share decoded weights: whole groups are decoded.
 inline bool sharesDecoded512(const GroupedShape& shape) {

@@ -200,11 +200,12 @@ def tensors_of(module: nn.Module) -> list[Tensor]:
     return [*packed, *module.parameters(recurse=False)]
 
 
-def ours(target: str, mode: str, bits: int, group: int | None) -> Maker:
+def ours(target: str, mode: str, bits: int, group: int | None, scheme: str = "symmetric") -> Maker:
     def make(workload: Workload, folder: Path) -> Made:
         import jit_passes
 
-        weight: dict[str, Any] = {"bits": bits} | ({"group_size": group} if group else {})
+        weight: dict[str, Any] = {"bits": bits, "scheme": scheme}
+        weight |= {"group_size": group} if group else {}
         rules = [{"op": "embedding", "weight": {"bits": 8, "channelwise": True}}]
         config = {"version": 1, "global": {"mode": mode, "weight": weight}, "rules": rules}
         if workload is not WORKLOADS["decoder"]:
@@ -217,7 +218,7 @@ def ours(target: str, mode: str, bits: int, group: int | None) -> Maker:
     return make
 
 
-def onnxruntime(group: int, level: int) -> Maker:
+def onnxruntime(group: int, level: int, symmetric: bool = True) -> Maker:
     def make(workload: Workload, folder: Path) -> Made:
         import onnx
         import onnxruntime as runtime
@@ -231,7 +232,7 @@ def onnxruntime(group: int, level: int) -> Maker:
                 input_names=list(workload.axes), dynamic_axes=workload.axes,
             )  # fmt: skip
             quantizer = MatMulNBitsQuantizer(
-                as_products(onnx.load(exported)), bits=4, block_size=group, is_symmetric=True,
+                as_products(onnx.load(exported)), bits=4, block_size=group, is_symmetric=symmetric,
                 accuracy_level=level,
             )  # fmt: skip
             quantizer.process()
@@ -278,11 +279,13 @@ RUNTIMES: dict[str, Maker] = {
     "x86_dynamic_8": ours("x86", "dynamic", 8, None),
     "x86_dynamic_4_32": ours("x86", "dynamic", 4, 32),
     "x86_dynamic_4_128": ours("x86", "dynamic", 4, 128),
+    "x86_dynamic_4_32_affine": ours("x86", "dynamic", 4, 32, "affine"),
     "x86_weight_only_4_32": ours("x86", "weight_only", 4, 32),
     "x86_weight_only_8": ours("x86", "weight_only", 8, None),
     "stock_weight_only_4_32": ours("stock", "weight_only", 4, 32),
     "onnxruntime_4_32": onnxruntime(32, 4),
     "onnxruntime_4_128": onnxruntime(128, 4),
+    "onnxruntime_4_32_affine": onnxruntime(32, 4, symmetric=False),
     "onnxruntime_4_32_float": onnxruntime(32, 0),
     "torch_int4_32": torch_int4(32),
 }

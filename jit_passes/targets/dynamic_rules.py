@@ -2,8 +2,8 @@
 
 `quantized::linear_dynamic` takes and gives floats. This kernel chooses scale and zero point of its
 input like `jit_passes::choose_qparams` in the range form fbgemm, for 8 bits, or 7 with its argument
-`reduce_range`. The bias is added in float. Weights in groups of inputs stay codes, and are decoded
-for each product.
+`reduce_range`. The bias is added in float. Weights in groups of inputs, or with zero points, stay
+codes, and are decoded for each product.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ QUINT8 = 13  # as graphs have the dtype
 _CODES = {False: (0, 255), True: (0, 127)}  # by reduce_range
 
 
-def _kernel_chooses(reduce_range: bool, in_groups: bool = False) -> Any:
+def _kernel_chooses(reduce_range: bool, decodes: bool = False) -> Any:
     """Return the check of whether the kernel chooses the parameters that the graph does.
 
-    Its weight has a scale for each channel, or for each group of inputs.
+    A weight that the kernel does not have is decoded: one with zero points, or in groups of inputs.
     """
 
     def check(match: Match) -> bool | str:
@@ -36,7 +36,9 @@ def _kernel_chooses(reduce_range: bool, in_groups: bool = False) -> Any:
             return "the kernel chooses other parameters"
         scales = known["w_scale"]
         grouped = isinstance(scales, torch.Tensor) and scales.dim() > 1
-        return "the kernel has no groups of weights" if grouped != in_groups else True
+        if (grouped or bool(torch.as_tensor(known["w_zero"]).any())) != decodes:
+            return "the kernel has neither groups nor zero points of weights"
+        return True
 
     return check
 
@@ -64,8 +66,8 @@ def _linear(per_channel: bool, reduce_range: bool, relu: bool) -> Any:
     ).compile()
 
 
-def _in_groups(reduce_range: bool, relu: bool, isolate: bool) -> Any:
-    """Round the input as it is quantized: PyTorch has no kernel for weights in groups.
+def _decoded(reduce_range: bool, relu: bool, isolate: bool) -> Any:
+    """Round the input as it is quantized, for weights that PyTorch has no kernel for.
 
     To isolate a NaN, numbers that are not finite count as 0, and x - x makes their rows NaN.
     """
@@ -77,7 +79,7 @@ def _in_groups(reduce_range: bool, relu: bool, isolate: bool) -> Any:
     lost = "aten::sum(aten::sub(%x, %x, 1), [-1], True, None)"
     result = f"aten::add({layer}, {lost}, 1)" if isolate else layer
     return RewriteRule(
-        f"linear_groups{activation}_dynamic{'_7_bits' * reduce_range}",
+        f"linear_decoded{activation}_dynamic{'_7_bits' * reduce_range}",
         quantized_as_it_runs("%x") + (f"aten::relu({call})" if relu else call),
         # The range holds 0 in any case, and there is one of no numbers too.
         f"{finite * isolate}"
@@ -86,21 +88,21 @@ def _in_groups(reduce_range: bool, relu: bool, isolate: bool) -> Any:
         f"aten::_choose_qparams_per_tensor(%numbers, {reduce_range})\n"
         f"%codes = aten::quantize_per_tensor({x}, %scale, %zero, {QUINT8})\n"
         f"{f'aten::relu({result})' if relu else result}",
-        _kernel_chooses(reduce_range, in_groups=True),
+        _kernel_chooses(reduce_range, decodes=True),
     ).compile()
 
 
 @cache
 def fuse_dynamic(
-    *, saturates: bool = False, groups: bool = False, isolate: bool = False
+    *, saturates: bool = False, decodes: bool = False, isolate: bool = False
 ) -> tuple[RuleSet, ...]:
     """Return the steps of a lowering, parsed once: with a relu behind, then without.
 
     Args:
         saturates: whether kernels add pairs of products in int16: these get inputs of 7 bits only.
-        groups: whether the inputs of weights in groups are rounded too, and products in float. The
-            rules stand in one step, since a layer that one of them takes needs no remark.
-        isolate: whether a NaN makes its own row NaN alone, where weights are in groups.
+        decodes: whether weights that the kernel does not have are decoded, and products in float.
+            The rules stand in one step, since a layer that one of them takes needs no remark.
+        isolate: whether a NaN makes its own row NaN alone, where weights are decoded.
     """
     ranges = (True,) if saturates else (True, False)
     return tuple(
@@ -108,7 +110,7 @@ def fuse_dynamic(
             name,
             (
                 *(_linear(a, b, relu) for a, b in product((True, False), ranges)),
-                *(_in_groups(reduced, relu, isolate) for reduced in ranges if groups),
+                *(_decoded(reduced, relu, isolate) for reduced in ranges if decodes),
             ),
         )
         for name, relu in (("fuse_dynamic_relu", True), ("fuse_dynamic", False))

@@ -106,7 +106,7 @@ class Stock(Target):
                 "replicate_dequantize",
                 expand_cells(),
                 PassCall("clamp_codes", contiguous=engine == "qnnpack"),
-                *fuse_dynamic(groups=True, isolate=self.isolate_nan),
+                *fuse_dynamic(decodes=True, isolate=self.isolate_nan),
                 *((isolate_nan(),) if self.isolate_nan else ()),
                 RuleSet("fuse_quantized", rules(engine)),
                 "fuse_cat",

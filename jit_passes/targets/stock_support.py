@@ -95,6 +95,8 @@ WEIGHTS = SpecSupport(
         "per_channel_power_of_two",
     ),
 )
+# In the mode dynamic, weights that the kernels do not have are decoded for each product.
+DYNAMIC_WEIGHTS = replace(WEIGHTS, qschemes=(*WEIGHTS.qschemes, "per_channel_affine"), groups=1)
 # A single scale, and room for the shift of the codes: see stock_rules.WEIGHTS.
 SHIFTED_WEIGHTS = SpecSupport(
     {"int8": (-127, 126)}, ("per_tensor_symmetric", "per_tensor_power_of_two")
@@ -154,7 +156,7 @@ _ROWS = (
         clips=CLIPS,
         ranks=(2, 8),
         check=_linear,
-        mode_weights={"weight_only": WEIGHTS_ALONE, "dynamic": replace(WEIGHTS, groups=1)},
+        mode_weights={"weight_only": WEIGHTS_ALONE, "dynamic": DYNAMIC_WEIGHTS},
         modes=("static", "dynamic", "weight_only"),
     ),
     *lookups(),

@@ -59,7 +59,11 @@ WEIGHTS = SpecSupport(
 )
 _LINEAR_WEIGHTS = {
     "weight_only": WEIGHTS_ALONE,
-    "dynamic": replace(WEIGHTS, grids={"int8": (-128, 127)}, groups=_C.group_multiple()),
+    "dynamic": SpecSupport(
+        {"int8": (-128, 127)},
+        (*WEIGHTS.qschemes, "per_channel_affine", "per_tensor_affine"),
+        groups=_C.group_multiple(),
+    ),
 }
 FIXED = {
     "aten::sigmoid": FixedQParamsQuantizationSpec(1 / 256, 0),
@@ -237,9 +241,9 @@ class X86(Target):
     layer norm, sums, gelu and attention between them. LSTM, GRU and plain recurrent layers are part
     of a plan too; packed sequences, and LSTM and GRU on processors without VNNI, are computed by
     PyTorch's kernels. Linears with weights of 4 or 8 bits in groups of inputs are part of a plan in
-    the modes dynamic and weight_only. Weights must be symmetric, and groups multiples of 32 inputs.
-    So are embeddings in the mode weight_only, whose tables stay codes; embedding bags are computed
-    as on the target `stock`.
+    the modes dynamic and weight_only, symmetric or affine. Groups must be multiples of 32 inputs.
+    Embeddings in the mode weight_only, whose tables stay codes, are part of a plan too; embedding
+    bags are computed as on the target `stock`.
 
     A file needs this package: `import jit_passes` before `torch.jit.load`.
 

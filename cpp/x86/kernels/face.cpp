@@ -309,24 +309,25 @@ JIT_PASSES_FACE void jit_passes_x86_float_product(
 JIT_PASSES_FACE int64_t jit_passes_x86_grouped_bytes(const GroupedShape* shape) { return shape->bytes(); }
 
 JIT_PASSES_FACE void jit_passes_x86_pack_grouped(
-    const GroupedShape* shape, const int8_t* codes, const float* scales, const float* bias, uint8_t* packed) {
-  packGrouped(*shape, codes, scales, bias, packed);
+    const GroupedShape* shape, const int8_t* codes, const float* scales, const int8_t* zero_points,
+    const float* bias, uint8_t* packed) {
+  packGrouped(*shape, codes, scales, zero_points, bias, packed);
 }
 
 JIT_PASSES_FACE void jit_passes_x86_grouped_codes(
-    const GroupedShape* shape, const uint8_t* packed, const uint8_t* codes, const RowGrid* grids,
-    bool per_row, const Image* residual, const Image* out, int32_t form, int64_t part) {
-  const GroupedLinear linear{*shape, packed, {}, residual, formOf(form)};
+    const GroupedShape* shape, const uint8_t* packed, const int8_t* zero_points, const uint8_t* codes,
+    const RowGrid* grids, bool per_row, const Image* residual, const Image* out, int32_t form, int64_t part) {
+  const GroupedLinear linear{*shape, packed, zero_points, {}, residual, formOf(form)};
   inParts(linear.items(), part, [&](int64_t begin, int64_t end) {
     linear.run(codes, grids, per_row, *out, begin, end);
   });
 }
 
 JIT_PASSES_FACE void jit_passes_x86_grouped_floats(
-    const GroupedShape* shape, const uint8_t* packed, const Image* in, int64_t function, const Image* out,
-    int32_t form, int64_t part) {
+    const GroupedShape* shape, const uint8_t* packed, const int8_t* zero_points, const Image* in,
+    int64_t function, const Image* out, int32_t form, int64_t part) {
   const FloatFunction own{static_cast<FloatFunction::Which>(function), 0, 0, formOf(form)};
-  const GroupedLinear linear{*shape, packed, own, nullptr, formOf(form)};
+  const GroupedLinear linear{*shape, packed, zero_points, own, nullptr, formOf(form)};
   inParts(linear.items(), part, [&](int64_t begin, int64_t end) { linear.run(*in, *out, begin, end); });
 }
 

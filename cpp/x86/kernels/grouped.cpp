@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "grouped_tile.h"
+#include "grouped_zero_points.h"
 #include "ops/vectorize.h"
 
 namespace jit_passes::x86 {
@@ -133,14 +134,20 @@ void runBlocks(
     const GroupedLinear& linear, GroupedTile<T> tile, GroupedTile<T> pair, const RowAt& rowAt,
     const Finish& finish, const Image& out, int64_t begin, int64_t end) {
   constexpr int64_t kMost = kGroupedRows<T>;
-  const int64_t rows = out.rows() * out.width;
-  for (int64_t row = 0; row < rows; row += kMost) { // whose inputs stay in the second cache for all blocks
-    GroupedRows<T> some{{}, std::min(kMost, rows - row)};
+  constexpr int64_t kMostSums = 8192; // a row of kMostProducts inputs has fewer groups
+  const int64_t rows = out.rows() * out.width, groups = linear.shape.groups();
+  const int64_t together = linear.zero_points ? std::clamp<int64_t>(kMostSums / groups, 1, kMost) : kMost;
+  float group_sums[kMostSums];
+  for (int64_t row = 0; row < rows; row += together) { // whose inputs stay in the second cache for all blocks
+    GroupedRows<T> some{{}, std::min(together, rows - row)};
     float* y[kMost];
     const float* addend[kMost] = {};
     for (int64_t r = 0; r < some.count; ++r) {
       some.row[r] = rowAt(row + r), y[r] = floatsAt(out, row + r);
       addend[r] = linear.residual ? floatsAt(*linear.residual, row + r) : nullptr;
+      if (linear.zero_points) {
+        sumGroups(linear.shape, some.row[r], group_sums + r * groups);
+      }
     }
     for (int64_t item = begin, blocks = 0; item < end; item += blocks) {
       blocks = pair ? std::min<int64_t>(end - item, 2) : 1;
@@ -150,6 +157,10 @@ void runBlocks(
         const uint8_t* block = linear.packed + (item + i) * linear.shape.blockBytes();
         const int64_t first = (item + i) * kOutputs, count = std::min(kOutputs, linear.shape.outputs - first);
         float* a = sums + i * some.count * kOutputs;
+        if (linear.zero_points) {
+          const int8_t* of_block = linear.zero_points + (item + i) * groups * kOutputs;
+          addZeroPoints(linear.shape, block, of_block, group_sums, some.count, a, linear.form);
+        }
         finish(row, some.count, a, reinterpret_cast<const float*>(block));
         linear.function.run(a, a, some.count * kOutputs);
         for (int64_t r = 0; r < some.count; ++r) {
@@ -163,7 +174,8 @@ void runBlocks(
 } // namespace
 
 void packGrouped(
-    const GroupedShape& shape, const int8_t* codes, const float* scales, const float* bias, uint8_t* packed) {
+    const GroupedShape& shape, const int8_t* codes, const float* scales, const int8_t* zero_points,
+    const float* bias, uint8_t* packed) {
   std::memset(packed, 0, shape.bytes());
   const int64_t groups = shape.groups();
   for (int64_t output = 0; output < shape.outputs; ++output) {
@@ -176,7 +188,8 @@ void packGrouped(
       const float scale = scales[output * groups + g];
       reinterpret_cast<float*>(at)[c] = scale;
       at += kOutputs * sizeof(float);
-      int64_t sum = 0;
+      int64_t sum =
+          zero_points ? -shape.group * zero_points[(output / kOutputs * groups + g) * kOutputs + c] : 0;
       for (int64_t i = 0; i < shape.group; ++i) {
         const int8_t code = codes[output * shape.inputs + g * shape.group + i];
         putCode(at + i / kInputs * shape.stepBytes(), placeOf(i % kInputs, c, shape.bits), shape.bits, code);

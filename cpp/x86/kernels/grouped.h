@@ -1,5 +1,6 @@
-// Linear layers whose weights have 4 or 8 bits and a scale for each group of neighbouring inputs. The input is
-// float32, or codes from the kernels of dynamic.h; the result is float32. kernels.h has the rules for all kernels.
+// Linear layers whose weights have 4 or 8 bits, and a scale and maybe a zero point for each group of neighbouring
+// inputs. The input is float32, or codes from the kernels of dynamic.h; the result is float32. kernels.h has the rules
+// for all kernels.
 //
 // Weights are packed in the order in which they are read. All forms share this order, so a file may hold them
 // packed:
@@ -10,7 +11,8 @@
 //                          first in its lower half
 //   step, of 8 bits        [8 quads of inputs][16 outputs][4 bytes]
 //
-// Codes are two's complement. Outputs and inputs are padded with zeros.
+// Codes are two's complement. Outputs and inputs are padded with zeros. Zero points are int8, [blocks][groups][16
+// outputs], apart from the rest, since most weights have none.
 #pragma once
 
 #include "dynamic.h"
@@ -31,22 +33,27 @@ struct GroupedShape {
   int64_t bytes() const { return blocks() * blockBytes(); }
 };
 
-// Packs codes[outputs][inputs], scales[outputs][groups] and bias[outputs] into the bytes of the shape.
+// Packs codes[outputs][inputs], scales[outputs][groups] and bias[outputs] into the bytes of the shape. `zero_points`
+// may be null.
 void packGrouped(
-    const GroupedShape& shape, const int8_t* codes, const float* scales, const float* bias, uint8_t* packed);
+    const GroupedShape& shape, const int8_t* codes, const float* scales, const int8_t* zero_points,
+    const float* bias, uint8_t* packed);
 
-// For a row x, over groups g of inputs from the first to the last:
+// For a row x, over groups g of inputs from the first to the last, with scales s and zero points z:
 //
-//   codes       y[c] = fma(fma(-zero_point, total[c], a), scale, bias[c]),  a = fma(sum over g of x w, s[c][g], a)
-//   float32     y[c] = a + bias[c]
+//   a = fma(sum over g of x w, s[c][g], a),   b = fma(sum over g of x, -s[c][g] z[c][g], b)
+//   codes       y[c] = fma(fma(-zero_point, total[c], a + b), scale, bias[c])
+//   float32     y[c] = (a + b) + bias[c]
 //   y = function(y) + residual                                          a residual has the shape of the output
 //
-// Sums of codes are exact; total[c] = sum over g of s[c][g] (sum of w), in double, rounded once. Sums of float32
-// have four parts, one for each octet of a step, each a chain of fused multiply-adds in order. Their sum is (a + b)
-// + (c + d). Items: blocks of outputs.
+// Without zero points there is no b. Sums of codes are exact; total[c] = sum over g of s[c][g] (sum of w - z), in
+// double, rounded once. Sums of products of float32 have four parts, one for each octet of a step, each a chain of
+// fused multiply-adds in order, which are added in pairs. Sums of float32 x have eight parts, which the inputs of a
+// group join in turn. Items: blocks of outputs.
 struct GroupedLinear {
   GroupedShape shape;
   const uint8_t* packed;
+  const int8_t* zero_points = nullptr;
   FloatFunction function = {};
   const Image* residual = nullptr;
   Form form = bestForm();

@@ -47,34 +47,55 @@ class Shape(ctypes.Structure):
 class Drawn:
     """Weights of a layer, packed in front of memory that nobody may touch."""
 
-    def __init__(self, inputs: int, outputs: int, group: int, bits: int, seed: int = 0) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, group: int, bits: int, seed: int = 0, affine: bool = False
+    ) -> None:
         rng = np.random.default_rng(seed)
         low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
         self.shape = Shape(inputs, outputs, group, bits)
         self.codes = rng.integers(low, high, (outputs, inputs)).astype(np.int8)
         self.scales = rng.uniform(1e-3, 1e-2, (outputs, inputs // group)).astype(np.float32)
         self.bias = rng.normal(0, 1, outputs).astype(np.float32)
+        self.zeros = rng.integers(low, high, self.scales.shape) * affine
         self.memory = Memory(int(call("grouped_bytes", self.shape)))  # type: ignore[call-overload]
-        call("pack_grouped", self.shape, self.codes, self.scales, self.bias, self.memory.bytes)
+        self.memory_of_zeros = Memory(-(-outputs // 16) * 16 * self.zeros.shape[1])
+        self.zero_points: Any = self.memory_of_zeros.bytes if affine else ctypes.c_void_p()
+        self.pack()
+
+    def pack(self) -> None:
+        outputs, groups = self.zeros.shape
+        padded = np.zeros((-(-outputs // 16) * 16, groups), np.int8)
+        padded[:outputs] = self.zeros
+        of_blocks = padded.reshape(-1, 16, groups).transpose(0, 2, 1).copy()
+        self.memory_of_zeros.bytes[:] = of_blocks.view(np.uint8).reshape(-1)
+        call("pack_grouped", self.shape, self.codes, self.scales, self.zero_points, self.bias,
+             self.memory.bytes)  # fmt: skip
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        each = self.scales.repeat(self.shape.group, 1).astype(np.float64)
-        return self.codes * each
+        scales, zeros = (x.repeat(self.shape.group, 1) for x in (self.scales, self.zeros))
+        return (self.codes.astype(np.float64) - zeros) * scales
+
+    @property
+    def sizes(self) -> NDArray[np.float64]:
+        """The sizes of the numbers that are added for a weight."""
+        scales, zeros = (x.repeat(self.shape.group, 1) for x in (self.scales, self.zeros))
+        return (np.abs(self.codes.astype(np.float64)) + np.abs(zeros)) * scales
 
     def close(self, found: Floats, x: NDArray[np.float64], offset: float = 0) -> None:
         """Compare with x, whose steps begin `offset` below 0."""
         wanted = x @ self.weights.T + self.bias
-        size = (np.abs(x) + offset) @ np.abs(self.weights).T + np.abs(self.bias)
-        count = self.shape.inputs // self.shape.group + self.shape.group / 4 + 4
+        size = (np.abs(x) + offset) @ self.sizes.T + np.abs(self.bias)
+        count = self.shape.inputs // self.shape.group + self.shape.group / 4 + 6
         assert (np.abs(found - wanted) <= count * EPS * size).all()
 
     def of_floats(
         self, x: Floats, form: int, part: int = 1 << 40, gap: int = 0, function: int = NONE
     ) -> Floats:
         out = image_of(np.full((1, 1, 1, len(x), self.shape.outputs), 7, np.float32), gap)
-        call("grouped_floats", self.shape, self.memory.bytes, image_of(x[None, None, None], gap),
-             function, out, form, part)  # fmt: skip
+        rows = image_of(x[None, None, None], gap)
+        call("grouped_floats", self.shape, self.memory.bytes, self.zero_points, rows, function, out,
+             form, part)  # fmt: skip
         out.check()
         return floats_in(out).reshape(len(x), -1)
 
@@ -85,8 +106,9 @@ class Drawn:
         out = image_of(np.full((1, 1, 1, len(x), self.shape.outputs), 7, np.float32), 3)
         rows = Image.of(x[None, None, None])
         other = None if residual is None else image_of(residual[None, None, None], 1)
-        call("grouped_codes", self.shape, self.memory.bytes, rows.codes, grids, len(grids) > 1,
-             ctypes.c_void_p() if other is None else other, out, form, part)  # fmt: skip
+        call("grouped_codes", self.shape, self.memory.bytes, self.zero_points, rows.codes, grids,
+             len(grids) > 1, ctypes.c_void_p() if other is None else other, out, form,
+             part)  # fmt: skip
         out.check()
         return floats_in(out).reshape(len(x), -1)
 
@@ -98,16 +120,18 @@ def grids_of(count: int, rng: np.random.Generator) -> Any:
 
 
 bits = pytest.mark.parametrize("bits", [4, 8])
+affine = pytest.mark.parametrize("affine", [False, True], ids=["symmetric", "affine"])
 
 
 @forms
 @bits
+@affine
 @pytest.mark.parametrize(("inputs", "group"), SIZES)
-def test_kernels(inputs: int, group: int, bits: int, form: int) -> None:
+def test_kernels(inputs: int, group: int, affine: bool, bits: int, form: int) -> None:
     """Against float64, and the bits of the plain form; nothing is read behind weights and rows."""
     rng = np.random.default_rng(inputs)
     for outputs, rows in itertools.product((1, 16, 17, 40), (1, 2, 3, 4, 5, 7, 8, 9, 64, 65, 70)):
-        drawn = Drawn(inputs, outputs, group, bits, outputs)
+        drawn = Drawn(inputs, outputs, group, bits, outputs, affine)
         x = rng.normal(0, 1, (rows, inputs)).astype(np.float32)
         plain = drawn.of_floats(x, 0)
         drawn.close(plain, x.astype(np.float64))
@@ -125,13 +149,14 @@ def test_kernels(inputs: int, group: int, bits: int, form: int) -> None:
 
 @forms
 @bits
+@affine
 @pytest.mark.parametrize("group", [32, 128, 2048])
-def test_rows_of_many_inputs(group: int, bits: int, form: int) -> None:
+def test_rows_of_many_inputs(group: int, affine: bool, bits: int, form: int) -> None:
     """64 rows of 2048 floats leave the second cache, so a tile fetches the rows of the next.
 
     Weights of codes are decoded some groups at a time, for 128 rows at a time.
     """
-    drawn, rng = Drawn(2048, 49, group, bits), np.random.default_rng(group)
+    drawn, rng = Drawn(2048, 49, group, bits, affine=affine), np.random.default_rng(group)
     for rows in (64, 67):
         x = rng.normal(0, 1, (rows, 2048)).astype(np.float32)
         plain = drawn.of_floats(x, 0)
@@ -152,21 +177,24 @@ def test_rows_of_many_inputs(group: int, bits: int, form: int) -> None:
 
 @forms
 @bits
-def test_the_largest_sums(bits: int, form: int) -> None:
+@affine
+def test_the_largest_sums(affine: bool, bits: int, form: int) -> None:
     """No pair of products saturates, and no sum of a step wraps around."""
-    drawn = Drawn(96, 18, 96, bits)
-    for code, end in itertools.product((0, 255), (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)):
-        drawn.codes[:], drawn.scales[:], drawn.bias[:] = end, 1, 0
-        call("pack_grouped", drawn.shape, drawn.codes, drawn.scales, drawn.bias, drawn.memory.bytes)
+    drawn = Drawn(96, 18, 96, bits, affine=affine)
+    ends = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    for code, end, zero in itertools.product((0, 255), ends, ends if affine else (0,)):
+        drawn.codes[:], drawn.scales[:], drawn.bias[:], drawn.zeros[:] = end, 1, 0, zero
+        drawn.pack()
         grids = np.array([(1, 0)], GRID)
         found = drawn.of_codes(np.full((5, 96), code, np.uint8), grids, form)
-        assert (found == code * end * 96).all()
+        assert (found == code * (end - zero) * 96).all()
 
 
 @forms
-def test_rows_that_are_not_finite(form: int) -> None:
+@affine
+def test_rows_that_are_not_finite(affine: bool, form: int) -> None:
     """A row whose grid has no scale is NaN, and so is one of float32 with a NaN; others are not."""
-    drawn = Drawn(33, 20, 33, 4)
+    drawn = Drawn(33, 20, 33, 4, affine=affine)
     grids = grids_of(3, np.random.default_rng(0))
     grids["scale"][1] = np.nan
     found = drawn.of_codes(np.zeros((3, 33), np.uint8), grids, form)
@@ -213,18 +241,40 @@ def quantized(model: nn.Module, target: str, config: Any) -> torch.jit.ScriptMod
     return jit_passes.quantize_script(torch.jit.script(model.eval()), target=target, config=config)
 
 
+SYMMETRIC: dict[str, Any] = {}
+AFFINE: dict[str, Any] = {"scheme": "affine"}
+
+
 @pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
-@pytest.mark.parametrize(("group", "bits"), [(32, 4), (64, 4), (32, 8), (None, 4)])
-def test_models(mode: str, group: int | None, bits: int) -> None:
+@pytest.mark.parametrize(
+    ("group", "bits", "more"),
+    [
+        (32, 4, SYMMETRIC),
+        (64, 4, SYMMETRIC),
+        (32, 8, SYMMETRIC),
+        (None, 4, SYMMETRIC),
+        (32, 4, AFFINE),
+        (64, 8, AFFINE),
+        (None, 4, AFFINE),
+        (None, 8, AFFINE | {"channelwise": False}),
+    ],
+    ids=str,
+)
+def test_models(mode: str, group: int | None, bits: int, more: dict[str, Any]) -> None:
     """All of a block is one plan, as near to the reference model as sums in another order are."""
+    torch.manual_seed(0)
     model = Block().eval()
-    plan, reference = (
-        quantized(model, target, config(mode, group, bits)) for target in ("x86", "reference")
-    )
+    with torch.no_grad():
+        for layer in (model.up, model.down):
+            layer.weight += 0.05 if more else 0  # far from symmetric
+    rules = config(mode, group, bits)
+    rules["global"]["weight"] |= more
+    plan, reference = (quantized(model, target, rules) for target in ("x86", "reference"))
     [of_block] = plans_in(plan)
     kinds = kinds_of(of_block)
     suffix = "_dynamic" if mode == "dynamic" else ""
-    wanted = "linear_dynamic" if mode == "dynamic" and group is None else f"linear_grouped{suffix}"
+    plain = mode == "dynamic" and group is None and not more
+    wanted = "linear_dynamic" if plain else f"linear_grouped{suffix}"
     assert kinds.count(wanted) == 2 and "layer_norm" in kinds
     for shape in ((64,), (1, 64), (5, 64), (2, 3, 64)):
         x = torch.randn(shape)
@@ -282,11 +332,32 @@ def test_groups_that_no_kernel_has() -> None:
     assert not plans_in(decoded)
     with pytest.warns(JitPassesWarning, match="groups of 12, and the target has groups of 32"):
         quantized(model, "x86", config("dynamic", 12))
-    affine = config("weight_only")
-    affine["global"]["weight"]["scheme"] = "affine"
-    model = nn.Sequential(nn.Linear(64, 16)).eval()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_unsigned_weights(bits: int) -> None:
+    """Codes from 0 on are moved to int8, with their zero points."""
+    model = nn.Sequential(nn.Linear(64, 20)).eval()
+    rules = config("weight_only", 32, bits)
+    rules["global"]["weight"] |= {"scheme": "affine", "dtype": "uint8"}
+    plan = quantized(model, "x86", rules)
+    assert kinds_of(plans_in(plan)[0]).count("linear_grouped") == 1
     x = torch.randn(4, 64)
-    assert sqnr(quantized(model, "reference", affine)(x), quantized(model, "x86", affine)(x)) > 100
+    assert sqnr(quantized(model, "reference", rules)(x), plan(x)) > 100
+
+
+def test_affine_weights_are_more_exact() -> None:
+    """Weights on one side of 0 have twice as many codes, so about 6 dB less error."""
+    torch.manual_seed(0)
+    model = nn.Linear(256, 64, bias=False).eval()
+    with torch.no_grad():
+        model.weight.copy_(torch.rand(64, 256) + 0.5)
+    x = torch.randn(50, 256)
+    affine = config("dynamic")
+    affine["global"]["weight"] |= AFFINE
+    found = {name: sqnr(model(x), quantized(model, "x86", rules)(x))
+             for name, rules in (("symmetric", config("dynamic")), ("affine", affine))}  # fmt: skip
+    assert found["affine"] > found["symmetric"] + 4
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "weight_only"])
@@ -336,13 +407,39 @@ def test_messages(numbers: list[int], message: str) -> None:
         restored((lists, scales, changed))
 
 
-def test_rounded_inputs_on_stock() -> None:
-    """PyTorch has no kernel for groups: inputs are rounded as they come, products are in float."""
+def test_states_of_zero_points() -> None:
+    rules = config("weight_only")
+    rules["global"]["weight"] |= AFFINE
+    [plan] = plans_in(quantized(nn.Linear(64, 96), "x86", rules))
+    x = torch.randn(5, 64)
+    refused, ran = mutate(plan, x, 500)
+    assert refused > 100 and ran > 10
+    lists, scales, operators = plan.__getstate__()[0]
+    place = next(i for i, (texts, _, _) in enumerate(operators) if texts[0] == "linear_grouped")
+    texts, numbers, (packed, zeros) = operators[place]
+    for wrong in (zeros[1:], zeros.int(), torch.zeros(6, 2, 15).char()):
+        changed = [*operators]
+        changed[place] = (texts, numbers, [packed, wrong])
+        with pytest.raises(
+            RuntimeError, match="its zero points are int8 of the shape \\[6, 2, 16]"
+        ):
+            restored((lists, scales, changed))
+
+
+@pytest.mark.parametrize("group", [32, None])
+def test_rounded_inputs_on_stock(group: int | None) -> None:
+    """PyTorch has no kernel for groups, nor for zero points that are right with all engines.
+
+    Inputs are rounded as they come, and products are in float.
+    """
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight += 0.05  # else there may be no zero points
     x = torch.randn(6, 64)
-    stock, reference = (
-        quantized(model, target, config("dynamic")) for target in ("stock", "reference")
-    )
+    rules = config("dynamic", group)
+    rules["global"]["weight"] |= SYMMETRIC if group else AFFINE
+    stock, reference = (quantized(model, target, rules) for target in ("stock", "reference"))
     found = sqnr(reference(x), stock(x))  # 7 bits on processors without VNNI
     assert found > (100 if VNNI else 35)
     kinds = [node.kind for node in GraphView.of(stock).nodes]

@@ -42,7 +42,8 @@ void codesAt(const uint8_t* step, int64_t input, int64_t bits, int32_t* codes) {
 }
 
 void codesTilePlain(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a,
+    RowsDone done) {
   for (int64_t r = 0; r < rows.count; ++r, a += kOutputs) {
     std::fill_n(a, kOutputs, 0.0F);
     const uint8_t* at = block + kGroupedHeader;
@@ -62,11 +63,13 @@ void codesTilePlain(
         a[c] = __builtin_fmaf(static_cast<float>(sums[c]), scales[c], a[c]);
       }
     }
+    done(r, 1);
   }
 }
 
 void floatsTilePlain(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a,
+    RowsDone done) {
   for (int64_t r = 0; r < rows.count; ++r, a += kOutputs) {
     std::fill_n(a, kOutputs, 0.0F);
     const uint8_t* at = block + kGroupedHeader;
@@ -88,26 +91,50 @@ void floatsTilePlain(
         a[c] = __builtin_fmaf(sum, scales[c], a[c]);
       }
     }
+    done(r, 1);
   }
 }
+
+// The place of 16 results of each row, from the output `first` on, and addends of these, or null.
+struct Results {
+  float* const* rows;
+  const float* const* addends;
+  int64_t first;
+
+  [[gnu::always_inline]] void write(int64_t row, float* values) const {
+    if (addends != nullptr) {
+      for (int64_t c = 0; c < kOutputs; ++c) {
+        values[c] += addends[row][first + c];
+      }
+    }
+    for (int64_t c = 0; c < kOutputs; ++c) {
+      rows[row][first + c] = values[c];
+    }
+  }
+};
 
 // From sums, [rows][16], to results. The grid of a row is `apart` grids behind that of the row before.
 JIT_PASSES_VECTORIZED void onGrids(
-    const RowGrid* grids, int64_t apart, int64_t rows, const float* __restrict totals,
-    const float* __restrict bias, float* __restrict a) {
+    const RowGrid* grids, int64_t apart, int64_t rows, const float* __restrict header, const float* a,
+    const Results& to) {
   for (int64_t r = 0; r < rows; ++r, grids += apart, a += kOutputs) {
-    const auto zero_point = static_cast<float>(-grids->zero_point);
+    const float zero_point = static_cast<float>(-grids->zero_point), scale = grids->scale;
+    float values[kOutputs];
     for (int64_t c = 0; c < kOutputs; ++c) {
-      a[c] = __builtin_fmaf(__builtin_fmaf(zero_point, totals[c], a[c]), grids->scale, bias[c]);
+      values[c] = __builtin_fmaf(__builtin_fmaf(zero_point, header[c], a[c]), scale, header[kOutputs + c]);
     }
+    to.write(r, values);
   }
 }
 
-JIT_PASSES_VECTORIZED void withBias(int64_t rows, const float* __restrict bias, float* __restrict a) {
+JIT_PASSES_VECTORIZED void withBias(
+    int64_t rows, const float* __restrict header, const float* a, const Results& to) {
   for (int64_t r = 0; r < rows; ++r, a += kOutputs) {
+    float values[kOutputs];
     for (int64_t c = 0; c < kOutputs; ++c) {
-      a[c] += bias[c];
+      values[c] = a[c] + header[kOutputs + c];
     }
+    to.write(r, values);
   }
 }
 
@@ -115,58 +142,69 @@ float* floatsAt(const Image& image, int64_t row) {
   return reinterpret_cast<float*>(image.rowAt(row / image.width) + row % image.width * image.pixel);
 }
 
-// Adds `other`, if not null, and writes 16 results, or the first ones.
-void writeSum(float* __restrict a, const float* other, int64_t count, float* y) {
-  if (other != nullptr) {
-    for (int64_t c = 0; c < count; ++c) {
-      a[c] += other[c];
-    }
+// Writes some of 16 results, plus `other`, if not null.
+void writeSum(const float* a, const float* other, int64_t count, float* y) {
+  for (int64_t c = 0; c < count; ++c) {
+    y[c] = other != nullptr ? a[c] + other[c] : a[c];
   }
-  count == kOutputs ? std::copy_n(a, kOutputs, y) : std::copy_n(a, count, y);
 }
 
 bool manyRows(const Image& out) { return out.rows() * out.width >= kFewToDecode512; }
 
-// `rowAt(row)` returns the beginning of a row. `finish(row, count, a, header)` turns the sums of `count` rows into
-// results. `pair`, if not null, computes two blocks at one time.
+// `rowAt(row)` returns the beginning of a row. `finish(row, count, header, a, to)` writes results from the sums of
+// `count` rows. `pair`, if not null, computes two blocks at one time.
 template <typename T, typename RowAt, typename Finish>
 void runBlocks(
     const GroupedLinear& linear, GroupedTile<T> tile, GroupedTile<T> pair, const RowAt& rowAt,
     const Finish& finish, const Image& out, int64_t begin, int64_t end) {
   constexpr int64_t kMost = kGroupedRows<T>;
   constexpr int64_t kMostSums = 8192; // a row of kMostProducts inputs has fewer groups
-  const int64_t rows = out.rows() * out.width, groups = linear.shape.groups();
+  const GroupedShape& shape = linear.shape;
+  const int64_t rows = out.rows() * out.width, groups = shape.groups();
   const int64_t together = linear.zero_points ? std::clamp<int64_t>(kMostSums / groups, 1, kMost) : kMost;
+  const bool is_plain = linear.function.which == FloatFunction::None;
+  alignas(64) float sums[2 * kMost * kOutputs];
   float group_sums[kMostSums];
   for (int64_t row = 0; row < rows; row += together) { // whose inputs stay in the second cache for all blocks
     GroupedRows<T> some{{}, std::min(together, rows - row)};
-    float* y[kMost];
-    const float* addend[kMost] = {};
+    float *y[kMost], *own[kMost];
+    const float* addend[kMost];
     for (int64_t r = 0; r < some.count; ++r) {
-      some.row[r] = rowAt(row + r), y[r] = floatsAt(out, row + r);
+      some.row[r] = rowAt(row + r), y[r] = floatsAt(out, row + r), own[r] = sums + r * kOutputs;
       addend[r] = linear.residual ? floatsAt(*linear.residual, row + r) : nullptr;
       if (linear.zero_points) {
-        sumGroups(linear.shape, some.row[r], group_sums + r * groups);
+        sumGroups(shape, some.row[r], group_sums + r * groups);
       }
     }
+    // Writes results of a block from some of its sums.
+    const auto finishBlock = [&](int64_t item, float* of_block, int64_t from, int64_t some_count) {
+      const uint8_t* block = linear.packed + item * shape.blockBytes();
+      const int64_t first = item * kOutputs, count = std::min(kOutputs, shape.outputs - first);
+      float* a = of_block + from * kOutputs;
+      if (linear.zero_points) {
+        const int8_t* zero_points = linear.zero_points + item * groups * kOutputs;
+        addZeroPoints(shape, block, zero_points, group_sums + from * groups, some_count, a, linear.form);
+      }
+      const auto* header = reinterpret_cast<const float*>(block);
+      if (is_plain && count == kOutputs) {
+        finish(
+            row + from, some_count, header, a, {y + from, linear.residual ? addend + from : nullptr, first});
+        return;
+      }
+      finish(row + from, some_count, header, a, {own + from, nullptr, of_block - sums});
+      linear.function.run(a, a, some_count * kOutputs);
+      for (int64_t r = from; r < from + some_count; ++r, a += kOutputs) {
+        writeSum(a, addend[r] ? addend[r] + first : nullptr, count, y[r] + first);
+      }
+    };
     for (int64_t item = begin, blocks = 0; item < end; item += blocks) {
       blocks = pair ? std::min<int64_t>(end - item, 2) : 1;
-      alignas(64) float sums[2 * kMost * kOutputs];
-      (blocks == 2 ? pair : tile)(linear.shape, linear.packed + item * linear.shape.blockBytes(), some, sums);
-      for (int64_t i = 0; i < blocks; ++i) {
-        const uint8_t* block = linear.packed + (item + i) * linear.shape.blockBytes();
-        const int64_t first = (item + i) * kOutputs, count = std::min(kOutputs, linear.shape.outputs - first);
-        float* a = sums + i * some.count * kOutputs;
-        if (linear.zero_points) {
-          const int8_t* of_block = linear.zero_points + (item + i) * groups * kOutputs;
-          addZeroPoints(linear.shape, block, of_block, group_sums, some.count, a, linear.form);
+      const auto done = [&](int64_t from, int64_t count) {
+        for (int64_t i = 0; i < blocks; ++i) {
+          finishBlock(item + i, sums + i * some.count * kOutputs, from, count);
         }
-        finish(row, some.count, a, reinterpret_cast<const float*>(block));
-        linear.function.run(a, a, some.count * kOutputs);
-        for (int64_t r = 0; r < some.count; ++r) {
-          writeSum(a + r * kOutputs, addend[r] ? addend[r] + first : nullptr, count, y[r] + first);
-        }
-      }
+      };
+      (blocks == 2 ? pair : tile)(shape, linear.packed + item * shape.blockBytes(), some, sums, done);
     }
   }
 }
@@ -212,8 +250,8 @@ void GroupedLinear::run(
   runBlocks<uint8_t>(
       *this, tile, decodes ? groupedPairOfCodesVnni : nullptr,
       [&](int64_t row) { return codes + row * shape.inputs; },
-      [&](int64_t row, int64_t count, float* a, const float* header) {
-        onGrids(grids + (per_row ? row : 0), per_row, count, header, header + kOutputs, a);
+      [&](int64_t row, int64_t count, const float* header, const float* a, const Results& to) {
+        onGrids(grids + (per_row ? row : 0), per_row, count, header, a, to);
       },
       out, begin, end);
 }
@@ -226,7 +264,9 @@ void GroupedLinear::run(const Image& in, const Image& out, int64_t begin, int64_
   runBlocks<float>(
       *this, tile, decodes ? groupedPairOfFloatsVnni : nullptr,
       [&](int64_t row) { return floatsAt(in, row); },
-      [&](int64_t, int64_t count, float* a, const float* header) { withBias(count, header + kOutputs, a); },
+      [&](int64_t, int64_t count, const float* header, const float* a, const Results& to) {
+        withBias(count, header, a, to);
+      },
       out, begin, end);
 }
 

@@ -100,22 +100,29 @@ JIT_PASSES_VNNI void codesTileAmx(
 } // namespace
 
 void groupedCodesAmx(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a,
+    RowsDone done) {
   constexpr int64_t kFewest = 8; // with fewer rows, a register waits for its weights
   for (int64_t r = 0; r < rows.count; r += kRows) {
     const auto some = rows.from(r, kRows);
-    const auto tile = some.count < kFewest ? groupedCodesVnni
-                      : shape.bits == 4    ? codesTileAmx<4>
-                                           : codesTileAmx<8>;
-    tile(shape, block, some, a + r * GroupedShape::kOutputs);
+    float* own = a + r * GroupedShape::kOutputs;
+    if (some.count < kFewest) {
+      groupedCodesVnni(
+          shape, block, some, own, [&](int64_t first, int64_t count) { done(r + first, count); });
+      continue;
+    }
+    const auto tile = shape.bits == 4 ? codesTileAmx<4> : codesTileAmx<8>;
+    tile(shape, block, some, own);
+    done(r, some.count);
   }
 }
 
 #else
 
 void groupedCodesAmx(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
-  groupedCodesVnni(shape, block, rows, a);
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a,
+    RowsDone done) {
+  groupedCodesVnni(shape, block, rows, a, done);
 }
 
 #endif

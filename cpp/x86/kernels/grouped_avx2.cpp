@@ -273,7 +273,8 @@ JIT_PASSES_AVX2 void addDecoded(
 // Decodes the weights of some steps to float32, which many rows then use one after the other.
 template <int kBits>
 JIT_PASSES_AVX2 void decodedTile256(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a,
+    RowsDone done) {
   alignas(32) float weights[kStepsTogether * 512], parts[kGroupedRows<float> * 64];
   StepOfFloats<kGroupedRows<float>> x;
   const bool fetches = fetchesRows(shape, rows.count);
@@ -302,6 +303,7 @@ JIT_PASSES_AVX2 void decodedTile256(
       }
     }
   }
+  done(0, rows.count);
 }
 
 template <int kRows>
@@ -320,19 +322,23 @@ void floatsTileOf(const GroupedShape& shape, const uint8_t* block, const Grouped
 } // namespace
 
 void groupedCodesAvx2(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
-  inTiles<uint8_t>({codesTileOf<1>, codesTileOf<2>, codesTileOf<3>, codesTileOf<4>}, shape, block, rows, a);
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a,
+    RowsDone done) {
+  inTiles<uint8_t>(
+      {codesTileOf<1>, codesTileOf<2>, codesTileOf<3>, codesTileOf<4>}, shape, block, rows, a, done);
 }
 
 void groupedFloatsAvx2(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a,
+    RowsDone done) {
   constexpr int64_t kFewToDecode = 5;
   if (rows.count >= kFewToDecode) {
     const auto decoded = shape.bits == 4 ? decodedTile256<4> : decodedTile256<8>;
-    return decoded(shape, block, rows, a);
+    return decoded(shape, block, rows, a, done);
   }
   inTiles<float>(
-      {floatsTileOf<1>, floatsTileOf<2>}, shape, block, rows, a); // there are not enough registers for more
+      {floatsTileOf<1>, floatsTileOf<2>}, shape, block, rows, a,
+      done); // there are not enough registers for more
 }
 
 } // namespace jit_passes::x86
@@ -341,8 +347,8 @@ void groupedFloatsAvx2(
 
 namespace jit_passes::x86 {
 
-void groupedCodesAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*) {}
-void groupedFloatsAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*) {}
+void groupedCodesAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*, RowsDone) {}
+void groupedFloatsAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*, RowsDone) {}
 
 } // namespace jit_passes::x86
 

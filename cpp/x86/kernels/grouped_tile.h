@@ -1,6 +1,8 @@
 // Some rows times a block of 16 outputs: the part of grouped.h that each form implements.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <algorithm>
 
 #include "grouped.h"
@@ -37,29 +39,40 @@ struct DecodedSteps {
 
 // Writes the sums `a` of each row, [rows][16], or of two blocks, one after the other.
 template <typename T>
-using GroupedTile =
+using GroupedSums =
     void (*)(const GroupedShape& shape, const uint8_t* block, const GroupedRows<T>& rows, float* a);
 
-// Runs a tile for all rows. `tiles` has the functions for one row, two rows, and so on; the largest is used first.
+// Is called when the sums of `count` rows, from row `first` on, are there. Results are then written while products of
+// further rows are computed.
+using RowsDone = c10::function_ref<void(int64_t first, int64_t count)>;
+
+template <typename T>
+using GroupedTile = void (*)(
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<T>& rows, float* a, RowsDone done);
+
+// Computes the sums of all rows. `sums` has the functions for one row, two rows, and so on; the largest is used first.
 template <typename T, size_t kMost>
 void inTiles(
-    const GroupedTile<T> (&tiles)[kMost], const GroupedShape& shape, const uint8_t* block,
-    const GroupedRows<T>& rows, float* a) {
+    const GroupedSums<T> (&sums)[kMost], const GroupedShape& shape, const uint8_t* block,
+    const GroupedRows<T>& rows, float* a, RowsDone done) {
   for (int64_t r = 0; r < rows.count; r += kMost, a += kMost * GroupedShape::kOutputs) {
     const auto some = rows.from(r, kMost);
-    tiles[some.count - 1](shape, block, some, a);
+    sums[some.count - 1](shape, block, some, a);
+    done(r, some.count);
   }
 }
 
-void groupedCodesAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
-void groupedFloatsAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
-void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
+void groupedCodesAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*, RowsDone);
+void groupedFloatsAvx2(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*, RowsDone);
+void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*, RowsDone);
 // By AMX if there are enough rows, else by groupedCodesVnni.
-void groupedCodesAmx(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
-void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
+void groupedCodesAmx(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*, RowsDone);
+void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*, RowsDone);
 // Two blocks at a time. Decoding weights for two blocks pays only with several rows.
-void groupedPairOfCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*);
-void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*);
+void groupedPairOfCodesVnni(
+    const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*, RowsDone);
+void groupedPairOfFloatsVnni(
+    const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*, RowsDone);
 constexpr int64_t kFewToDecode512 = 8;
 // Steps of codes that are decoded at a time, to stay in the first cache.
 constexpr int64_t kCodesAhead512 = 16;

@@ -83,6 +83,7 @@ template <int kBlocks>
 struct GroupsOfBytes {
   const uint8_t *codes[kBlocks], *scales[kBlocks];
   int64_t count, steps, codes_apart, scales_apart; // bytes from one group to the next
+  bool are_first;                                  // of their row, so their sums begin with 0
 };
 
 // Adds the sums of some groups to `a`, [blocks][all rows][16]. Six rows and two blocks need 26 registers, and two
@@ -95,7 +96,8 @@ JIT_PASSES_VNNI void addGroups512(
   __m512 all[kRows][kBlocks];
 #pragma GCC unroll 16
   for (int i = 0; i < kRows * kBlocks; ++i) {
-    all[i / kBlocks][i % kBlocks] = _mm512_load_ps(a + 16 * (i % kBlocks * rows + i / kBlocks));
+    const float* before = a + 16 * (i % kBlocks * rows + i / kBlocks);
+    all[i / kBlocks][i % kBlocks] = groups.are_first ? _mm512_setzero_ps() : _mm512_load_ps(before);
   }
   for (int64_t group = 0; group < groups.count; ++group) {
     __m512i sums[kRows][kBlocks] = {};
@@ -139,7 +141,8 @@ JIT_PASSES_VNNI void addGroups512(
 // Decodes the weights of some groups to 8 bits, which many rows then use one after the other.
 template <int kBits, int kBlocks>
 JIT_PASSES_VNNI void codesOfMany512(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a,
+    RowsDone done) {
   constexpr int kMost = 6;
   using Add = void (*)(
       const GroupsOfBytes<kBlocks>&, const uint8_t* const*, int64_t, int64_t, const uint8_t*, float*);
@@ -150,11 +153,11 @@ JIT_PASSES_VNNI void codesOfMany512(
                            addGroups512<3, kBlocks, false>, addGroups512<4, kBlocks, false>,
                            addGroups512<5, kBlocks, false>, addGroups512<6, kBlocks, false>};
   alignas(64) uint8_t decoded[kBits == 4 ? kBlocks * kCodesAhead512 * kDecodedStep : 1];
-  std::fill_n(a, kBlocks * rows.count * 16, 0.0F);
   const int64_t steps = shape.steps(), all = shape.groups(),
                 together = std::max<int64_t>(1, kCodesAhead512 / steps);
   for (int64_t first = 0; first < all; first += together) {
-    GroupsOfBytes<kBlocks> groups{{}, {}, std::min(together, all - first), steps, 0, shape.groupBytes()};
+    GroupsOfBytes<kBlocks> groups{
+        {}, {}, std::min(together, all - first), steps, 0, shape.groupBytes(), first == 0};
     groups.codes_apart = kBits == 4 ? steps * kDecodedStep : groups.scales_apart;
     for (int64_t b = 0; b < kBlocks; ++b) {
       groups.scales[b] = block + kGroupedHeader + b * shape.blockBytes() + first * shape.groupBytes();
@@ -180,6 +183,9 @@ JIT_PASSES_VNNI void codesOfMany512(
       const uint8_t* from = next + fetched / bytes * shape.blockBytes() + fetched % bytes;
       const Add add = (fetched < kBlocks * bytes ? kFetching : kOnly)[count - 1];
       add(groups, rows.row + r, 32 * steps * first, rows.count, from, a + 16 * r);
+      if (!more) {
+        done(r, count);
+      }
     }
   }
 }
@@ -340,7 +346,8 @@ JIT_PASSES_VNNI void addDecoded(
 // Decodes the weights of some steps to float32, which many rows then use one after the other.
 template <int kBits, int kBlocks>
 JIT_PASSES_VNNI void decodedTile512(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a,
+    RowsDone done) {
   constexpr int64_t kOctets = 64; // floats in the parts of one row
   constexpr int kMost = 8 / kBlocks;
   using Add =
@@ -384,6 +391,7 @@ JIT_PASSES_VNNI void decodedTile512(
       }
     }
   }
+  done(0, rows.count);
 }
 
 template <int kRows>
@@ -403,36 +411,41 @@ void floatsTile512Of(
 } // namespace
 
 void groupedCodesVnni(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a,
+    RowsDone done) {
   if (rows.count >= kFewToDecode512 && sharesDecoded512(shape)) {
     const auto many = shape.bits == 4 ? codesOfMany512<4, 1> : codesOfMany512<8, 1>;
-    return many(shape, block, rows, a);
+    return many(shape, block, rows, a, done);
   }
   inTiles<uint8_t>(
-      {codesTile512Of<1>, codesTile512Of<2>, codesTile512Of<3>, codesTile512Of<4>}, shape, block, rows, a);
+      {codesTile512Of<1>, codesTile512Of<2>, codesTile512Of<3>, codesTile512Of<4>}, shape, block, rows, a,
+      done);
 }
 
 void groupedPairOfCodesVnni(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a) {
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<uint8_t>& rows, float* a,
+    RowsDone done) {
   const auto many = shape.bits == 4 ? codesOfMany512<4, 2> : codesOfMany512<8, 2>;
-  many(shape, block, rows, a);
+  many(shape, block, rows, a, done);
 }
 
 void groupedFloatsVnni(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a,
+    RowsDone done) {
   if (rows.count >= kFewToDecode512) {
     const auto decoded = shape.bits == 4 ? decodedTile512<4, 1> : decodedTile512<8, 1>;
-    return decoded(shape, block, rows, a);
+    return decoded(shape, block, rows, a, done);
   }
   inTiles<float>(
-      {floatsTile512Of<1>, floatsTile512Of<2>, floatsTile512Of<3>, floatsTile512Of<4>}, shape, block, rows,
-      a);
+      {floatsTile512Of<1>, floatsTile512Of<2>, floatsTile512Of<3>, floatsTile512Of<4>}, shape, block, rows, a,
+      done);
 }
 
 void groupedPairOfFloatsVnni(
-    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a) {
+    const GroupedShape& shape, const uint8_t* block, const GroupedRows<float>& rows, float* a,
+    RowsDone done) {
   const auto decoded = shape.bits == 4 ? decodedTile512<4, 2> : decodedTile512<8, 2>;
-  decoded(shape, block, rows, a);
+  decoded(shape, block, rows, a, done);
 }
 
 } // namespace jit_passes::x86
@@ -441,10 +454,12 @@ void groupedPairOfFloatsVnni(
 
 namespace jit_passes::x86 {
 
-void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*) {}
-void groupedPairOfCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*) {}
-void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*) {}
-void groupedPairOfFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*) {}
+void groupedCodesVnni(const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*, RowsDone) {}
+void groupedPairOfCodesVnni(
+    const GroupedShape&, const uint8_t*, const GroupedRows<uint8_t>&, float*, RowsDone) {}
+void groupedFloatsVnni(const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*, RowsDone) {}
+void groupedPairOfFloatsVnni(
+    const GroupedShape&, const uint8_t*, const GroupedRows<float>&, float*, RowsDone) {}
 
 } // namespace jit_passes::x86
 

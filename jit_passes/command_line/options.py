@@ -74,17 +74,17 @@ class Shard(click.ParamType):  # type: ignore[type-arg]
 
 
 class Strength(click.ParamType):  # type: ignore[type-arg]
-    """A number from 0 to 1, `auto` or `none`."""
+    """A number from 0 to 1, `search`, `auto` or `none`."""
 
     name = "strength"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        if value in ("auto", "none"):
+        if value in ("auto", "none", "search"):
             return value
         try:
             found = float(value)
         except ValueError:
-            self.fail(f"{value!r} is no strength: give auto, none, or a number from 0 to 1")
+            self.fail(f"{value!r} is no strength: give auto, none, search, or a number from 0 to 1")
         if not 0 <= found <= 1:
             self.fail(f"{value} is not between 0 and 1")
         return found

@@ -54,7 +54,8 @@ the first axis counts samples.
     default="auto",
     show_default=True,
     help="For transformers: first move large channels into weights, where there are some (auto), "
-    "nowhere (none), or everywhere by 0.5 say, which needs data.",
+    "nowhere (none), or everywhere, which needs data: by 0.5 say, or by the error of weights "
+    "(search).",
 )
 @click.option(
     "--equalize",
@@ -102,7 +103,7 @@ def quantize(
     check_readable(profile, config)
     batches = options.given_data(loaded, method, **data)
     options.warn_of_random(data["random"])
-    if isinstance(smooth, float) and batches is None:
+    if smooth not in ("auto", "none") and batches is None:
         raise click.UsageError("--smooth needs --data or --random")
     if equalize == "activations" and batches is None:
         raise click.UsageError("--equalize activations needs --data or --random")

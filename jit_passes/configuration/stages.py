@@ -12,10 +12,11 @@ from .checks import OptionError
 
 AUTO = "auto"
 NO_SMOOTHING = "none"
+SEARCHED = "search"
 EQUALIZATIONS = ("activations", "weights")
 WEIGHT_ROUNDINGS = ("gptq", "adaround", "gptq_sequential", "adaround_sequential")
 BIAS_CORRECTIONS = ("sequential", "fast", "statistics")
-SMOOTH = 'smooth is "auto", a number from 0 to 1, or None'
+SMOOTH = 'smooth is "auto", "search", a number from 0 to 1, or None'
 _WORDS = {
     "equalize": (AUTO, *EQUALIZATIONS),
     "weight_rounding": WEIGHT_ROUNDINGS,
@@ -28,7 +29,8 @@ class StageOptions:
     """The stages of `quantize_script` around calibration; None leaves one unsaid.
 
     Attributes:
-        smooth: "auto", the strength, or "none" for no smoothing: see `jit_passes.smooth`.
+        smooth: "auto", the strength, which may be "search", or "none" for no smoothing: see
+            `jit_passes.smooth`.
         equalize: "auto", "activations" or "weights": see `jit_passes.equalize`.
         weight_rounding: how: see `jit_passes.round_weights`.
         bias_correction: how: see `jit_passes.correct_bias`.
@@ -70,7 +72,7 @@ def check_smooth(smooth: Any) -> None:
     Raises:
         OptionError: it is none of these.
     """
-    if smooth is None or (isinstance(smooth, str) and smooth in (AUTO, NO_SMOOTHING)):
+    if smooth is None or (isinstance(smooth, str) and smooth in (AUTO, NO_SMOOTHING, SEARCHED)):
         return
     if not is_strength(smooth):
         raise OptionError("smooth", f"{SMOOTH}, not {smooth!r}")

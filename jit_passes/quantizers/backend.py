@@ -25,6 +25,7 @@ from .policy import Policy
 from .refusals import ALL_FLOAT, Refusals
 from .residuals import STREAM, find_stream, find_summed, has_float_sums
 from .selection import Selection
+from .standalone import weight_spec
 from .support import Role
 from .writer import AnnotationWriter, result_options
 
@@ -256,6 +257,20 @@ class BackendQuantizer(Quantizer):
             return set()
         found -= {node.index for node in graph.nodes if can.adds_in_float(node)}
         return found & self._static(graph, replace(self.configuration, rules=()))
+
+    def find_weights(self, graph: GraphView) -> dict[int, QuantizationSpec]:
+        """Return how weights of operators are to be quantized, by index."""
+        resolved = replace(self.configuration, allow_unmatched=True).resolve(graph)
+        chosen = self._choose(graph, resolved, find_front_end(graph))
+        floats = {index for index, choice in chosen.items() if choice.mode is None}
+        specs = {
+            node.index: weight_spec(self.policy, resolved, node)
+            for node in graph.nodes
+            if self.policy.capability.is_weighted(node)
+            and node.index not in floats
+            and not resolved.of(node).keep_float
+        }
+        return {i: spec for i, spec in specs.items() if isinstance(spec, QuantizationSpec)}
 
     def _static(self, graph: GraphView, configuration: Configuration) -> set[int]:
         """Return the indices of operators with weights that are to have ranges from data."""

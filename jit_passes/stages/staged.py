@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..configuration.stages import AUTO, NO_SMOOTHING, StageOptions
+from ..configuration.stages import AUTO, NO_SMOOTHING, SEARCHED, StageOptions
 from ..errors import JitPassesError
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
@@ -96,12 +96,17 @@ class Staged:
             and mode_of(self.quantizer.configuration) != "weight_only"
         ):
             return None
-        strength = None if isinstance(smooth, str) else smooth
+        strength = None if smooth == AUTO else smooth
         backend = self.quantizer if isinstance(self.quantizer, BackendQuantizer) else None
-        rounded = None if backend is None else backend.find_rounded
-        return Smoother(
-            strength, self.data, self.input_fn, self.progress, rounded, origin=self.model
-        )
+        if backend is None and strength == SEARCHED:
+            raise JitPassesError(
+                f"smooth={SEARCHED!r} needs a quantizer of a target, which says how weights are "
+                "quantized; or call jit_passes.smooth, whose argument `weight` says it"
+            )
+        smoother = Smoother(strength, self.data, self.input_fn, self.progress, origin=self.model)
+        if backend is not None:
+            smoother.rounded, smoother.weights = backend.find_rounded, backend.find_weights
+        return smoother
 
     def _check(self) -> None:
         said = self.options.given()

@@ -60,7 +60,7 @@ NORM = "aten::layer_norm"
 STEPS: tuple[tuple[Step, ...], ...] = (
     tuple(map(_activations, (MinMax(), Entropy(), MeanSquaredError(), Percentile()))),
     tuple(map(_weights, (MeanSquaredError(), OutputError()))),
-    tuple(_stage("smooth", strength, NORM) for strength in (0.25, 0.5, 0.75, "none")),
+    tuple(_stage("smooth", strength, NORM) for strength in (0.25, 0.5, 0.75, "search", "none")),
     tuple(_stage("equalize", ranges) for ranges in ("activations", "weights")),
     (_stage("bias_correction", "fast"),),
     tuple(_stage("weight_rounding", how) for how in ("gptq", "adaround")),

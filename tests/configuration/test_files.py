@@ -200,7 +200,7 @@ MALFORMED = {
     ),
     "smooth": (
         "version: 1\nstages: {smooth: 1.5}\n",
-        '2:18: smooth is "auto", a number from 0 to 1, or None, not 1.5',
+        '2:18: smooth is "auto", "search", a number from 0 to 1, or None, not 1.5',
     ),
     "stage null": (
         "version: 1\nstages: {weight_rounding: }\n",

@@ -232,7 +232,9 @@ def test_smoothing_and_what_it_does_not_go_with() -> None:
     for quantized in (by_profile, small):
         made = jit_passes.provenance(quantized)
         assert made is not None and "smooth" not in made
-    with pytest.raises(ValueError, match='smooth is "auto", a number from 0 to 1, or None'):
+    with pytest.raises(
+        ValueError, match='smooth is "auto", "search", a number from 0 to 1, or None'
+    ):
         jit_passes.quantize_script(model, CALIBRATION, smooth="yes")
     with pytest.raises(ValueError, match=r"smooth is .* or None, not 1\.5"):
         jit_passes.quantize_script(model, CALIBRATION, smooth=1.5)

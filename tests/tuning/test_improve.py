@@ -209,7 +209,7 @@ def test_smoothing_and_results_of_any_structure(everything: jit_passes.Improved)
     improved = jit_passes.improve(model, data, mode="static", **HOW)
     tried = [step.name for step in improved.steps]
     assert [n for n in tried if n.startswith("smooth")] == [
-        "smooth: 0.25", "smooth: 0.5", "smooth: 0.75", "smooth: none",
+        "smooth: 0.25", "smooth: 0.5", "smooth: 0.75", "smooth: search", "smooth: none",
     ]  # fmt: skip
     without = {step.name: step.after for step in improved.steps}["smooth: none"]
     assert without is not None and without < improved.score - 6

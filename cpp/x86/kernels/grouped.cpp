@@ -163,6 +163,7 @@ void runBlocks(
   const int64_t rows = out.rows() * out.width, groups = shape.groups();
   const int64_t together = linear.zero_points ? std::clamp<int64_t>(kMostSums / groups, 1, kMost) : kMost;
   const bool is_plain = linear.function.which == FloatFunction::None;
+  const int64_t rows_together = is_plain ? 1 : 32; // since a call of a function costs time
   alignas(64) float sums[2 * kMost * kOutputs];
   float group_sums[kMostSums];
   for (int64_t row = 0; row < rows; row += together) { // whose inputs stay in the second cache for all blocks
@@ -199,10 +200,16 @@ void runBlocks(
     };
     for (int64_t item = begin, blocks = 0; item < end; item += blocks) {
       blocks = pair ? std::min<int64_t>(end - item, 2) : 1;
+      int64_t finished = 0;
       const auto done = [&](int64_t from, int64_t count) {
-        for (int64_t i = 0; i < blocks; ++i) {
-          finishBlock(item + i, sums + i * some.count * kOutputs, from, count);
+        const int64_t ready = from + count - finished;
+        if (ready < rows_together && from + count < some.count) {
+          return;
         }
+        for (int64_t i = 0; i < blocks; ++i) {
+          finishBlock(item + i, sums + i * some.count * kOutputs, finished, ready);
+        }
+        finished = from + count;
       };
       (blocks == 2 ? pair : tile)(shape, linear.packed + item * shape.blockBytes(), some, sums, done);
     }

@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -46,6 +47,7 @@ _DEFAULT = JitPassesRuntime(target="x86", mode="auto")
 _PEERS: dict[str, Runtime] = {
     name: RUNTIMES[name] for name in ("quantize_jit_x86", "onnxruntime") if name in RUNTIMES
 } | {"pt2e": Pt2eRuntime()}
+_QUANTIZERS: dict[str, Runtime] = {_OURS: _DEFAULT, **_PEERS}
 _CALIBRATION, _BATCH, _TEST = 16, 4, 32  # pictures
 # Pictures and batches of batch norms: with fewer, deep networks amplify what is unlike them.
 _STATISTICS, _TIMES = 64, 4
@@ -120,8 +122,8 @@ def scores_of(result: Any) -> torch.Tensor:
     return found
 
 
-def measured(name: str, size: int) -> Scores:
-    """All quantizers on one model.
+def measured(name: str, size: int, quantizers: Sequence[str]) -> Scores:
+    """Some quantizers on one model.
 
     Raises:
         Exception: the model cannot be scripted.
@@ -135,7 +137,8 @@ def measured(name: str, size: int) -> Scores:
     with torch.no_grad():
         expected = torch.cat([model(x) for x in test])
     workload = Workload(model, torch.jit.script(model), calibration)
-    for key, runtime in {_OURS: _DEFAULT, **_PEERS}.items():
+    for key in quantizers:
+        runtime = _QUANTIZERS[key]
         missing = missing_requirement(runtime)
         if missing:
             scores.errors[key] = missing
@@ -152,10 +155,21 @@ def measured(name: str, size: int) -> Scores:
     return scores
 
 
-def in_its_process(name: str, size: int) -> Scores:
-    """`measured` in a process that ends behind it, and gives its memory back."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(measured, name, size).result()
+def in_its_process(name: str, size: int, quantizers: Sequence[str] = ()) -> Scores:
+    """`measured` in a process that ends behind it, and gives its memory back.
+
+    All quantizers share the process. If one of them crashes, each gets its own.
+    """
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return pool.submit(measured, name, size, quantizers or tuple(_QUANTIZERS)).result()
+    except BrokenProcessPool:
+        if len(quantizers) == 1:
+            return Scores(name, size, errors={quantizers[0]: "crashes"})
+    each = [in_its_process(name, size, (key,)) for key in _QUANTIZERS]
+    decibels = {key: found for one in each for key, found in one.decibels.items()}
+    errors = {key: error for one in each for key, error in one.errors.items()}
+    return Scores(name, max(one.size for one in each), decibels, errors)
 
 
 def summary(all_scores: Sequence[Scores]) -> str:

@@ -154,7 +154,7 @@ def test_layers_that_stay_float_do_not_count() -> None:
 
 
 def test_groups_that_do_not_fit(bench: Bench) -> None:
-    """Such linears stay float, and factors are for the others alone: for none here."""
+    """Linears whose groups do not fit stay float, and change no factor: all are 1 here."""
     model, batches, x = bench
     found = jit_passes.smooth(
         model, batches, strength="search", weight={"bits": 4, "group_size": 7}

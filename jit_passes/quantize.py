@@ -86,7 +86,7 @@ def quantize_script(
             the error of rounded weights, for weights of few bits; None for none. See
             `jit_passes.smooth`. Where linears are static, large channels of their results for
             residual sums are divided ahead of rounding too, and multiplied in float behind it. Not
-            with a profile, nor in the mode "weight_only".
+            with a profile; "auto" smooths nothing in the mode "weight_only".
         equalize: whose ranges to scale the channels between layers by: "auto", "activations" or
             "weights", see `jit_passes.equalize`; None for not at all. Not with a profile.
         weight_rounding: "gptq", "adaround", "gptq_sequential" or "adaround_sequential", which need

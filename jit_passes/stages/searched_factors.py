@@ -57,7 +57,10 @@ def searched(sums: Tensor, readers: Sequence[Reader]) -> Tensor:
 
 
 def nearest(weight: Tensor, spec: QuantizationSpec) -> Tensor:
-    """Return a weight with the nearest codes in the range of its largest number, in float64."""
+    """Return a weight with the nearest codes in the range of its largest number, in float64.
+
+    All ranges at once: `choose_qparams` goes over affine ones one by one, for each exponent.
+    """
     axis = spec.ch_axis
     rows = weight.reshape(1, -1) if axis is None else rows_of(weight, axis, spec.group_size)
     low, high = rows.amin(1).clamp_max(0), rows.amax(1).clamp_min(0)

@@ -9,7 +9,7 @@ convolution and the last linear keep 8 bits. Usage, from the repository root::
     python -m benchmarks.pretrained --bits 4
     python -m benchmarks.pretrained --improve --bits 8 --one-scale
     python -m benchmarks.pretrained --integers
-    pip install -r requirements/benchmarks.txt
+    pip install -r requirements/benchmarks.txt aimet-torch==2.42.0 brevitas==0.13.4
     python -m benchmarks.pretrained --peers
 
 `--sentences` has MiniLM instead, six layers: thirty sentences are the test, 32 others calibrate.
@@ -19,6 +19,10 @@ convolution and the last linear keep 8 bits. Usage, from the repository root::
     pip install transformers
     python -m benchmarks.pretrained --sentences [--peers]
     python -m benchmarks.pretrained --few-bits
+
+ONNX Runtime's SmoothQuant needs `neural-compressor==2.6`, which runs with newer packages than it
+asks for: install it with `--no-deps`, and six, schema, deprecated, prettytable, pycocotools,
+py-cpuinfo, pandas, scikit-learn and opencv-python-headless beside it.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,14 +41,16 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import jit_passes
 from benchmarks import report
 from benchmarks.measure import alternate, sqnr_db
 from benchmarks.models import sentence_encoder
-from benchmarks.runtimes import OnnxRuntime, OpenVinoRuntime, Workload
-from benchmarks.runtimes.base import THREADS, Predict
+from benchmarks.runtimes import OnnxRuntime, OpenVinoRuntime, Runtime, Workload, onnx_runtime
+from benchmarks.runtimes.aimet import AimetRuntime
+from benchmarks.runtimes.base import THREADS, Predict, missing_requirement
+from benchmarks.runtimes.brevitas_layers import BrevitasRuntime
 from benchmarks.runtimes.openvino_nncf import quantize
 from jit_passes.targets import FixedPoint
 
@@ -58,8 +65,9 @@ _ROUNDS = 15
 
 @dataclass(frozen=True)
 class Bench:
-    """A traced network, its data, and its results in float."""
+    """A network, traced too, its data, and its results in float."""
 
+    network: nn.Module
     model: torch.jit.ScriptModule
     calibration: list[Tensor]
     test: list[Tensor]
@@ -98,7 +106,7 @@ def load() -> Bench:
     test = [crops([p] * 4) for p in pictures[_CALIBRATING:] for _ in range(4)]
     model = torch.jit.trace(network, test[0])
     wanted = torch.tensor(labels[_CALIBRATING:]).repeat_interleave(16)
-    return Bench(model, calibration, test, wanted, results(model, test))
+    return Bench(network, model, calibration, test, wanted, results(model, test))
 
 
 def photographs() -> tuple[list[Tensor], list[int]]:
@@ -263,17 +271,32 @@ def sentences(bench: sentence_encoder.Sentences) -> list[list[str]]:
 
 def peers(bench: Bench) -> list[list[str]]:
     """Return the lines of other quantizers with 8 bits, and of this package on x86."""
-    workload = Workload(bench.model, bench.model, bench.calibration)
+    traced = Workload(bench.model, bench.model, bench.calibration)
+    module = replace(traced, model=with_plain_convolutions(bench.network))
     ours = {"target": "x86", "mode": "static", "progress": False}
     found = []
-    for name, runtime in {
-        "NNCF, FastBiasCorrection": OpenVinoRuntime(),
-        "NNCF, BiasCorrection": OpenVinoRuntime(fast_bias_correction=False),
-        "ONNX Runtime": OnnxRuntime(),
-    }.items():
+
+    def add(name: str, model: Predict, seconds: float) -> None:
+        found.append(bench.row(name, model, seconds))
+        print(report.table(_HEADER, found[-1:]).splitlines()[-1], flush=True)
+
+    others: dict[str, tuple[Runtime, Workload]] = {
+        "NNCF, FastBiasCorrection": (OpenVinoRuntime(), traced),
+        "NNCF, BiasCorrection": (OpenVinoRuntime(fast_bias_correction=False), traced),
+        "NNCF, accuracy control": (OpenVinoRuntime(accuracy_control=True), traced),
+        "ONNX Runtime": (OnnxRuntime(), traced),
+        "AIMET": (AimetRuntime(), module),
+        "AIMET, equalized": (AimetRuntime(equalize=True), module),
+        "Brevitas": (BrevitasRuntime(), module),
+        "Brevitas, bias correction": (BrevitasRuntime(bias_correction=True), module),
+    }
+    for name, (runtime, workload) in others.items():
+        if missing := missing_requirement(runtime):
+            report.progress(f"{name}: {missing}")
+            continue
         with TemporaryDirectory() as folder:
             built = runtime.build(workload, Path(folder))
-            found.append(bench.row(name, built.specialize(bench.test[0]), built.seconds))
+            add(name, built.specialize(bench.test[0]), built.seconds)
     for name, options in {
         "jit_passes": {},
         "jit_passes, bias correction fast": {"bias_correction": "fast"},
@@ -281,8 +304,26 @@ def peers(bench: Bench) -> list[list[str]]:
     }.items():
         begin = perf_counter()
         model = jit_passes.quantize_script(bench.model, bench.calibration, **ours, **options)
-        found.append(bench.row(name, model, perf_counter() - begin))
+        add(name, model, perf_counter() - begin)
     return found
+
+
+def with_plain_convolutions(network: nn.Module) -> nn.Module:
+    """Return a copy whose convolutions with padding of their own are a pad and an `nn.Conv2d`.
+
+    Quantizers of modules go by classes.
+    """
+    network = deepcopy(network)
+    for parent in list(network.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Conv2d) and type(child) is not nn.Conv2d:
+                plain = nn.Conv2d(
+                    child.in_channels, child.out_channels, child.kernel_size, child.stride,
+                    groups=child.groups, bias=child.bias is not None,
+                )  # fmt: skip
+                plain.load_state_dict(child.state_dict())
+                setattr(parent, name, nn.Sequential(child.static_padding, plain))
+    return network.eval()
 
 
 def weights_of_few_bits(bench: sentence_encoder.Sentences) -> list[list[str]]:
@@ -345,8 +386,45 @@ def sentences_of_nncf(bench: sentence_encoder.Sentences) -> list[str]:
     def call(*batch: Tensor) -> Tensor:
         return torch.from_numpy(model([value.numpy() for value in batch])[0])
 
+    return _untimed("NNCF", bench, call)
+
+
+def sentences_of_onnx_runtime(bench: sentence_encoder.Sentences) -> list[list[str]]:
+    """Return the lines of ONNX Runtime, and of its SmoothQuant; neither is timed.
+
+    Products of matrices are quantized alone: the mask of attention, -3e38, leaves no codes for
+    other values. SmoothQuant needs batches of equal lengths, so these are padded. Its factors stay
+    products: it cannot fold them into the scalars of gelu.
+    """
+    longest = max(ids.shape[1] for ids, _ in bench.calibration)
+    calibration = [
+        tuple(nn.functional.pad(value, (0, longest - value.shape[1])) for value in batch)
+        for batch in bench.calibration
+    ]
+    found = []
+    with TemporaryDirectory() as folder:
+        exported, quantized = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+        onnx_runtime.export(bench.model, bench.calibration[0], exported, free_axes=2)
+        for name, options in {
+            "ONNX Runtime": {},
+            "ONNX Runtime, SmoothQuant": {"SmoothQuant": True, "SmoothQuantFolding": False},
+        }.items():
+            try:
+                onnx_runtime.quantize(
+                    exported, quantized, calibration, ("MatMul", "Gemm"), **options
+                )
+            except RuntimeError as error:  # neural-compressor is missing
+                report.progress(f"{name}: {error}")
+                continue
+            found.append(_untimed(name, bench, onnx_runtime.loaded_session(quantized, {})))
+    return found
+
+
+def _untimed(
+    name: str, bench: sentence_encoder.Sentences, call: Callable[..., Tensor]
+) -> list[str]:
     cosines = bench.cosines(call)
-    return ["NNCF", f"{float(cosines.min()):.4f}", f"{float(cosines.mean()):.4f}", report.MISSING]
+    return [name, f"{float(cosines.min()):.4f}", f"{float(cosines.mean()):.4f}", report.MISSING]
 
 
 def _split(table: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], list[list[str]]]:
@@ -375,7 +453,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.sentences:
         encoder = sentence_encoder.load()
-        lines = sentences(encoder) + ([sentences_of_nncf(encoder)] if options.peers else [])
+        lines = sentences(encoder)
+        if options.peers:
+            lines += [sentences_of_nncf(encoder), *sentences_of_onnx_runtime(encoder)]
         print("\n".join((report.command(_MODULE, command), "", report.table(_SENTENCES, lines))))
         return
     bench = load()

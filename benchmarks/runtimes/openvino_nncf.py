@@ -20,13 +20,17 @@ from benchmarks.runtimes.base import THREADS, Built, Predict, Workload, narrow_w
 class OpenVinoRuntime:
     """``nncf.quantize`` with the MIXED preset: asymmetric activations, symmetric weights.
 
-    Other options of ``nncf.quantize`` may be given.
+    Other options of ``nncf.quantize`` may be given. With `accuracy_control`, layers become float
+    again until all decisions on the calibration data are as in float.
     """
 
     requires: tuple[str, ...] = ("openvino", "nncf")
 
-    def __init__(self, name: str = "openvino", **options: Any) -> None:
+    def __init__(
+        self, name: str = "openvino", accuracy_control: bool = False, **options: Any
+    ) -> None:
         self.name = name
+        self._accuracy_control = accuracy_control
         self._options = options
 
     def build(self, workload: Workload, directory: Path) -> Built:
@@ -40,7 +44,10 @@ class OpenVinoRuntime:
             )
         start = perf_counter()
         samples = [batch.numpy() for batch in workload.calibration]
-        quantized = quantize(converted, samples, **self._options)
+        if self._accuracy_control:
+            quantized = _controlled(converted, samples)
+        else:
+            quantized = quantize(converted, samples, **self._options)
         seconds = perf_counter() - start
         # The float parts are stored as they are run instead of rounded to half precision.
         openvino.save_model(quantized, str(path), compress_to_fp16=False)
@@ -67,6 +74,30 @@ def quantize(model: Any, samples: list[Any], **options: Any) -> Any:
             subset_size=len(samples),
             advanced_parameters=narrow if narrow_weights() else None,
             **options,
+        )
+
+
+def _controlled(model: Any, samples: list[Any]) -> Any:
+    """Quantize like `quantize`, and make layers float again where decisions differ from float."""
+    import nncf
+    import openvino
+
+    in_float = openvino.compile_model(model, "CPU")
+    pairs = [(batch, in_float([batch])[0].argmax(1)) for batch in samples]
+
+    def agreement(compiled: Any, validation: Any) -> tuple[float, None]:
+        equal = [compiled([batch])[0].argmax(1) == wanted for batch, wanted in validation]
+        return float(sum(part.sum() for part in equal) / sum(part.size for part in equal)), None
+
+    with redirect_stdout(io.StringIO()):
+        return nncf.quantize_with_accuracy_control(
+            model,
+            nncf.Dataset(samples),
+            nncf.Dataset(pairs),
+            agreement,
+            max_drop=0.0,
+            preset=nncf.QuantizationPreset.MIXED,
+            subset_size=len(samples),
         )
 
 

@@ -75,6 +75,11 @@ def fill_own(prepared: torch.jit.ScriptModule, profile: Profile) -> torch.jit.Sc
     return _filled(prepared, profile, lambda _, __: None)
 
 
+def needs_more_than_ranges(prepared: torch.jit.ScriptModule, method: str) -> bool:
+    """Say whether a range goes by numbers that no profile has: the mean squares of inputs."""
+    return any(op == qualified(INPUTS) for _, op, _ in _C.places(prepared._c, method))
+
+
 def _filled(
     prepared: torch.jit.ScriptModule, record: Profile,
     check: Callable[[Probes, list[_Observer]], None],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from .seen import read_places, rewritten
 from .values import DEQUANTIZE, EDGE, grid_operands, source_of
 
 ROUNDS = 4
+_CHECKED = 16  # batches at most
 _CUTS = frozenset({"aten::relu", "aten::relu6", "aten::hardtanh", "aten::clamp", "aten::clamp_min"})
 
 
@@ -97,6 +98,8 @@ def correct_bias(
                       normal distribution cut off by relu or relu6; no data
 
     With few batches the means fit these batches alone, so compare before and after on other data.
+    Two checks hold: "fast" leaves the bias of a layer where the shift by other batches leaves a
+    batch with a larger shift; and if the results have a larger error in the end, all biases stay.
     Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction,
     2019 (arXiv:1906.04721), section 4.2 and appendices B and C.
 
@@ -119,8 +122,8 @@ def correct_bias(
             NaN; an option is unknown.
 
     Warns:
-        JitPassesWarning: "sequential" makes the error of the model's results larger: then biases
-            stay as they are.
+        JitPassesWarning: other biases make the error of the model's results larger: then biases
+            stay as they are. "fast" looks at sixteen of the batches at most.
     """
     how = how or ("statistics" if data is None else "sequential")
     if how not in BIAS_CORRECTIONS:
@@ -134,6 +137,7 @@ def correct_bias(
     reference = _reference(prepared, report)
     layers = _biased_layers(prepared, reference, report)
     shifts: Mapping[str, Tensor]
+    left: set[str] = set()
     if data is None or how == "statistics":
         if origin is None:
             raise JitPassesError(
@@ -142,9 +146,21 @@ def correct_bias(
         shifts = _by_statistics(layers, prepared, report.method, origin)
     else:
         given = list(batches(data, input_fn, progress_bar("correct", progress)))
-        by = _by_weights if how == "fast" else _by_results
-        shifts = by(layers, prepared, reference, report, given, rounds)
-    made = _with_biases(prepared, report, layers, shifts, how if shifts else "")
+        if how == "fast":
+            shifts, left = _by_weights(layers, prepared, report.method, given)
+            checked = given[:: -(-len(given) // _CHECKED)]
+        else:
+            shifts, checked = _by_results(layers, prepared, reference, report, given, rounds), given
+        corrected = _reference(_with_biases(prepared, report, layers, shifts), report)
+        before, after = (
+            _error(prepared, m, report.method, checked) for m in (reference, corrected)
+        )
+        if after > before:
+            why = "with it the results have a larger error, so biases stay as they are"
+            instead = "; how='fast' may" if how == "sequential" else ""
+            warn(f"{how} bias correction does not suit the model: {why}{instead}")
+            shifts, left = {}, set()
+    made = _with_biases(prepared, report, layers, shifts, how if shifts else "", left)
     if model is not None:
         note_origin(made, model)
     return made
@@ -268,18 +284,13 @@ def _by_results(
         found = {name: known[name].rounded(zero) - error for name, error in errors.items()}
         if number + 1 == rounds:
             break
-        made = _reference(_with_biases(prepared, report, layers, found, ""), report)
+        made = _reference(_with_biases(prepared, report, layers, found), report)
         nodes = {node.name: node for node in GraphView.of(made, method).nodes if node.name in found}
         left = _means(made, method, nodes, axes, data)
         near = [n for n in left if _is_near(left[n], wanted[n], known[n].step)]
         if len(near) == len(left):
             break
         correcting.settle(near)
-    made = _reference(_with_biases(prepared, report, layers, found, ""), report)
-    if _error(prepared, made, method, data) > _error(prepared, reference, method, data):
-        why = "with it the results have a larger error, so biases stay as they are"
-        warn(f"sequential bias correction does not suit the model: {why}; how='fast' may")
-        return {}
     return found
 
 
@@ -417,21 +428,25 @@ def _insert_correction(
 
 
 def _by_weights(
-    layers: Sequence[_BiasedLayer], prepared: torch.jit.ScriptModule,
-    _reference: torch.jit.ScriptModule, report: Report, data: Iterable[Batch], _rounds: int,
-) -> dict[str, Tensor]:  # fmt: skip
-    """Return the terms that are added to biases, by the rounding of weights, in the float model."""
+    layers: Sequence[_BiasedLayer], prepared: torch.jit.ScriptModule, method: str,
+    data: Iterable[Batch],
+) -> tuple[dict[str, Tensor], set[str]]:  # fmt: skip
+    """Return the terms that are added to biases, by the rounding of weights, in the float model.
+
+    And the names of layers whose terms do not hold from one batch to another.
+    """
     makers: dict[int, list[_BiasedLayer]] = {}
     for layer in layers:
         producer = layer.prepared.operand("input").producer
         if producer is not None:
             makers.setdefault(producer.index, []).append(layer)
-    means: dict[str, _Mean] = {}
+    shifts: dict[str, list[_Mean]] = {}  # by batch
     lost = {layer.prepared.name: layer.lost for layer in layers}
-    for values in _recorded(prepared, report.method, list(makers), data):
+    for values in _recorded(prepared, method, list(makers), data):
         for index, tensors in values.items():
             for layer in makers[index]:
                 name = layer.prepared.name
+                mean = _Mean(torch.zeros(len(layer.bias), dtype=torch.float64))
                 for tensor in tensors:
                     spatial = -1 - layer.axis
                     batched = tensor.dim() > spatial + 1
@@ -439,10 +454,34 @@ def _by_weights(
                     if batched:  # a layer is linear: the mean of inputs gives the mean of results
                         tensor = tensor.flatten(0, -2 - spatial).mean(0, keepdim=True)
                     result = layer.applied(tensor, lost[name].to(tensor.dtype)).double()
-                    shift = result.movedim(layer.axis, 0).flatten(1).mean(1)
-                    known = means.setdefault(name, _Mean(torch.zeros_like(shift)))
-                    known.add(shift * count, count)
-    return {name: mean.value for name, mean in means.items()}
+                    mean.add(result.movedim(layer.axis, 0).flatten(1).mean(1) * count, count)
+                shifts.setdefault(name, []).append(mean)
+    left = {name for name, by_batch in shifts.items() if not _holds(by_batch)}
+    return {name: _sum(shifts[name]).value for name in shifts.keys() - left}, left
+
+
+def _sum(means: Iterable[_Mean]) -> _Mean:
+    total = _Mean(torch.zeros((), dtype=torch.float64))
+    for mean in means:
+        total.add(mean.total, mean.count)
+    return total
+
+
+def _holds(means: Sequence[_Mean]) -> bool:
+    """Say whether the mean of all other batches takes off from a batch more than it adds.
+
+    The squares of the rests are summed over batches and channels. One batch has nothing to check.
+    """
+    if len(means) == 1:
+        return True
+    total = _sum(means)
+    others = [_Mean(total.total - mean.total, total.count - mean.count) for mean in means]
+    rests = [
+        mean.count * (mean.value - o.value).square() for mean, o in zip(means, others, strict=True)
+    ]
+    return sum(map(float, map(torch.sum, rests))) <= sum(
+        float((mean.count * mean.value.square()).sum()) for mean in means
+    )
 
 
 def _by_statistics(
@@ -470,9 +509,9 @@ def _by_statistics(
 
 def _with_biases(
     prepared: torch.jit.ScriptModule, report: Report, layers: Sequence[_BiasedLayer],
-    shifts: Mapping[str, Tensor], how: str,
+    shifts: Mapping[str, Tensor], how: str = "", left: Collection[str] = (),
 ) -> torch.jit.ScriptModule:  # fmt: skip
-    """Return a copy of a prepared model with other biases."""
+    """Return a copy of a prepared model with other biases, and with remarks where `how` is said."""
     known = {layer.prepared.index: layer for layer in layers if layer.prepared.name in shifts}
 
     def change(graph: GraphEditor) -> None:
@@ -491,9 +530,13 @@ def _with_biases(
     if how:
         rows = {layer.prepared.name: layer for layer in known.values()}
         remarks = {name: _remark(layer, shifts[name], how) for name, layer in rows.items()}
+        remarks |= dict.fromkeys(left, f"bias correction ({how}) has left its bias: {_LEFT}")
         made = {**report.made, "bias_correction": how}
         report = replace(report, operators=remarked(report.operators, remarks), made=made)
     return rewritten(prepared, module, report)
+
+
+_LEFT = "the shift of some batches is not that of others"
 
 
 def _remark(layer: _BiasedLayer, shift: Tensor, how: str) -> str:

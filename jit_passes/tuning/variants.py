@@ -18,7 +18,7 @@ from ..configuration.selector import Selector
 from ..errors import JitPassesError, JitPassesWarning, warn
 from ..graph.modules import only
 from ..profile import Profile
-from ..profile.fill import fill_own
+from ..profile.fill import fill_own, needs_more_than_ranges
 from ..profile.run import profile_of
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
@@ -297,14 +297,15 @@ class Variants:
     def reference(self, prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         """Return the reference model of a prepared one.
 
-        Where other layers are static than in the model that was profiled, targets may write
-        operators in other forms, and the data run again.
+        The data run again where a range goes by numbers that no profile has, and where other layers
+        are static than in the model that was profiled: targets may write operators in other forms.
         """
         if needs_data(prepared):
             report = Report.read(prepared)
             assert report is not None
             same = report.made.get("forms") == self.annotated.made.get("forms")
-            if same and self._profile is not None:
+            ranges = not self.data or not needs_more_than_ranges(prepared, self.method)
+            if same and ranges and self._profile is not None:
                 fill_own(prepared, self._profile)
             else:
                 calibrate_alone(prepared, map(cloned, self.data), progress=False)

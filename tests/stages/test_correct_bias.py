@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 import jit_passes
@@ -127,13 +128,14 @@ def test_fast_is_the_mean_of_what_weights_lose() -> None:
     one, other = (weights(jit_passes.convert(m)) for m in (prepared, corrected))
     rounded, eager = {name: w for name, (w, _) in one.items()}, eager_of(model)
     inputs: dict[str, list[Tensor]] = {}
-    for name in ("first", "middle", "up"):
+    for name in ("middle", "up"):
         getattr(eager, name).register_forward_pre_hook(
             lambda _, args, name=name: inputs.setdefault(name, []).append(args[0].double())
         )
     for x in data():
         eager(x)
-    for name, (weight, bias) in floats(eager).items():
+    for name in inputs:
+        weight, bias = floats(eager)[name]
         layer = getattr(eager, name)
         lost = weight.double() - rounded[name].double()
         function = nn.functional.conv_transpose2d if name == "up" else nn.functional.conv2d
@@ -141,9 +143,46 @@ def test_fast_is_the_mean_of_what_weights_lose() -> None:
         rows = [function(x, lost, None, **options).movedim(1, 0).flatten(1) for x in inputs[name]]
         expected = torch.cat(rows, 1).mean(1)
         found = other[name][1].double() - bias.double()
-        step = steps(jit_passes.convert(corrected))[LAYERS[("first", "middle", "up").index(name)]]
+        step = next(s for full, s in steps(jit_passes.convert(corrected)).items() if name in full)
         assert (found - expected).abs().max() <= step.max() / 2 + 1e-5 * expected.abs().max() + 1e-6
         assert expected.abs().max() > 20 * step.max()
+
+
+def test_fast_leaves_shifts_that_do_not_hold() -> None:
+    """Inputs of the first layer have the mean 0, so their means over batches are noise."""
+    corrected = jit_passes.correct_bias(calibrated(net()), data(), how="fast")
+    remarks = {row.name: row.remark for row in jit_passes.coverage(jit_passes.convert(corrected))}
+    assert "has left its bias: the shift of some batches is not" in remarks["first:conv2d"]
+    assert "has changed its bias by up to" in remarks["middle:conv2d"]
+    whole = [torch.cat(data())]  # one batch has nothing to check
+    corrected = jit_passes.correct_bias(calibrated(net()), whole, how="fast")
+    remarks = {row.name: row.remark for row in jit_passes.coverage(jit_passes.convert(corrected))}
+    assert "has changed its bias by up to" in remarks["first:conv2d"]
+
+
+class OfLengthOne(nn.Module):
+    """Rows of zeros, as padding is, stay zeros: a bias would make them rows of length 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.last = nn.Linear(16, 8, bias=False), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(nn.functional.normalize(self.key(x), dim=-1).sum(1))
+
+
+def test_a_fast_correction_that_does_harm_is_left_out() -> None:
+    torch.manual_seed(0)
+    model = torch.jit.script(OfLengthOne().eval())
+    batches = [torch.rand(8, 6, 16) for _ in range(4)]
+    for batch in batches:
+        batch[:, 3:] = 0
+    how = {"target": "reference", "mode": "dynamic", "progress": False}
+    plain = jit_passes.quantize_script(model, batches, **how)
+    with pytest.warns(JitPassesWarning, match="fast bias correction does not suit the model"):
+        made = jit_passes.quantize_script(model, batches, bias_correction="fast", **how)
+    with torch.no_grad():
+        assert torch.equal(made(batches[0]), plain(batches[0]))
 
 
 def eager_of(model: torch.jit.ScriptModule) -> Net:
@@ -258,8 +297,10 @@ def test_errors() -> None:
 def test_the_command(tmp_path: Path) -> None:
     torch.jit.save(net(), tmp_path / "float.pt")
     np.savez(tmp_path / "data.npz", x=torch.cat(data()).numpy())
+    (tmp_path / "bits.yaml").write_text(yaml.safe_dump(BITS))
     given: list[Any] = ["quantize", tmp_path / "float.pt", "-o", tmp_path / "int8.pt"]
-    given += ["--target", "reference", "--data", tmp_path / "data.npz", "--correct-bias", "fast"]
+    given += ["--config", tmp_path / "bits.yaml", "--target", "reference"]
+    given += ["--data", tmp_path / "data.npz", "--correct-bias", "fast"]
     assert command([*map(str, given)]) == 0
     made = jit_passes.provenance(torch.jit.load(tmp_path / "int8.pt"))
     assert made is not None and made["bias_correction"] == "fast"

@@ -123,6 +123,16 @@ def test_more_bits() -> None:
     assert [rule.options.weight.bits for rule in rules] == [2, 8]  # the caller's, then ours
 
 
+def test_ranges_by_more_than_a_profile_has() -> None:
+    """`output_error` reads inputs channel by channel, so each model sees the data again."""
+    case = PLANTED["scaled channel"]
+    config = {"version": 1, "global": {"weight": {"calibration": "output_error"}}}
+    how: dict[str, Any] = {"target": "reference", "budget": case.budget, "alternatives": ()}
+    tuned = jit_passes.tune(case.model(), case.data(), config=config, progress=False, **how)
+    assert {layer.name for layer in tuned.layers} == case.bad
+    assert output_sqnr(case, str(tuned)) == pytest.approx(tuned.score, abs=1e-6)
+
+
 def test_text() -> None:
     """YAML with the measured loss of each layer, that reads as the configuration it is."""
     case = PLANTED["scaled channel"]

@@ -296,11 +296,12 @@ JIT_PASSES_FACE int64_t jit_passes_x86_float_product_bytes(const Image* b, bool 
 }
 
 JIT_PASSES_FACE void jit_passes_x86_float_product(
-    const Image* a, const Image* b, const Image* out, uint8_t* packed, bool transposed, int32_t form,
-    int64_t part) {
-  const FloatProduct product{transposed, {}, formOf(form)};
-  inParts(
-      product.packItems(*b), part, [&](int64_t begin, int64_t end) { product.pack(*b, packed, begin, end); });
+    const Image* a, const Image* b, const Image* out, uint8_t* packed, bool transposed, bool in_place,
+    int32_t form, int64_t part) {
+  const FloatProduct product{transposed, {}, formOf(form), in_place};
+  inParts(in_place ? 0 : product.packItems(*b), part, [&](int64_t begin, int64_t end) {
+    product.pack(*b, packed, begin, end);
+  });
   inParts(product.items(*out), part, [&](int64_t begin, int64_t end) {
     product.run(*a, *b, packed, *out, begin, end);
   });

@@ -1,8 +1,8 @@
 // Products of two activations of float32.
 //
-// The right operand is packed in blocks of 32 columns, row by row, padded with zeros. A tile is 12 rows by 32
-// columns, in 24 registers; each number of the left operand is broadcast to the columns. With registers of 256 bits a
-// tile is four parts of 6 rows by 16 columns, in 12 registers each.
+// The right operand is packed in blocks of 32 columns, row by row, padded with zeros, or read in place. A tile is 12
+// rows by 32 columns, in 24 registers; each number of the left operand is broadcast to the columns. With registers of
+// 256 bits a tile is four parts of 6 rows by 16 columns, in 12 registers each.
 #include <algorithm>
 #include <cstring>
 
@@ -15,6 +15,7 @@ namespace jit_passes::x86 {
 namespace {
 
 constexpr int64_t kColumns = 32, kTileRows = 12, kFloatBytes = sizeof(float);
+constexpr int64_t kMostCopied = 256; // rows of a block that is copied just ahead of its products: 32 KB
 
 struct FloatBlocks {
   FloatBlocks(const FloatProduct& product, const Image& b)
@@ -46,11 +47,12 @@ void packPlainFloats(const FloatColumns& from, int64_t products, int64_t count, 
 struct FloatTile {
   const float *a, *b;
   float* out;
-  int64_t a_step, out_step, products, columns; // steps from row to row
+  int64_t a_step, b_step, out_step, products, columns; // steps from row to row
 };
 
-JIT_PASSES_VECTORIZED void multiplyRowPlain(const float* a, const float* b, int64_t products, float* sums) {
-  for (int64_t k = 0; k < products; ++k, b += kColumns) {
+JIT_PASSES_VECTORIZED void multiplyRowPlain(
+    const float* a, const float* b, int64_t b_step, int64_t products, float* sums) {
+  for (int64_t k = 0; k < products; ++k, b += b_step) {
     for (int64_t n = 0; n < kColumns; ++n) {
       sums[n] = __builtin_fmaf(a[k], b[n], sums[n]);
     }
@@ -60,7 +62,7 @@ JIT_PASSES_VECTORIZED void multiplyRowPlain(const float* a, const float* b, int6
 void multiplyFloatsPlain(const FloatTile& tile, int64_t rows) {
   for (int64_t row = 0; row < rows; ++row) {
     float sums[kColumns] = {};
-    multiplyRowPlain(tile.a + row * tile.a_step, tile.b, tile.products, sums);
+    multiplyRowPlain(tile.a + row * tile.a_step, tile.b, tile.b_step, tile.products, sums);
     std::copy_n(sums, tile.columns, tile.out + row * tile.out_step);
   }
 }
@@ -123,9 +125,9 @@ JIT_PASSES_VNNI void multiplyFloatTile(const FloatTile& tile) {
     sums[row][0] = sums[row][1] = _mm512_setzero_ps();
   }
   const float *a = tile.a, *b = tile.b;
-  const int64_t step = tile.a_step;
-  for (int64_t k = 0; k < tile.products; ++k, ++a, b += kColumns) {
-    const __m512 left = _mm512_load_ps(b), right = _mm512_load_ps(b + 16);
+  const int64_t step = tile.a_step, b_step = tile.b_step;
+  for (int64_t k = 0; k < tile.products; ++k, ++a, b += b_step) {
+    const __m512 left = _mm512_loadu_ps(b), right = _mm512_loadu_ps(b + 16);
 #pragma GCC unroll 12
     for (int row = 0; row < kRows; ++row) {
       const __m512 x = _mm512_set1_ps(a[row * step]);
@@ -167,8 +169,8 @@ JIT_PASSES_AVX2 void multiplyFloatPart(const FloatTile& tile) {
     sums[row][0] = sums[row][1] = _mm256_setzero_ps();
   }
   const float *a = tile.a, *b = tile.b;
-  const int64_t step = tile.a_step;
-  for (int64_t k = 0; k < tile.products; ++k, ++a, b += kColumns) {
+  const int64_t step = tile.a_step, b_step = tile.b_step;
+  for (int64_t k = 0; k < tile.products; ++k, ++a, b += b_step) {
     const __m256 left = _mm256_loadu_ps(b), right = _mm256_loadu_ps(b + 8);
 #pragma GCC unroll 6
     for (int row = 0; row < kRows; ++row) {
@@ -210,10 +212,38 @@ void multiplyFloatsAvx2(const FloatTile& tile, int64_t rows) {
 constexpr auto multiplyFloatsAvx2 = multiplyFloatsPlain;
 #endif
 
-// The number of the matrix in a batch. A single image, plane or row of images may serve for all.
-int64_t floatMatrixOf(const Image& image, int64_t n, int64_t z, int64_t y) {
-  const int64_t of_n = image.images == 1 ? 0 : n, of_z = image.depth == 1 ? 0 : z;
-  return (of_n * image.depth + of_z) * image.height + (image.height == 1 ? 0 : y);
+// Which matrix of the result: image n, plane z, row y.
+struct Position {
+  Position(const Image& out, int64_t index)
+      : n(index / out.height / out.depth), z(index / out.height % out.depth), y(index % out.height) {}
+
+  // The number of the operand's matrix. A single image, plane or row of images may serve for all.
+  int64_t matrixOf(const Image& image) const {
+    const int64_t of_n = image.images == 1 ? 0 : n, of_z = image.depth == 1 ? 0 : z;
+    return (of_n * image.depth + of_z) * image.height + (image.height == 1 ? 0 : y);
+  }
+
+  int64_t n, z, y;
+};
+
+auto multiplierOf(Form form) {
+  return form == Form::Plain    ? multiplyFloatsPlain
+         : form >= Form::Avx512 ? multiplyFloatsVnni
+                                : multiplyFloatsAvx2;
+}
+
+auto packerOf(Form form) { return form >= Form::Avx512 ? packVnniFloats : packPlainFloats; }
+
+FloatColumns columnsOf(const FloatProduct& product, const Image& b) {
+  const int64_t pixel = b.pixel / kFloatBytes;
+  return {nullptr, product.transposed ? pixel : 1, product.transposed ? 1 : pixel};
+}
+
+void applyTo(
+    float* rows, int64_t count, int64_t step, int64_t columns, const FloatFunction& function) {
+  for (int64_t row = 0; row < count && function.which != FloatFunction::None; ++row, rows += step) {
+    function.run(rows, rows, columns);
+  }
 }
 
 // The number of tiles of a matrix. Tiles have nearly equal numbers of rows.
@@ -230,39 +260,48 @@ int64_t FloatProduct::packItems(const Image& b) const { return b.rows() * FloatB
 
 void FloatProduct::pack(const Image& b, uint8_t* packed, int64_t begin, int64_t end) const {
   const FloatBlocks matrix(*this, b);
-  const int64_t pixel = b.pixel / kFloatBytes;
-  const int64_t step = transposed ? pixel : 1, stride = transposed ? 1 : pixel;
-  const auto run = form >= Form::Avx512 ? packVnniFloats : packPlainFloats;
+  const auto run = packerOf(form);
+  FloatColumns from = columnsOf(*this, b);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t block = item % matrix.blocks;
-    const auto* from = reinterpret_cast<const float*>(b.rowAt(item / matrix.blocks));
-    run({from + block * kColumns * step, step, stride}, matrix.products, matrix.count(block),
+    from.data =
+        reinterpret_cast<const float*>(b.rowAt(item / matrix.blocks)) + block * kColumns * from.step;
+    run(from, matrix.products, matrix.count(block),
         reinterpret_cast<float*>(packed) + item * matrix.block_floats);
   }
 }
 
-int64_t FloatProduct::items(const Image& out) const { return out.rows() * tilesOf(out); }
+bool FloatProduct::canReadInPlace(const Image& b, int64_t matrices, int64_t rows) const {
+  const FloatBlocks form(*this, b);
+  const bool reads_where_it_is = !transposed && form.columns % kColumns == 0;
+  return rows <= kTileRows && b.rows() == matrices && (reads_where_it_is || form.products <= kMostCopied);
+}
+
+int64_t FloatProduct::items(const Image& out) const {
+  return out.rows() * (in_place ? (out.channels + kColumns - 1) / kColumns : tilesOf(out));
+}
 
 void FloatProduct::run(
     const Image& a, const Image& b, const uint8_t* packed, const Image& out, int64_t begin,
     int64_t end) const {
+  if (in_place) {
+    return runInPlace(a, b, out, begin, end);
+  }
   const FloatBlocks matrix(*this, b);
-  const auto multiply = form == Form::Plain    ? multiplyFloatsPlain
-                        : form >= Form::Avx512 ? multiplyFloatsVnni
-                                               : multiplyFloatsAvx2;
+  const auto multiply = multiplierOf(form);
   const int64_t tiles = tilesOf(out);
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t index = item / tiles, tile = item % tiles;
-    const int64_t y = index % out.height, z = index / out.height % out.depth;
-    const int64_t n = index / out.height / out.depth;
+    const Position at(out, item / tiles);
+    const int64_t tile = item % tiles;
     const int64_t first = out.width * tile / tiles, rows = out.width * (tile + 1) / tiles - first;
-    const auto* of_b = reinterpret_cast<const float*>(packed) +
-                       floatMatrixOf(b, n, z, y) * matrix.blocks * matrix.block_floats;
+    const auto* of_b =
+        reinterpret_cast<const float*>(packed) + at.matrixOf(b) * matrix.blocks * matrix.block_floats;
     FloatTile of_tile{
-        reinterpret_cast<const float*>(a.rowAt(floatMatrixOf(a, n, z, y)) + first * a.pixel),
+        reinterpret_cast<const float*>(a.rowAt(at.matrixOf(a)) + first * a.pixel),
         of_b,
-        reinterpret_cast<float*>(out.at(n, z, y, first)),
+        reinterpret_cast<float*>(out.at(at.n, at.z, at.y, first)),
         a.pixel / kFloatBytes,
+        kColumns,
         out.pixel / kFloatBytes,
         matrix.products,
         0};
@@ -272,10 +311,37 @@ void FloatProduct::run(
       multiply(of_tile, rows);
       of_tile.b += matrix.block_floats, of_tile.out += kColumns;
     }
-    for (int64_t row = 0; row < rows && function.which != FloatFunction::None; ++row) {
-      float* to = begin_of_rows + row * of_tile.out_step;
-      function.run(to, to, matrix.columns);
+    applyTo(begin_of_rows, rows, of_tile.out_step, matrix.columns, function);
+  }
+}
+
+void FloatProduct::runInPlace(
+    const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const {
+  const FloatBlocks matrix(*this, b);
+  const auto multiply = multiplierOf(form);
+  const auto copy = packerOf(form);
+  const FloatColumns columns = columnsOf(*this, b);
+  alignas(64) float copied[kMostCopied * kColumns];
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t block = item % matrix.blocks, count = matrix.count(block);
+    const Position at(out, item / matrix.blocks);
+    FloatColumns from = columns;
+    from.data = reinterpret_cast<const float*>(b.rowAt(at.matrixOf(b))) + block * kColumns * columns.step;
+    FloatTile tile{
+        reinterpret_cast<const float*>(a.rowAt(at.matrixOf(a))),
+        from.data,
+        reinterpret_cast<float*>(out.at(at.n, at.z, at.y, 0)) + block * kColumns,
+        a.pixel / kFloatBytes,
+        columns.stride,
+        out.pixel / kFloatBytes,
+        matrix.products,
+        count};
+    if (transposed || count < kColumns) {
+      copy(from, matrix.products, count, copied);
+      tile.b = copied, tile.b_step = kColumns;
     }
+    multiply(tile, out.width);
+    applyTo(tile.out, out.width, tile.out_step, count, function);
   }
 }
 

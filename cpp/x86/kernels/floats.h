@@ -249,11 +249,17 @@ struct FloatFunction {
 };
 
 // Products of matrices of float32, like MatrixProduct for codes. Products are added one after the other, in the
-// order of k, by fused multiply-adds. The right operand is packed first.
+// order of k, by fused multiply-adds. The right operand is packed first, or with `in_place` not at all: `run` reads
+// blocks of 32 columns where they are. It copies a narrower block, or one of `transposed`, just ahead of its products.
 struct FloatProduct {
   bool transposed = false;
   FloatFunction function = {}; // of the result
   Form form = bestForm();
+  bool in_place = false;
+
+  // Whether `in_place` is possible, and saves the packing: a single tile of rows reads each matrix. Of the result, the
+  // number of matrices and their rows.
+  bool canReadInPlace(const Image& b, int64_t matrices, int64_t rows) const;
 
   int64_t packedBytes(const Image& b) const;
   int64_t packItems(const Image& b) const;
@@ -263,6 +269,9 @@ struct FloatProduct {
   void run(
       const Image& a, const Image& b, const uint8_t* packed, const Image& out, int64_t begin,
       int64_t end) const;
+
+ private:
+  void runInPlace(const Image& a, const Image& b, const Image& out, int64_t begin, int64_t end) const;
 };
 
 } // namespace jit_passes::x86

@@ -92,6 +92,12 @@ void transposeResult(Lowering& state, int64_t value) {
   step.output = state.addMemory(op.output, axis < 0 ? -1 : found - step.axes.begin());
 }
 
+bool readsInPlace(
+    const FloatProduct& product, const Image& right, const Sizes& result, int64_t rows, int64_t columns) {
+  const int64_t count = rows < 0 ? 1 : result[rows];
+  return product.canReadInPlace(right, countOf(result) / count / (columns < 0 ? 1 : result[columns]), count);
+}
+
 } // namespace
 
 void lowerProduct(Lowering& state, size_t index) {
@@ -104,19 +110,22 @@ void lowerProduct(Lowering& state, size_t index) {
   const Operand left = operand(state, op.inputs[0], true), right = operand(state, op.inputs[1], false);
   bool transposed = false;
   const Image image = rightMatrices(right.view, transposed);
-  const int64_t bytes = state.program.grids[op.inputs[1]].is_float
-                            ? FloatProduct{transposed}.packedBytes(image)
-                            : MatrixProduct{transposed}.packedBytes(image);
-  const size_t packed = state.addMemory({.sizes = {bytes}, .axis = -1, .grid = nullptr});
-  state.push(
-      {.does = Does::Pack,
-       .index = index,
-       .inputs = {right.memory, left.memory},
-       .output = packed,
-       .views = {right.views}});
+  const bool is_float = state.program.grids[op.inputs[1]].is_float;
   const auto [rows, columns] = resultAxes(state.sizes[op.inputs[0]], state.sizes[op.inputs[1]]);
-  const int64_t value = scaleResult(
-      state, state.emitWithTable(Does::Product, index, {left.memory, right.memory, packed}, columns));
+  std::vector<size_t> operands{left.memory, right.memory};
+  if (!is_float || !readsInPlace(FloatProduct{transposed}, image, state.sizes[op.output], rows, columns)) {
+    const int64_t bytes = is_float ? FloatProduct{transposed}.packedBytes(image)
+                                   : MatrixProduct{transposed}.packedBytes(image);
+    operands.push_back(state.addMemory({.sizes = {bytes}, .axis = -1, .grid = nullptr}));
+    state.push(
+        {.does = Does::Pack,
+         .index = index,
+         .inputs = {right.memory, left.memory},
+         .output = operands.back(),
+         .views = {right.views}});
+  }
+  const int64_t value =
+      scaleResult(state, state.emitWithTable(Does::Product, index, std::move(operands), columns));
   Step& step = state.result.steps.back();
   step.views = {left.views, right.views};
   step.axes = identity(state.sizes[op.output].size());

@@ -22,7 +22,7 @@ struct Memory {
   int64_t start = 0; // the first channel of a slice, the first element of a block
   Border border = {};
   size_t first = SIZE_MAX, last = 0; // the first and last step that uses it
-  // 0: the arena; then the tensors that the plan takes, and the tensors that it gives.
+  // 0: the arena; then the tensors that the plan takes, those that it gives, and constants.
   size_t home = 0;
   int64_t offset = 0; // of the first pixel, in its home
   Sizes strides = {}; // in bytes
@@ -74,6 +74,7 @@ struct Lowered {
   std::vector<Step> steps;
   int64_t bytes = 0;         // size of the arena
   std::vector<Sizes> orders; // of the axes of each output in memory
+  std::vector<at::Tensor> constants = {}; // that steps read where they are
 };
 
 } // namespace jit_passes::x86

@@ -46,10 +46,15 @@ int64_t axesOfConstant(const Operator& op, int64_t /*first*/, int64_t /*most*/) 
 void checkPower(const Operator& op) { checkNumbers(op.tensors[0], 2, "factors"); }
 Sizes sizesOfPower(const Operands& /*operands*/) { return {}; }
 
+// The elements with the channels innermost.
+at::Tensor inMemoryOrder(const at::Tensor& elements, int64_t axis) {
+  return (axis < 0 ? elements : elements.movedim(axis, -1)).contiguous();
+}
+
 // Copies the elements in the order of the memory.
 Part constantKernel(const StepContext& c) {
   const Memory& to = c.out();
-  const at::Tensor ordered = to.axis < 0 ? c.op.tensors[0] : c.op.tensors[0].movedim(to.axis, -1);
+  const at::Tensor ordered = inMemoryOrder(c.op.tensors[0], to.axis);
   const int64_t count = ordered.numel();
   const at::Tensor held = at::zeros({count + kSlack}, ordered.options());
   held.narrow(0, 0, count).copy_(ordered.flatten());
@@ -118,8 +123,16 @@ void lowerQuantize(Lowering& state, size_t index) {
   }
 }
 
+// Numbers are read where they are. Codes are copied: kernels may read a little beyond them.
 void lowerConstant(Lowering& state, size_t index) {
-  state.emit(Does::Compute, index, {}, state.wanted[state.program.operators[index].output]);
+  const Operator& op = state.program.operators[index];
+  const int64_t axis = state.wanted[op.output];
+  if (!state.program.grids[op.output].is_float) {
+    return state.emit(Does::Compute, index, {}, axis);
+  }
+  const size_t tensors = state.program.inputs + state.program.outputs.size();
+  state.memory(state.addMemory(op.output, axis)).home = 1 + tensors + state.result.constants.size();
+  state.result.constants.push_back(inMemoryOrder(op.tensors[0], axis));
 }
 
 void lowerNothing(Lowering& /*state*/, size_t /*index*/) {}

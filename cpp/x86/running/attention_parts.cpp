@@ -45,7 +45,8 @@ Part packedOperand(const Step& step, const std::vector<Memory>& memory, Form for
 
 Part product(const Step& step, const std::vector<Memory>& memory, Form form) {
   const Memory &left = memory[step.inputs[0]], &right = memory[step.inputs[1]];
-  const Memory &packed = memory[step.inputs[2]], &to = memory[step.output];
+  const Memory& to = memory[step.output];
+  const bool in_place = step.inputs.size() == 2;
   const View left_view = viewOf(left, step.views[0]), right_view = viewOf(right, step.views[1]);
   const auto of_left = leftAxes(left_view.sizes);
   bool transposed = false;
@@ -59,12 +60,13 @@ Part product(const Step& step, const std::vector<Memory>& memory, Form form) {
   const auto of_result = resultAxes(left_view.sizes, right_view.sizes);
   const Placed y = placed(to, result, matrices(result, of_result.rows, of_result.columns));
   const auto part = [&](const auto& kernel) -> Part {
-    return {kernel.items(y.image), [=, offset = packed.offset](const Call& call, int64_t begin, int64_t end) {
+    const int64_t offset = in_place ? 0 : memory[step.inputs[2]].offset;
+    return {kernel.items(y.image), [=](const Call& call, int64_t begin, int64_t end) {
               kernel.run(a.in(call), b.in(call), call.arena() + offset, y.in(call), begin, end);
             }};
   };
   if (to.grid->is_float) {
-    return part(FloatProduct{transposed, step.function, form});
+    return part(FloatProduct{transposed, step.function, form, in_place});
   }
   MatrixProduct kernel{transposed};
   kernel.form = form;

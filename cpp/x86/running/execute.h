@@ -14,7 +14,8 @@ struct Call {
     at::IntArrayRef strides;
   };
 
-  c10::ArrayRef<uint8_t*> homes; // the arena, the tensors that the call takes, the tensors that it gives
+  // The arena, the tensors that the call takes, those that it gives, and constants.
+  c10::ArrayRef<uint8_t*> homes;
   uint8_t* scratch;              // memory of all threads; while a phase runs, the thread's own
   int64_t scratch_bytes;         // of each thread
   c10::ArrayRef<Source> sources;

@@ -32,6 +32,7 @@ void Prepared::prepare(const Program& program, Weights& weights, const Inputs& i
   if (!empty) {
     auto lowered = lower(program, sizes, inputs.contiguous, orders, weights);
     bytes_ = lowered.bytes + kSlack; // kernels may read a little beyond the last value
+    constants_ = lowered.constants;
     phases_ = phasesOf(program, std::move(lowered), scratch_bytes_);
   }
 }
@@ -55,6 +56,9 @@ std::vector<at::Tensor> Prepared::run(
     }
     outputs.push_back(at::empty_strided(output_sizes_[i], output_strides_[i], at::kFloat));
     homes.push_back(static_cast<uint8_t*>(outputs.back().mutable_data_ptr()));
+  }
+  for (const at::Tensor& constant : constants_) {
+    homes.push_back(static_cast<uint8_t*>(const_cast<void*>(constant.const_data_ptr()))); // only read
   }
   execute(phases_, {homes, arena + bytes_, scratch_bytes_, sources}, threads, nanoseconds);
   return outputs;

@@ -33,6 +33,7 @@ class Prepared {
 
   std::vector<std::unique_ptr<const Program>> own_; // forms of the program for these sizes; the last one runs
   std::vector<Phase> phases_;                       // none for an empty batch
+  std::vector<at::Tensor> constants_;               // read where they are
   std::vector<Sizes> output_sizes_, output_strides_;
   std::vector<std::optional<at::Tensor>> spread_; // outputs without memory: see numberSpread
   int64_t bytes_ = 0, scratch_bytes_ = 0;         // size of the values, and of each thread's scratch

@@ -450,10 +450,18 @@ def test_clip_and_scale() -> None:
 
 
 PRODUCTS = [(1, 1, 1), (2, 3, 5), (12, 64, 32), (13, 64, 33), (25, 1, 100), (128, 64, 128),
-            (5, 300, 64)]  # fmt: skip
+            (5, 300, 64), (1, 129, 64), (12, 256, 70)]  # fmt: skip
 
 
-def product(a: Floats, b: Floats, transposed: bool, form: int, part: int = 1 << 40) -> Floats:
+def read_in_place(size: tuple[int, int, int], transposed: bool) -> bool:
+    """Say whether plans give such a right operand to the kernel as it lies."""
+    rows, inner, columns = size
+    return rows <= 12 and (inner <= 256 or (not transposed and columns % 32 == 0))
+
+
+def product(
+    a: Floats, b: Floats, transposed: bool, form: int, part: int = 1 << 40, in_place: bool = False
+) -> Floats:
     """Return a @ b of [batch, rows, columns]; a transposed right operand is given as it lies."""
     given = np.ascontiguousarray(b.swapaxes(1, 2)) if transposed else b
     left, right = (image_of(x[:, None, None], gap) for x, gap in ((a, 3), (given, 1)))
@@ -463,7 +471,8 @@ def product(a: Floats, b: Floats, transposed: bool, form: int, part: int = 1 << 
     room = size(ctypes.byref(right.struct), ctypes.c_bool(transposed)) + 64
     packed = np.full(room, 0xA5, np.uint8)
     start = -packed.ctypes.data % 64
-    call("float_product", left, right, out, packed[start:], transposed, form, part)
+    call("float_product", left, right, out, packed[start:], transposed, in_place, form, part)
+    assert not in_place or (packed == 0xA5).all()
     out.check()
     return floats_in(out)[:, 0, 0]
 
@@ -482,6 +491,8 @@ def test_products(size: tuple[int, int, int], form: int, transposed: bool) -> No
         wide = a.astype(np.float64), b.astype(np.float64)
         bound = inner * EPS * (np.abs(wide[0]) @ np.abs(wide[1]))
         assert (np.abs(found - wide[0] @ wide[1]) <= bound).all()
+        if read_in_place(size, transposed):
+            assert np.array_equal(found, product(a, b, transposed, form, part, in_place=True))
 
 
 @vector_forms

@@ -239,8 +239,7 @@ FloatColumns columnsOf(const FloatProduct& product, const Image& b) {
   return {nullptr, product.transposed ? pixel : 1, product.transposed ? 1 : pixel};
 }
 
-void applyTo(
-    float* rows, int64_t count, int64_t step, int64_t columns, const FloatFunction& function) {
+void applyTo(float* rows, int64_t count, int64_t step, int64_t columns, const FloatFunction& function) {
   for (int64_t row = 0; row < count && function.which != FloatFunction::None; ++row, rows += step) {
     function.run(rows, rows, columns);
   }
@@ -264,8 +263,7 @@ void FloatProduct::pack(const Image& b, uint8_t* packed, int64_t begin, int64_t 
   FloatColumns from = columnsOf(*this, b);
   for (int64_t item = begin; item < end; ++item) {
     const int64_t block = item % matrix.blocks;
-    from.data =
-        reinterpret_cast<const float*>(b.rowAt(item / matrix.blocks)) + block * kColumns * from.step;
+    from.data = reinterpret_cast<const float*>(b.rowAt(item / matrix.blocks)) + block * kColumns * from.step;
     run(from, matrix.products, matrix.count(block),
         reinterpret_cast<float*>(packed) + item * matrix.block_floats);
   }

@@ -140,6 +140,14 @@ bool hasBlocks(const Memory& memory, int64_t along) {
   return true;
 }
 
+// The memory of which a memory is another name.
+Memory& withoutNames(Lowered& lowered, size_t id) {
+  while (lowered.memory[id].is == Is::Same) {
+    id = lowered.memory[id].parent;
+  }
+  return lowered.memory[id];
+}
+
 } // namespace
 
 void joinBlocks(Lowered& lowered, const Program& program) {
@@ -150,11 +158,7 @@ void joinBlocks(Lowered& lowered, const Program& program) {
     }
     const Memory& part = lowered.memory[step.inputs[0]];
     const Memory& whole = lowered.memory[step.output];
-    size_t id = step.inputs[0];
-    while (lowered.memory[id].is == Is::Same) {
-      id = lowered.memory[id].parent;
-    }
-    Memory& owner = lowered.memory[id];
+    Memory& owner = withoutNames(lowered, step.inputs[0]);
     const bool there = owner.is == Is::Own && owner.home == 0 && &owner != &whole && isDense(owner) &&
                        isDense(whole) && part.border == Border{} && part.axis == whole.axis && part.grid &&
                        whole.grid && part.bytes() == whole.bytes() && countOf(whole.sizes) > 0 &&
@@ -162,6 +166,32 @@ void joinBlocks(Lowered& lowered, const Program& program) {
     if (there) {
       owner.is = Is::Block, owner.parent = step.output;
       owner.start = step.start * (countOf(whole.sizes) / whole.sizes[step.along]);
+    }
+    return there;
+  });
+}
+
+void nameBlocks(Lowered& lowered) {
+  std::erase_if(lowered.steps, [&](const Step& step) {
+    if (step.does != Does::Copy || !step.range || step.range->step != 1 || step.table != nullptr) {
+      return false;
+    }
+    const Memory& whole = lowered.memory[step.inputs[0]];
+    Memory& part = lowered.memory[step.output];
+    const int64_t along = step.range->axis;
+    const bool goes = part.sizes.size() < whole.sizes.size(); // the axis does
+    Sizes axes = identity(whole.sizes.size());
+    if (goes) {
+      axes.erase(axes.begin() + along);
+    }
+    const int64_t axis = whole.axis - (goes && along < whole.axis);
+    const bool there = step.axes == axes && step.start == 0 && whole.axis != along && part.axis == axis &&
+                       part.is == Is::Own && part.home == 0 && part.border == Border{} &&
+                       isDense(withoutNames(lowered, step.inputs[0])) && part.grid && whole.grid &&
+                       part.bytes() == whole.bytes() && countOf(part.sizes) > 0 && hasBlocks(whole, along);
+    if (there) {
+      part.is = Is::Block, part.parent = step.inputs[0];
+      part.start = step.range->start * (countOf(whole.sizes) / whole.sizes[along]);
     }
     return there;
   });

@@ -50,5 +50,8 @@ class Joins {
 // Removes copies of values into lists along an outer axis, such as a stack of caches: the value is computed at its
 // place in the list, where its elements are neighbours. For steps whose values have their borders and names.
 void joinBlocks(Lowered& lowered, const Program& program);
+// Removes copies of parts along an outer axis, such as query, key and value out of one product: a part is a name for
+// neighbours in the whole. For steps behind `joinBlocks`.
+void nameBlocks(Lowered& lowered);
 
 } // namespace jit_passes::x86

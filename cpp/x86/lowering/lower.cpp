@@ -26,6 +26,7 @@ Lowered Lowering::run(std::vector<Sizes> orders) {
   settleNames();
   placeResults();
   joinBlocks(result, program);
+  nameBlocks(result);
   fuseChains(result);
   placeMemory(result);
   return std::move(result);

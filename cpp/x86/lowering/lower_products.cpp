@@ -114,8 +114,8 @@ void lowerProduct(Lowering& state, size_t index) {
   const auto [rows, columns] = resultAxes(state.sizes[op.inputs[0]], state.sizes[op.inputs[1]]);
   std::vector<size_t> operands{left.memory, right.memory};
   if (!is_float || !readsInPlace(FloatProduct{transposed}, image, state.sizes[op.output], rows, columns)) {
-    const int64_t bytes = is_float ? FloatProduct{transposed}.packedBytes(image)
-                                   : MatrixProduct{transposed}.packedBytes(image);
+    const int64_t bytes =
+        is_float ? FloatProduct{transposed}.packedBytes(image) : MatrixProduct{transposed}.packedBytes(image);
     operands.push_back(state.addMemory({.sizes = {bytes}, .axis = -1, .grid = nullptr}));
     state.push(
         {.does = Does::Pack,

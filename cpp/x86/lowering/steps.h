@@ -72,8 +72,8 @@ inline int64_t bytesOfExtents(int64_t lines) { return Measure::kParts * int64_t(
 struct Lowered {
   std::vector<Memory> memory;
   std::vector<Step> steps;
-  int64_t bytes = 0;         // size of the arena
-  std::vector<Sizes> orders; // of the axes of each output in memory
+  int64_t bytes = 0;                      // size of the arena
+  std::vector<Sizes> orders;              // of the axes of each output in memory
   std::vector<at::Tensor> constants = {}; // that steps read where they are
 };
 

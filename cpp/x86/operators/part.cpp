@@ -191,7 +191,8 @@ Part shuffleKernel(const StepContext& c) {
           }};
 }
 
-// Channels are read in place, and so is a single element of an outer axis, as in `x[:, 0]`. Other ranges are copied.
+// Channels are read in place, and so is a single element of an outer axis, as in `x[:, 0]`. Other ranges are copied,
+// unless `nameBlocks` finds that the copy is not needed.
 void lowerPart(Lowering& state, size_t index) {
   const Operator& op = state.program.operators[index];
   const Range range = rangeOf(op, state.sizes[op.inputs[0]]);

@@ -16,8 +16,8 @@ struct Call {
 
   // The arena, the tensors that the call takes, those that it gives, and constants.
   c10::ArrayRef<uint8_t*> homes;
-  uint8_t* scratch;              // memory of all threads; while a phase runs, the thread's own
-  int64_t scratch_bytes;         // of each thread
+  uint8_t* scratch;      // memory of all threads; while a phase runs, the thread's own
+  int64_t scratch_bytes; // of each thread
   c10::ArrayRef<Source> sources;
 
   uint8_t* arena() const { return homes[0]; }

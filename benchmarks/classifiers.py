@@ -51,7 +51,7 @@ _QUANTIZERS: dict[str, Runtime] = {_OURS: _DEFAULT, **_PEERS}
 _CALIBRATION, _BATCH, _TEST = 16, 4, 32  # pictures
 # Pictures and batches of batch norms: with fewer, deep networks amplify what is unlike them.
 _STATISTICS, _TIMES = 64, 4
-_LEAST = {"maxvit_t": 224}  # pixels along an axis
+_LEAST = {"maxvit_t": 224, "vit_h_14": 98}  # pixels along an axis
 _LAYER_SCALE = 0.1  # of ConvNeXt, whose initial 1e-6 would leave nothing but residual sums
 
 

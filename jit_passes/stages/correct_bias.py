@@ -152,9 +152,7 @@ def correct_bias(
         else:
             shifts, checked = _by_results(layers, prepared, reference, report, given, rounds), given
         corrected = _reference(_with_biases(prepared, report, layers, shifts), report)
-        before, after = (
-            _error(prepared, m, report.method, checked) for m in (reference, corrected)
-        )
+        before, after = _errors(prepared, (reference, corrected), report.method, checked)
         if after > before:
             why = "with it the results have a larger error, so biases stay as they are"
             instead = "; how='fast' may" if how == "sequential" else ""
@@ -294,16 +292,17 @@ def _by_results(
     return found
 
 
-def _error(model: Any, other: Any, method: str, data: Iterable[Batch]) -> float:
-    """Return the squared error of another model's results, where both have equal sizes."""
-    both = [Recorder(copy_of(each, method), method, []) for each in (model, other)]
-    error = 0.0
+def _errors(model: Any, others: Sequence[Any], method: str, data: Iterable[Batch]) -> list[float]:
+    """Return the squared errors of other models' results, where they have equal sizes."""
+    recorders = [Recorder(copy_of(each, method), method, []) for each in (model, *others)]
+    errors = [0.0] * len(others)
     for arguments in data:
-        wanted, found = (tensors_of(recorder.run(arguments)[0]) for recorder in both)
-        for (_, one), (_, two) in zip(wanted, found, strict=False):  # as many as were detected
-            if one.shape == two.shape:
-                error += float((one.double() - two.double()).square().sum())
-    return error
+        wanted, *found = (list(tensors_of(each.run(arguments)[0])) for each in recorders)
+        for number, tensors in enumerate(found):
+            for (_, one), (_, two) in zip(wanted, tensors, strict=False):  # as many as were found
+                if one.shape == two.shape:
+                    errors[number] += float((one.double() - two.double()).square().sum())
+    return errors
 
 
 def _is_near(mean: Tensor, wanted: Tensor, step: Tensor) -> bool:

@@ -19,17 +19,21 @@ from benchmarks.runtimes.torch_script import quantized_engine, save_and_load
 class JitPassesRuntime:
     """jit_passes with a target; for ``stock``, ``engine=None`` lets the target choose.
 
-    In the mode ``dynamic`` nothing is calibrated.
+    In the mode ``dynamic`` nothing is calibrated. `improve` is the number of seconds for
+    ``improve=True``.
     """
 
     requires: tuple[str, ...] = ("jit_passes",)
 
     def __init__(
-        self, engine: str | None = None, target: str = "stock", mode: str | None = None
-    ) -> None:
+        self, engine: str | None = None, target: str = "stock", mode: str | None = None,
+        improve: float | None = None,
+    ) -> None:  # fmt: skip
         parts = ["jit_passes", *([f"target_{target}"] if target != "stock" else [])]
-        self.name = "_".join([*parts, *(part for part in (engine, mode) if part)])
+        improved = "improve" if improve else None
+        self.name = "_".join([*parts, *(part for part in (engine, mode, improved) if part)])
         self._engine, self._target, self._mode = engine, target, mode
+        self._options = {"improve": True, "time": improve} if improve else {}
 
     def build(self, workload: Workload, directory: Path) -> Built:
         start = perf_counter()
@@ -39,6 +43,7 @@ class JitPassesRuntime:
             self._engine,
             self._target,
             self._mode,
+            **self._options,
         )
         seconds = perf_counter() - start
         built = save_and_load(module, directory / f"{self.name}.pt", self._engine, seconds)
@@ -63,6 +68,7 @@ def quantize_with_jit_passes(
     target: Any = "stock",
     mode: str | None = None,
     config: Any = None,
+    **options: Any,
 ) -> torch.jit.ScriptModule:
     """``scripted`` quantized for the target or that of this name, ``Stock`` with ``engine``.
 
@@ -79,6 +85,7 @@ def quantize_with_jit_passes(
             mode=mode or "static",
             config=config,
             progress=False,
+            **options,
         )
     return module
 

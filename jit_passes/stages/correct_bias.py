@@ -98,8 +98,8 @@ def correct_bias(
                       normal distribution cut off by relu or relu6; no data
 
     With few batches the means fit these batches alone, so compare before and after on other data.
-    Two checks hold: "fast" leaves the bias of a layer where the shift by other batches leaves a
-    batch with a larger shift; and if the results have a larger error in the end, all biases stay.
+    "fast" checks the shift of each batch by the mean of all others, and leaves the bias of a layer
+    whose squared shifts would grow. If the results have a larger error in the end, all biases stay.
     Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction,
     2019 (arXiv:1906.04721), section 4.2 and appendices B and C.
 
@@ -467,20 +467,16 @@ def _sum(means: Iterable[_Mean]) -> _Mean:
 
 
 def _holds(means: Sequence[_Mean]) -> bool:
-    """Say whether the mean of all other batches takes off from a batch more than it adds.
+    """Say whether the mean of all other batches lowers the squared shift of a batch.
 
-    The squares of the rests are summed over batches and channels. One batch has nothing to check.
+    Over all batches and channels. A single batch leaves nothing to check with.
     """
-    if len(means) == 1:
-        return True
-    total = _sum(means)
-    others = [_Mean(total.total - mean.total, total.count - mean.count) for mean in means]
-    rests = [
-        mean.count * (mean.value - o.value).square() for mean, o in zip(means, others, strict=True)
-    ]
-    return sum(map(float, map(torch.sum, rests))) <= sum(
-        float((mean.count * mean.value.square()).sum()) for mean in means
-    )
+    total, before, after = _sum(means), 0.0, 0.0
+    for mean in means:
+        others = _Mean(total.total - mean.total, total.count - mean.count)
+        before += mean.count * float(mean.value.square().sum())
+        after += mean.count * float((mean.value - others.value).square().sum())
+    return len(means) == 1 or after <= before
 
 
 def _by_statistics(
@@ -529,13 +525,13 @@ def _with_biases(
     if how:
         rows = {layer.prepared.name: layer for layer in known.values()}
         remarks = {name: _remark(layer, shifts[name], how) for name, layer in rows.items()}
-        remarks |= dict.fromkeys(left, f"bias correction ({how}) has left its bias: {_LEFT}")
+        remarks |= dict.fromkeys(left, f"bias correction ({how}) leaves its bias: {_LEFT}")
         made = {**report.made, "bias_correction": how}
         report = replace(report, operators=remarked(report.operators, remarks), made=made)
     return rewritten(prepared, module, report)
 
 
-_LEFT = "the shift of some batches is not that of others"
+_LEFT = "its shift differs too much from batch to batch"
 
 
 def _remark(layer: _BiasedLayer, shift: Tensor, how: str) -> str:

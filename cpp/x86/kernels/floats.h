@@ -250,7 +250,8 @@ struct FloatFunction {
 
 // Products of matrices of float32, like MatrixProduct for codes. Products are added one after the other, in the
 // order of k, by fused multiply-adds. The right operand is packed first, or with `in_place` not at all: `run` reads
-// blocks of 32 columns where they are. It copies a narrower block, or one of `transposed`, just ahead of its products.
+// blocks of 32 columns where they are. A narrower block, or a block of `transposed`, is copied just ahead of its
+// products.
 struct FloatProduct {
   bool transposed = false;
   FloatFunction function = {}; // of the result

@@ -22,7 +22,7 @@ struct Memory {
   int64_t start = 0; // the first channel of a slice, the first element of a block
   Border border = {};
   size_t first = SIZE_MAX, last = 0; // the first and last step that uses it
-  // 0: the arena; then the tensors that the plan takes, those that it gives, and constants.
+  // 0: the arena; then the tensors that the plan takes, the tensors that it gives, and constants.
   size_t home = 0;
   int64_t offset = 0; // of the first pixel, in its home
   Sizes strides = {}; // in bytes

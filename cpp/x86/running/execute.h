@@ -14,7 +14,7 @@ struct Call {
     at::IntArrayRef strides;
   };
 
-  // The arena, the tensors that the call takes, those that it gives, and constants.
+  // The arena, the tensors that the call takes, the tensors that it gives, and constants.
   c10::ArrayRef<uint8_t*> homes;
   uint8_t* scratch;      // memory of all threads; while a phase runs, the thread's own
   int64_t scratch_bytes; // of each thread

@@ -454,7 +454,7 @@ PRODUCTS = [(1, 1, 1), (2, 3, 5), (12, 64, 32), (13, 64, 33), (25, 1, 100), (128
 
 
 def read_in_place(size: tuple[int, int, int], transposed: bool) -> bool:
-    """Say whether plans give such a right operand to the kernel as it lies."""
+    """Say whether plans give a right operand of this size to the kernel as it lies."""
     rows, inner, columns = size
     return rows <= 12 and (inner <= 256 or (not transposed and columns % 32 == 0))
 

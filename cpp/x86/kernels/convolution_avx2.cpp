@@ -85,11 +85,9 @@ class SixToFloats {
     products_.multiply(
         work.tile, target.count, work.channel, work.columns, work.weight, work.ahead, work.start, sums_);
     for (int64_t p = 0; p < target.count; ++p) {
-      const auto* residual =
-          how_.residual ? reinterpret_cast<const float*>(target.residual[p]) + work.first : nullptr;
       storeFloats(
-          sums_ + p * kBlockChannels, work.count, work.first, target.number[p], residual,
-          reinterpret_cast<float*>(target.out[p]) + work.first, how_);
+          sums_ + p * kBlockChannels, work.count, work.first, target.number[p],
+          how_.residual ? target.residual[p] : nullptr, target.out[p], how_);
     }
   }
 

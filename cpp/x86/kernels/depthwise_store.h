@@ -3,7 +3,7 @@
 
 #include "depthwise.h"
 #include "plain.h"
-#include "vnni.h"
+#include "to_codes.h"
 
 #ifdef JIT_PASSES_HAS_VNNI
 
@@ -48,12 +48,15 @@ struct Stretch {
   uint8_t* out[2];            // of each row
   const uint8_t* residual[2]; // null if there is none
   int64_t out_step, residual_step, out_second, residual_second;
-  int64_t count; // channels
+  int64_t bytes, residual_bytes; // of a number
+  int64_t count;                 // channels
   Floats scale, offset;
-  Floats zero; // for float32: int32 numbers to subtract from sums
   __m512 residual_multiplier;
   Rounding rounding;
   const uint8_t* table;
+  // For float32: int32 numbers to subtract from sums; and the form of results.
+  Floats zero;
+  const SumsToFloats* floats;
 };
 
 // Scales and bounds for codes. Scales and bounds are separate from the stretch, so that no store of bytes can change
@@ -63,28 +66,8 @@ struct Scaling {
   Rounding rounding;
 };
 
-// Stores a pixel, or 32 channels of two pixels if the block is split.
-template <bool kSplit>
-JIT_PASSES_VNNI_INLINE void storeFloats(const __m512i (&sums)[4], const Stretch& s, int row, int64_t x) {
-  __m512 v[4];
-  for (int i = 0; i < 4; ++i) {
-    const __m512i sum = _mm512_sub_epi32(sums[i], _mm512_castps_si512(s.zero.v[i]));
-    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), s.scale.v[i], s.offset.v[i]);
-  }
-  const Floats y = exchanged(v);
-  uint8_t* out = s.out[row] + x * s.out_step;
-  for (int i = 0; i < 4; ++i) {
-    const int part = kSplit ? i % 2 : i;
-    const auto lanes = static_cast<__mmask16>(firstLanes(s.count) >> (16 * part));
-    if (!kSplit || i < 2 || x >= s.second_begin) {
-      uint8_t* to = kSplit && i >= 2 ? out + s.out_second : out;
-      _mm512_mask_storeu_ps(reinterpret_cast<float*>(to) + 16 * part, lanes, y.v[i]);
-    }
-  }
-}
-
-// The form of results: float32; codes; or direct codes (see Rounding) without a residual and a table. The form is
-// decided at compile time, since branches for each pixel took a tenth of the time.
+// The form of results: SumsToFloats; codes; or direct codes (see Rounding) without a residual and a table. The form
+// is decided at compile time, since branches for each pixel took a tenth of the time.
 enum class Ends { Floats, Codes, BareCodes };
 
 // Packs the sums of two of a block's four registers, with the residual, to int16: half of a pixel's codes, not
@@ -138,8 +121,46 @@ JIT_PASSES_VNNI_INLINE void storeCodes(__m512i codes, const Stretch& s, int row,
   }
 }
 
+// From sums to 64 numbers, before the function. A pixel has all of them, or two pixels have half of them each.
+JIT_PASSES_VNNI_INLINE void takeFloats(const __m512i (&sums)[4], const Stretch& s, float* to) {
+  __m512 v[4];
+  for (int i = 0; i < 4; ++i) {
+    const __m512i sum = _mm512_sub_epi32(sums[i], _mm512_castps_si512(s.zero.v[i]));
+    v[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), s.scale.v[i], s.offset.v[i]);
+  }
+  const Floats y = exchanged(v);
+  for (int i = 0; i < 4; ++i) {
+    _mm512_store_ps(to + 16 * i, y.v[i]);
+  }
+}
+
+// Stores numbers behind the function, as float32 or codes, with the residual.
+template <bool kSplit>
+JIT_PASSES_VNNI_INLINE void storeFloats(const float* from, const Stretch& s, int row, int64_t x) {
+  __m512 y[4];
+  const uint8_t* residual = s.residual[row] + x * s.residual_step;
+  uint8_t* out = s.out[row] + x * s.out_step;
+  for (int i = 0; i < 4; ++i) {
+    const int part = kSplit ? i % 2 : i;
+    const bool second = kSplit && i >= 2;
+    const auto lanes = static_cast<__mmask16>(firstLanes(s.count) >> (16 * part));
+    y[i] = _mm512_load_ps(from + 16 * i);
+    if (s.residual[row]) {
+      const uint8_t* at = residual + (second ? s.residual_second : 0);
+      y[i] = _mm512_add_ps(y[i], _mm512_maskz_loadu_ps(lanes, at + sizeof(__m512) * part));
+    }
+    if (!s.floats->codes && (!second || x >= s.second_begin)) {
+      _mm512_mask_storeu_ps(out + (second ? s.out_second : 0) + sizeof(__m512) * part, lanes, y[i]);
+    }
+  }
+  if (const ToCodes* codes = s.floats->codes) {
+    storeCodes<kSplit, Ends::Floats>(codesOf(y, *codes, s.rounding), s, row, x);
+  }
+}
+
 // Sets the fields that all blocks of a result share. setScales sets the fields of each block.
 JIT_PASSES_VNNI inline void setHow(const Requantize& how, int64_t channels, Stretch& s) {
+  s.bytes = s.residual_bytes = 1;
   s.residual_step = how.residual ? how.residual->pixel : 0;
   s.residual_multiplier = _mm512_set1_ps(how.residual_multiplier);
   s.rounding = roundingTo(how.range, isDirect(how, channels));
@@ -152,7 +173,14 @@ JIT_PASSES_VNNI inline void setScales(
   s.offset = mixed(how.offset + first, s.count, split);
 }
 
-inline void setHow(const SumsToFloats& /*how*/, int64_t /*channels*/, Stretch& /*s*/) {}
+JIT_PASSES_VNNI inline void setHow(const SumsToFloats& how, int64_t /*channels*/, Stretch& s) {
+  s.bytes = how.bytes(), s.residual_bytes = sizeof(float);
+  s.residual_step = how.residual ? how.residual->pixel : 0;
+  s.floats = &how;
+  if (how.codes) {
+    s.rounding = roundingTo(how.codes->range);
+  }
+}
 
 // `number` is the number of a pixel. All pixels of a sample have one grid.
 JIT_PASSES_VNNI inline void setScales(
@@ -165,21 +193,6 @@ JIT_PASSES_VNNI inline void setScales(
     s.scale.v[i] = _mm512_mul_ps(_mm512_set1_ps(scale), s.scale.v[i]);
     const __m512i zero = _mm512_mullo_epi32(_mm512_set1_epi32(zero_point), _mm512_castps_si512(s.zero.v[i]));
     s.zero.v[i] = _mm512_castsi512_ps(zero);
-  }
-}
-
-// Applies the function and the addition after float32 to the channels of a row.
-inline void finishRow(const Requantize&, const Image&, const Pixel&, int64_t, int64_t) {}
-
-inline void finishRow(
-    const SumsToFloats& how, const Image& out, const Pixel& row, int64_t first, int64_t count) {
-  for (Pixel pixel = row; pixel.x < out.width; ++pixel.x) {
-    float* x = reinterpret_cast<float*>(pixel.in(out)) + first;
-    how.function.run(x, x, count);
-    if (how.residual) {
-      const float* other = reinterpret_cast<const float*>(pixel.in(*how.residual)) + first;
-      std::transform(x, x + count, other, x, std::plus());
-    }
   }
 }
 

@@ -157,6 +157,28 @@ JIT_PASSES_VNNI_INLINE void addWindow(const Stretch& s, const uint8_t* in, Sums<
   }
 }
 
+// Turns the sums of neighbouring pixels into float32, or into codes behind a function.
+template <Unroll kUnroll>
+JIT_PASSES_VNNI_INLINE void finishFloats(
+    const Sums<kUnroll>& sums, const Stretch& s, int64_t x, int64_t skip) {
+  alignas(64) float y[kUnroll.rows][kUnroll.pixels][kWide];
+#pragma GCC unroll 2
+  for (int row = 0; row < kUnroll.rows; ++row) {
+#pragma GCC unroll 8
+    for (int p = 0; p < kUnroll.pixels; ++p) {
+      takeFloats(sums[row][p], s, y[row][p]);
+    }
+  }
+  if (s.floats->function.which != FloatFunction::None) {
+    s.floats->function.run(y[0][0], y[0][0], kUnroll.rows * kUnroll.pixels * kWide);
+  }
+  for (int row = 0; row < kUnroll.rows; ++row) {
+    for (int64_t p = skip; p < kUnroll.pixels; ++p) {
+      storeFloats<kUnroll.split>(y[row][p], s, row, x + p);
+    }
+  }
+}
+
 // Computes the pixels from x on. Pixels before `skip` are stored already.
 template <Unroll kUnroll>
 JIT_PASSES_VNNI_INLINE void computePixels(const Stretch& s, const Scaling& scaling, int64_t x, int64_t skip) {
@@ -175,16 +197,15 @@ JIT_PASSES_VNNI_INLINE void computePixels(const Stretch& s, const Scaling& scali
     }
     addWindow<kUnroll, 2>(s, s.in + x * s.step, sums);
   }
+  if constexpr (kUnroll.ends == Ends::Floats) {
+    return finishFloats<kUnroll>(sums, s, x, skip);
+  }
 #pragma GCC unroll 2
   for (int row = 0; row < kUnroll.rows; ++row) {
 #pragma GCC unroll 8
     for (int p = 0; p < kUnroll.pixels; ++p) {
       const auto& sum = sums[row][p];
       if (p < skip) {
-        continue;
-      }
-      if constexpr (kUnroll.ends == Ends::Floats) {
-        storeFloats<kUnroll.split>(sum, s, row, x + p);
         continue;
       }
       if constexpr (kAtOnce) {
@@ -273,8 +294,7 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
   // Pixels whose distance is a column of a folded window share columns, so they are computed together.
   const bool is_shared = is_folded && w.stride_w == 1;
   const int64_t apart = is_shared ? w.dilation_w : 1;
-  constexpr bool kFloats = std::is_same_v<How, SumsToFloats>;
-  const Image* residual = kFloats ? nullptr : how.residual; // for float32, finishRow adds it
+  const Image* residual = how.residual;
   Stretch s{};
   s.sets = sharesRows(w) ? 2 : 1;
   const int64_t rows = w.kernel_d * w.kernel_h;
@@ -320,16 +340,14 @@ JIT_PASSES_VNNI void Convolution::runDepthwiseVnni(
       s.in = in.at(n, z * w.stride_d - w.pad_front, (y + row) * w.stride_h - w.pad_top, -w.pad_left) +
              block.first;
       for (int64_t i = 0; i < together; ++i) {
-        s.out[i] = out.at(n, z, y + row + i, 0) + block.first * int64_t(kFloats ? sizeof(float) : 1);
-        s.residual[i] = residual ? residual->at(n, z, y + row + i, 0) + block.first : nullptr;
+        s.out[i] = out.at(n, z, y + row + i, 0) + block.first * s.bytes;
+        s.residual[i] =
+            residual ? residual->at(n, z, y + row + i, 0) + block.first * s.residual_bytes : nullptr;
       }
       for (int64_t first = 0; first < std::min(apart, out.width); ++first) {
         computeRow(stretches.compute[together - 1][split], split, (out.width - first + apart - 1) / apart);
         s.in += in.pixel, s.out[0] += out.pixel;
         s.residual[0] = residual ? s.residual[0] + residual_pixel : nullptr;
-      }
-      for (int64_t i = 0; i < together; ++i) {
-        finishRow(how, out, {n, z, y + row + i, 0}, block.first, block.count);
       }
     }
   }

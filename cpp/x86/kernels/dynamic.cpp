@@ -247,29 +247,39 @@ JIT_PASSES_VECTORIZED void addResidual(const float* residual, int64_t count, flo
   }
 }
 
+JIT_PASSES_VECTORIZED void storeCodes(const float* y, int64_t count, const ToCodes& to, uint8_t* out) {
+  const float inverse = to.inverse_scale, offset = to.offset;
+  const ToCode code(to.range);
+  for (int64_t c = 0; c < count; ++c) {
+    out[c] = code(__builtin_fmaf(y[c], inverse, offset));
+  }
+}
+
 } // namespace
 
 void storeFloats(
-    const int32_t* sums, int64_t count, int64_t first, int64_t number, const float* residual, float* out,
+    const int32_t* sums, int64_t count, int64_t first, int64_t number, const uint8_t* residual, uint8_t* out,
     const SumsToFloats& how) {
   float floats[kPlainBlock];
   floatsOfSums(sums, first, count, how.grids[how.per_row ? number : 0], how, floats);
   how.function.run(floats, floats, count);
   if (residual) {
-    addResidual(residual, count, floats);
+    addResidual(reinterpret_cast<const float*>(residual) + first, count, floats);
   }
-  std::copy_n(floats, count, out);
+  if (how.codes) {
+    storeCodes(floats, count, *how.codes, out + first);
+  } else {
+    std::copy_n(floats, count, reinterpret_cast<float*>(out) + first);
+  }
 }
 
 void store(
     const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& out,
     const SumsToFloats& how) {
   const auto& [n, z, y, x] = pixel;
-  const auto* residual =
-      how.residual ? reinterpret_cast<const float*>(pixel.in(*how.residual)) + first : nullptr;
   storeFloats(
-      sums, count, first, ((n * out.depth + z) * out.height + y) * out.width + x, residual,
-      reinterpret_cast<float*>(pixel.in(out)) + first, how);
+      sums, count, first, ((n * out.depth + z) * out.height + y) * out.width + x,
+      how.residual ? pixel.in(*how.residual) : nullptr, pixel.in(out), how);
 }
 
 #ifdef JIT_PASSES_HAS_VNNI

@@ -68,6 +68,8 @@ void findInfinite(
 //
 //   x = fma(float(sum - zero_point[m] sums[c]), scale[m] scales[c], bias[c])
 //   y = function(x) + residual                                       a residual has the shape of the output
+//
+// With `codes` the output has the codes of y.
 struct SumsToFloats {
   const float *scales, *bias;
   const int32_t* sums; // the sums of weights
@@ -75,6 +77,9 @@ struct SumsToFloats {
   bool per_row;
   FloatFunction function = {};
   const Image* residual = nullptr;
+  const ToCodes* codes = nullptr;
+
+  int64_t bytes() const { return codes ? 1 : sizeof(float); } // of a number of the output
 };
 
 } // namespace jit_passes::x86

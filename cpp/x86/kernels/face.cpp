@@ -278,9 +278,10 @@ JIT_PASSES_FACE void jit_passes_x86_quantize_rows(
 JIT_PASSES_FACE void jit_passes_x86_convolution_run_floats(
     const Convolution* convolution, const Image* in, const Image* out, const float* scales, const float* bias,
     const int32_t* sums, const RowGrid* grids, bool per_row, int64_t function, float first, float second,
-    const Image* residual, int32_t form, int64_t part) {
+    const Image* residual, const ToCodes* codes, int32_t form, int64_t part) {
   const auto which = static_cast<FloatFunction::Which>(function);
-  const SumsToFloats how{scales, bias, sums, grids, per_row, {which, first, second, formOf(form)}, residual};
+  const SumsToFloats how{scales,   bias, sums, grids, per_row, {which, first, second, formOf(form)},
+                         residual, codes};
   inParts(convolution->items(*in, *out, residual), part, [&](int64_t begin, int64_t end) {
     convolution->run(*in, *out, how, begin, end);
   });

@@ -7,7 +7,7 @@
 #include "exponential.h"
 #include "floats.h"
 #include "plain.h"
-#include "vnni.h"
+#include "to_codes.h"
 
 namespace jit_passes::x86 {
 namespace {
@@ -161,12 +161,7 @@ JIT_PASSES_VNNI_INLINE float sumOfFour(const __m512 (&sums)[4]) {
 
 JIT_PASSES_VNNI_INLINE void storeCodes(
     const __m512 (&y)[4], const ToCodes& to, const Rounding& rounding, uint8_t* out, __mmask64 lanes) {
-  const __m512 inverse = _mm512_set1_ps(to.inverse_scale), offset = _mm512_set1_ps(to.offset);
-  __m512 v[4];
-  for (int i = 0; i < 4; ++i) {
-    v[i] = aboveLow(_mm512_fmadd_ps(y[i], inverse, offset), to.range);
-  }
-  const __m512i codes = roundToCodes(v[0], v[1], v[2], v[3], rounding);
+  const __m512i codes = codesOf(y, to, rounding);
   if (lanes == ~uint64_t{0}) {
     _mm512_storeu_si512(out, codes);
   } else {

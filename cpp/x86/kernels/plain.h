@@ -85,17 +85,17 @@ struct Pixel {
   uint8_t* in(const Image& image) const { return image.at(n, z, y, x); }
 };
 
-// Stores `count` sums of a pixel, for the channels from `first` on: as codes, or as float32 with SumsToFloats.
+// Stores `count` sums of a pixel, for the channels from `first` on. SumsToFloats may give float32.
 void store(
     const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& out,
     const Requantize& how);
 void store(
     const int32_t* sums, int64_t count, int64_t first, const Pixel& pixel, const Image& out,
     const SumsToFloats& how);
-// Stores the sums of the pixel with number `pixel` among all as float32, for the channels from `first` on, to `out`.
-// `residual` may be null.
+// Stores the sums of the pixel with number `number` among all, for the channels from `first` on. `out` and
+// `residual`, which may be null, have the pixel's first channel.
 void storeFloats(
-    const int32_t* sums, int64_t count, int64_t first, int64_t number, const float* residual, float* out,
+    const int32_t* sums, int64_t count, int64_t first, int64_t number, const uint8_t* residual, uint8_t* out,
     const SumsToFloats& how);
 
 } // namespace jit_passes::x86

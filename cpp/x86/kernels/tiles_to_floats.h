@@ -1,9 +1,10 @@
-// From sums of a tile to float32, in dynamic operators, for AVX-512.
+// From sums of a tile to float32, and to codes behind a function, for AVX-512.
 #pragma once
 
 #include "convolution_tile.h"
 #include "convolution_tiles.h"
 #include "dynamic.h"
+#include "to_codes.h"
 
 #ifdef JIT_PASSES_HAS_VNNI
 
@@ -66,7 +67,7 @@ class TilesToFloats {
  private:
   // The place of 32 channels of a pixel in the result, and their addend.
   struct Channels {
-    float* out;
+    uint8_t* out;
     const float* residual;
   };
 
@@ -74,28 +75,47 @@ class TilesToFloats {
       const TileWork<Shape>& work, const TargetOf<Shape>& target, int64_t part, int64_t p) const {
     const uint8_t* residual = how_.residual ? target.residual[part] + p * how_.residual->pixel : nullptr;
     return {
-        reinterpret_cast<float*>(target.out[part] + p * out_.pixel) + work.first,
+        target.out[part] + p * out_.pixel + work.first * how_.bytes(),
         residual ? reinterpret_cast<const float*>(residual) + work.first : nullptr};
   }
 
-  JIT_PASSES_VNNI_INLINE void put(__m512 x, int i, const Channels& to) const {
-    const __mmask16 lanes = block_.lanes[i];
-    if (to.residual) {
-      x = _mm512_add_ps(x, _mm512_maskz_loadu_ps(lanes, to.residual + i * kLanes));
+  JIT_PASSES_VNNI_INLINE __m512 added(__m512 y, int i, const Channels& to) const {
+    return to.residual ? _mm512_add_ps(y, _mm512_maskz_loadu_ps(block_.lanes[i], to.residual + i * kLanes))
+                       : y;
+  }
+
+  JIT_PASSES_VNNI_INLINE void putFloats(__m512 y, int i, const Channels& to) const {
+    _mm512_mask_storeu_ps(to.out + i * sizeof(__m512), block_.lanes[i], added(y, i, to));
+  }
+
+  // Stores the codes of a pixel, and of the next pixel if there is one.
+  JIT_PASSES_VNNI_INLINE void putCodes(
+      const float* floats, const Rounding& rounding, int64_t count, const Channels& to,
+      const Channels* next) const {
+    __m512 y[4];
+    for (int i = 0; i < 2; ++i) {
+      y[i] = added(_mm512_load_ps(floats + i * kLanes), i, to);
+      y[2 + i] = next ? added(_mm512_load_ps(floats + (2 + i) * kLanes), i, *next) : y[i];
     }
-    _mm512_mask_storeu_ps(to.out + i * kLanes, lanes, x);
+    const __m512i codes = codesOf(y, *how_.codes, rounding);
+    const auto lanes = static_cast<__mmask32>(firstLanes(count));
+    _mm256_mask_storeu_epi8(to.out, lanes, _mm512_castsi512_si256(codes));
+    if (next) {
+      _mm256_mask_storeu_epi8(next->out, lanes, _mm512_extracti64x4_epi64(codes, 1));
+    }
   }
 
   JIT_PASSES_VNNI void finishPart(const TileWork<Shape>& work, const TargetOf<Shape>& target, int64_t part) {
     const int64_t skip = target.skip[part], pixels = work.pixels;
     const int32_t* sums = sums_ + part * 2 * kLanes;
-    const bool direct = how_.function.which == FloatFunction::None;
+    const bool direct = how_.function.which == FloatFunction::None && !how_.codes;
+    const auto at = [&](int64_t p) { return channelsOf(work, target, part, p); };
     for (int64_t p = skip; p < pixels; ++p) {
       const BlockScales own = how_.per_row ? multiplied(block_, how_.grids[target.number[part] + p]) : block_;
       for (int i = 0; i < 2; ++i) {
         const __m512 x = floatsOfSums(sums + p * 4 * kLanes, own, i);
         if (direct) {
-          put(x, i, channelsOf(work, target, part, p));
+          putFloats(x, i, at(p));
         } else {
           _mm512_store_ps(floats_ + (2 * p + i) * kLanes, x);
         }
@@ -106,9 +126,17 @@ class TilesToFloats {
     }
     float* const begin = floats_ + 2 * skip * kLanes;
     how_.function.run(begin, begin, 2 * (pixels - skip) * kLanes);
+    if (how_.codes) {
+      const Rounding rounding = roundingTo(how_.codes->range);
+      for (int64_t p = skip; p < pixels; p += 2) {
+        const Channels next = at(p + 1);
+        putCodes(floats_ + 2 * p * kLanes, rounding, work.count, at(p), p + 1 < pixels ? &next : nullptr);
+      }
+      return;
+    }
     for (int64_t p = skip; p < pixels; ++p) {
       for (int i = 0; i < 2; ++i) {
-        put(_mm512_load_ps(floats_ + (2 * p + i) * kLanes), i, channelsOf(work, target, part, p));
+        putFloats(_mm512_load_ps(floats_ + (2 * p + i) * kLanes), i, at(p));
       }
     }
   }

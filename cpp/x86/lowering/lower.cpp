@@ -162,6 +162,19 @@ int64_t Lowering::emitWithTable(Does does, size_t index, std::vector<size_t> inp
   return reader.output;
 }
 
+bool Lowering::emitQuantize(int64_t value) {
+  const auto& uses = this->uses[value];
+  if (uses.size() != 1 || !isQuantize(uses[0])) {
+    return false;
+  }
+  const size_t output = result.steps.back().output;
+  const int64_t codes = program.operators[uses[0]].output;
+  fused.insert(uses[0]);
+  primary[codes] = output;
+  memory(output).grid = &program.grids[codes];
+  return true;
+}
+
 void Lowering::rename(size_t index, size_t input, int64_t axis) {
   emit(Does::Rename, index, {input}, axis);
   Memory& output = memory(result.steps.back().output);

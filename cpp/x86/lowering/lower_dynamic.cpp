@@ -39,6 +39,28 @@ std::vector<size_t> quantizedInput(Lowering& state, size_t index) {
   return found->second;
 }
 
+// Lets the last step add a value that is computed already, if a sum of both is the only reader of the step's result.
+// Returns the value that the step gives.
+int64_t addSum(Lowering& state, size_t index, int64_t value) {
+  const auto& uses = state.uses[value];
+  if (uses.size() != 1 || uses[0] == SIZE_MAX || state.program.operators[uses[0]].kind != Kind::Add) {
+    return value;
+  }
+  Step& step = state.result.steps.back();
+  const Operator& sum = state.program.operators[uses[0]];
+  const int64_t other = sum.inputs[sum.inputs[0] == value];
+  if (state.makers[other] >= index || state.isView(state.makers[other]) ||
+      !state.program.grids[other].is_float ||
+      state.memory(state.primary[other]).axis != state.memory(step.output).axis ||
+      state.sizes[other] != state.sizes[value] || !sum.tensors[0].eq(1).all().item<bool>()) {
+    return value;
+  }
+  state.fused.insert(uses[0]);
+  step.inputs.push_back(state.primary[other]);
+  state.primary[sum.output] = step.output;
+  return sum.output;
+}
+
 } // namespace
 
 void lowerFloatLayer(Lowering& state, size_t index) {
@@ -46,24 +68,11 @@ void lowerFloatLayer(Lowering& state, size_t index) {
   const int64_t axis = neededAxis(op, state.sizes[op.output].size());
   const Does does = declarationOf(op.kind).step;
   const auto inputs = isDynamic(op.kind) ? quantizedInput(state, index) : state.wantAll(op);
-  const int64_t value = state.emitWithTable(does, index, inputs, axis);
+  const int64_t value = addSum(state, index, state.emitWithTable(does, index, inputs, axis));
   Step& step = state.result.steps.back();
   step.packed =
       isDynamic(op.kind) && does == Does::ToFloats ? state.weights.packed(state.program, op, true) : nullptr;
-  step.adds_in_place = does == Does::ToFloats && isLinear(op.kind); // a convolution adds row by row
-  const auto& uses = state.uses[value];
-  if (uses.size() != 1 || uses[0] == SIZE_MAX || state.program.operators[uses[0]].kind != Kind::Add) {
-    return;
-  }
-  const Operator& sum = state.program.operators[uses[0]];
-  const int64_t other = sum.inputs[sum.inputs[0] == value];
-  if (state.makers[other] < index && !state.isView(state.makers[other]) &&
-      state.program.grids[other].is_float && state.memory(state.primary[other]).axis == axis &&
-      state.sizes[other] == state.sizes[value] && sum.tensors[0].eq(1).all().item<bool>()) {
-    state.fused.insert(uses[0]);
-    step.inputs.push_back(state.primary[other]);
-    state.primary[sum.output] = step.output;
-  }
+  step.adds_in_place = does == Does::ToFloats && !state.emitQuantize(value);
 }
 
 int64_t bytesOfGrids(int64_t rows) {

@@ -85,6 +85,8 @@ class Lowering {
   // emit, with a step that includes a table or a float32 function if that is the only reader of the result. Returns
   // the value that the step gives.
   int64_t emitWithTable(Does does, size_t index, std::vector<size_t> inputs, int64_t axis);
+  // Lets the last step give codes if the only reader of its float32 result, `value`, quantizes. Returns whether it does.
+  bool emitQuantize(int64_t value);
   // Lets the result share the bytes of the operand.
   void rename(size_t index, size_t input, int64_t axis);
 

@@ -133,8 +133,7 @@ template <typename Kernel>
 Part floatsAndCodes(const StepContext& c, Kernel kernel, const std::vector<at::Tensor>& held) {
   const auto [floats, codes] = c.floatsAndCodes();
   if (codes) {
-    const Quantize rounding = quantizeTo(*codes->grid);
-    kernel.codes = {rounding.inverse_scale, rounding.offset, rounding.range};
+    kernel.codes = toCodes(*codes->grid);
   }
   const Dims dims = pixelDims(c.in().sizes, c.in().axis);
   const auto placed = [&](const Memory* memory) {

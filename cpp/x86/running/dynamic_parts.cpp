@@ -74,6 +74,8 @@ std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vect
     grid.offset = per_row ? 0 : memory[step.inputs[1]].offset;
     grid.form = static_cast<RangeForm>(dynamicAttribute(op, DynamicAttributes::Form));
   }
+  const Grid& result = *memory[step.output].grid;
+  const auto to_codes = result.is_float ? std::nullopt : std::optional(toCodes(result));
   const Packed& weights = *step.packed;
   const int64_t outputs = op.tensors[kWeight].size(0);
   const auto part = [&](size_t number, const Placed& to, const std::optional<Placed>& added) -> Part {
@@ -94,6 +96,7 @@ std::vector<Part> toFloats(const Operator& op, const Step& step, const std::vect
           const Image other = added ? added->in(call) : Image{};
           SumsToFloats own = how;
           own.residual = added ? &other : nullptr;
+          own.codes = to_codes ? &*to_codes : nullptr;
           grids.with(call, [&](const RowGrid* of, bool each) {
             own.grids = of, own.per_row = each;
             packed->kernel(number).run(x.in(call), to.in(call), own, begin, end);

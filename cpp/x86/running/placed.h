@@ -83,8 +83,13 @@ Part unary(Kernel kernel, const Placed& in, const Placed& out) {
           }};
 }
 
-inline Quantize quantizeTo(const Grid& grid) {
+inline ToCodes toCodes(const Grid& grid) {
   return {1 / static_cast<float>(grid.scale), static_cast<float>(offsetOf(grid)), codeRangeOf(grid)};
+}
+
+inline Quantize quantizeTo(const Grid& grid) {
+  const auto [inverse_scale, offset, range] = toCodes(grid);
+  return {inverse_scale, offset, range};
 }
 
 // The strides of a tensor that the plan takes or gives. `channel` is the stride of the channels.

@@ -58,6 +58,8 @@ Phase describe(const Program& program, const Lowered& lowered, const Step& step)
   phase.kernel += hasSum(op) ? " + add" : "";
   const bool grouped = step.does == Does::Compute && isLinear(op.kind);
   phase.kernel += (step.does == Does::ToFloats || grouped) && addendOf(step, op) ? " + add" : "";
+  phase.kernel +=
+      step.does == Does::ToFloats && !lowered.memory[step.output].grid->is_float ? " + quantize" : "";
   if (step.does == Does::Convolve || step.does == Does::ConvolveTransposed || step.does == Does::ToFloats) {
     phase.products = productsOf(op, lowered.memory[step.inputs[0]], lowered.memory[step.output]);
   } else if (grouped) {

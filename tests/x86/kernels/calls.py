@@ -69,6 +69,14 @@ class CodeRange(ctypes.Structure):
 ALL_CODES = CodeRange(0, 255, 0)
 
 
+class ToCodes(ctypes.Structure):
+    _fields_ = (
+        ("inverse_scale", ctypes.c_float),
+        ("offset", ctypes.c_float),
+        ("range", CodeRange),
+    )
+
+
 class Requantize(ctypes.Structure):
     _fields_ = (
         ("multiplier", ctypes.c_void_p),

@@ -20,9 +20,11 @@ from torch.nn import functional as F
 from tests.codes import ROUNDS_STEPS
 from tests.seeds import seeds
 from tests.x86.kernels.calls import (
+    CodeRange,
     Convolution,
     Form,
     Image,
+    ToCodes,
     _library,
     call,
     forms,
@@ -121,30 +123,56 @@ def exact(
 def multiply(
     codes: NDArray[np.uint8], weight: NDArray[np.int8], grids: Any, scales: Floats, bias: Floats,
     form: int, function: int = NONE, residual: Floats | None = None, gap: int = 0,
-    part: int = 1 << 40,
-) -> Floats:  # fmt: skip
+    part: int = 1 << 40, to_codes: ToCodes | None = None,
+) -> Any:  # fmt: skip
     rows, inputs = codes.shape
     outputs = weight.shape[0]
     linear = Convolution(weight.reshape(outputs, 1, 1, 1, inputs), form=form)
     sums = weight.sum(1, dtype=np.int32)
-    out = image_of(np.full((1, 1, 1, rows, outputs), 7, np.float32), gap)
+    out = image_for((1, 1, 1, rows, outputs), gap, to_codes)
     added = None if residual is None else image_of(residual.reshape(1, 1, 1, rows, outputs), 2)
     image = Image.of(codes.reshape(1, 1, 1, rows, inputs))
-    to_floats(linear, image, out, scales, bias, sums, grids, form, function, added, part)
+    to_floats(linear, image, out, scales, bias, sums, grids, form, function, added, part, to_codes)
     out.check()
-    return floats_in(out).reshape(rows, outputs)
+    return numbers_in(out, to_codes).reshape(rows, outputs)
+
+
+def image_for(shape: tuple[int, ...], gap: int, to_codes: ToCodes | None) -> Image:
+    """Return an image for float32, or for codes."""
+    if to_codes is not None:
+        return Image.of(np.full(shape, 7, np.uint8), gap=gap)
+    return image_of(np.full(shape, 7, np.float32), gap)
+
+
+def numbers_in(image: Image, to_codes: ToCodes | None) -> Any:
+    return floats_in(image) if to_codes is None else image.codes.copy()
 
 
 def to_floats(
     convolution: Convolution, image: Image, out: Image, scales: Floats, bias: Floats, sums: Any,
     grids: Any, form: int, function: int = NONE, residual: Image | None = None,
-    part: int = 1 << 40,
+    part: int = 1 << 40, codes: ToCodes | None = None,
 ) -> None:  # fmt: skip
     call(
         "convolution_run_floats", convolution.handle, image, out, scales, bias, sums, grids,
-        len(grids) > 1, function, np.float32(0.5), np.float32(0),
-        ctypes.c_void_p() if residual is None else residual, form, part,
+        len(grids) > 1, function, np.float32(0.5), np.float32(0), residual or ctypes.c_void_p(),
+        codes or ctypes.c_void_p(), form, part,
     )  # fmt: skip
+
+
+def rounded(x: Floats, scale: float, zero_point: int, low: int, high: int) -> NDArray[np.uint8]:
+    """Return the codes of the dialect."""
+    values = torch.from_numpy(np.ascontiguousarray(x))
+    quantize = torch.ops.jit_passes.quantize
+    return quantize(values, scale, zero_point, low, high, torch.uint8).numpy()
+
+
+def grid_of(x: Floats) -> tuple[tuple[float, int, int, int], ToCodes]:
+    """Return a grid that clips some numbers: for `rounded`, and for kernels."""
+    scale, zero_point, low, high = float(np.float32(np.abs(x).max() / 150)), 117, 3, 250
+    offset = 0 if ROUNDS_STEPS else zero_point
+    steps = CodeRange(low, high, zero_point - offset)
+    return (scale, zero_point, low, high), ToCodes(np.float32(1) / np.float32(scale), offset, steps)
 
 
 def drawn(rows: int, inputs: int, outputs: int, per_row: bool, seed: int = 0) -> tuple[Any, ...]:
@@ -268,25 +296,26 @@ class Case:
 
     def run(
         self, form: int, function: int = NONE, added: bool = False, gap: int = 0,
-        part: int = 1 << 40,
-    ) -> Floats:  # fmt: skip
+        part: int = 1 << 40, to_codes: ToCodes | None = None, in_place: bool = False,
+    ) -> Any:  # fmt: skip
         convolution = Convolution(
             self.weight, groups=self.groups, stride=self.stride, dilation=self.dilation,
             pad=self.pad, form=form,
         )  # fmt: skip
         shape = self.wanted[0].shape
-        out = image_of(np.full(shape, 7, np.float32), gap)
-        residual = np.random.default_rng(3).normal(0, 1, shape).astype(np.float32)
+        out = image_for(shape, gap, to_codes)
+        residual = image_of(np.random.default_rng(3).normal(0, 1, shape).astype(np.float32), 2)
+        out = residual if in_place else out
         image = Image.of(self.codes)
         border = convolution.border(image, out)
         image = Image.of(self.codes, border=border).fill(int(self.grids["zero_point"][0]))
         sums = self.weight.reshape(self.outputs, -1).sum(1, dtype=np.int32)
         to_floats(
             convolution, image, out, self.scales, self.bias, sums, self.grids, form, function,
-            image_of(residual, 2) if added else None, part,
+            residual if added else None, part, to_codes,
         )  # fmt: skip
         out.check()
-        return floats_in(out).reshape(shape)
+        return numbers_in(out, to_codes).reshape(shape)
 
 
 @forms
@@ -309,6 +338,45 @@ def test_forms_of_convolutions_agree(seed: int, depthwise: bool, form: int) -> N
     for function in (NONE, CLIP, GELU, SILU):
         plain, found = (case.run(level, function, function != NONE) for level in (Form.PLAIN, form))
         assert np.array_equal(plain, found)
+
+
+@forms
+@pytest.mark.parametrize("depthwise", [False, True], ids=["dense", "depthwise"])
+@pytest.mark.parametrize("seed", range(8))
+def test_convolutions_that_add_in_place(seed: int, depthwise: bool, form: int) -> None:
+    """The result may take the memory of what is added."""
+    case = Case(seed, depthwise)
+    for function in (NONE, SILU):
+        wanted = case.run(form, function, added=True)
+        assert np.array_equal(case.run(form, function, added=True, in_place=True), wanted)
+
+
+@forms
+@pytest.mark.parametrize("depthwise", [False, True], ids=["dense", "depthwise"])
+@pytest.mark.parametrize("seed", [25 + seed for seed in seeds(10, few=5)])
+def test_codes_of_convolutions(seed: int, depthwise: bool, form: int) -> None:
+    """The codes of the float32 results, bit for bit."""
+    case = Case(seed, depthwise)
+    for function, added in itertools.product((NONE, SILU, HARDSWISH), (False, True)):
+        floats = case.run(form, function, added)
+        grid, to_codes = grid_of(floats)
+        for gap, part in ((0, 1 << 40), (5, 1), (1, 3)):
+            found = case.run(form, function, added, gap, part, to_codes)
+            assert np.array_equal(found, rounded(floats, *grid))
+
+
+@forms
+@per_rows
+@pytest.mark.parametrize("size", SIZES)
+def test_codes_of_a_linear(size: tuple[int, int, int], per_row: bool, form: int) -> None:
+    operands = drawn(*size, per_row and size[0] > 1, 5)
+    residual = np.random.default_rng(6).normal(0, 1, (size[0], size[2])).astype(np.float32)
+    for function, added in itertools.product((NONE, GELU), (None, residual)):
+        floats = multiply(*operands, form, function, added)
+        grid, to_codes = grid_of(floats)
+        for gap, part in ((0, 1 << 40), (5, 1), (1, 3)):
+            found = multiply(*operands, form, function, added, gap, part, to_codes)
+            assert np.array_equal(found, rounded(floats, *grid))
 
 
 def applied(x: Floats, function: int, first: float, second: float, form: int) -> Floats:

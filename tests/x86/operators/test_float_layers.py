@@ -84,6 +84,38 @@ def test_convolution(seed: int) -> None:
             close(found, net.slow(x), EXACT)
 
 
+class Behind(nn.Module):
+    """A layer, a function of its result in float32, perhaps a sum, and codes."""
+
+    def __init__(self, layer: nn.Module, function: Any, added: bool) -> None:
+        super().__init__()
+        self.coded, self.function, self.added = Coded(layer), function, added
+        self.grid = Grid(0.1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = torch.square(self.coded(x))
+        result = self.function(self.coded(x))
+        return self.grid(result + other if self.added else result)
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("function", [F.silu, F.hardswish, F.gelu, F.mish])
+@pytest.mark.parametrize("seed", range(4))
+def test_codes_behind_a_function(seed: int, function: Any, added: bool) -> None:
+    """One step, in which nothing is rounded but its result."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    layer = draw_layer(draw, draw.choice([1, 2])) if seed else nn.Linear(24, 9)
+    x = torch.randn(2, 24) if not seed else torch.randn(2, layer.in_channels, 9, 8)
+    x = x[..., 0] if seed and len(layer.kernel_size) == 1 else x
+    net = Behind(layer, function, added)
+    plan = plan_of(traced(net, x))
+    *_, step, last = (row[1] for row in plan.profile([x]))
+    assert step.endswith(" + add" * added + " + quantize") and last == "dequantize"
+    for given in (x, x[:1]):
+        assert sqnr(net(given), plan.run([given])[0]) > FLIPPED
+
+
 class Padded(nn.Module):
     """A padding in front of a convolution becomes part of it."""
 
@@ -147,7 +179,8 @@ def test_sums() -> None:
     net, x = Sums(), torch.randn(7, 24)
     plan = plan_of(traced(net, x))
     names = [row[1] for row in plan.profile([x])]
-    assert names.count("linear_to_floats + add") == 3 and names.count("linear_to_floats") == 2
+    assert names.count("linear_to_floats + add") == 2 and names.count("linear_to_floats") == 2
+    assert names.count("linear_to_floats + add + quantize") == 1
     *found, last = zip(plan.run([x]), net(x), strict=True)
     for own, wanted in found[:3]:
         close(own, wanted)

@@ -194,7 +194,7 @@ def improved(bench: Bench, bits: int, one_scale: bool) -> list[list[str]]:
     seconds = perf_counter() - begin
     print(f"\n{found.summary}\n{report.table(*_split(found.table()))}", flush=True)
     name = f"{bits} bits, one scale" if one_scale else f"{bits} bits"
-    how = {"target": "reference", "mode": "static", "progress": False}
+    how = {"target": "reference", "mode": "static", "progress": False, "bias_correction": None}
     begin = perf_counter()
     plain = jit_passes.quantize_script(bench.model, bench.calibration, config=config, **how)
     in_one_go = perf_counter() - begin
@@ -299,7 +299,7 @@ def peers(bench: Bench) -> list[list[str]]:
             add(name, built.specialize(bench.test[0]), built.seconds)
     for name, options in {
         "jit_passes": {},
-        "jit_passes, bias correction fast": {"bias_correction": "fast"},
+        "jit_passes, bias_correction=None": {"bias_correction": None},
         "jit_passes, improve": {"improve": True},
     }.items():
         begin = perf_counter()
@@ -351,8 +351,9 @@ def weights_of_few_bits(bench: sentence_encoder.Sentences) -> list[list[str]]:
         }
         begin = perf_counter()
         model = jit_passes.quantize_script(
-            bench.model, bench.calibration, target="x86", config=config, progress=False, **stages
-        )
+            bench.model, bench.calibration, target="x86", config=config, bias_correction=None,
+            progress=False, **stages,
+        )  # fmt: skip
         seconds = perf_counter() - begin
         actual = torch.cat([results_of(model, batch) for batch in bench.test])
         error = float((actual - expected).square().sum())

@@ -62,7 +62,7 @@ def quantize_method(
     if profile is not None:
         fill(prepared, profile)
     elif staged.calibrating is not None:
-        calibrate_alone(prepared, staged.calibrating, input_fn, progress)
+        calibrate_alone(prepared, staged.calibrating, input_fn, progress, staged.sample)
     elif needs_data(prepared):
         raise JitPassesError(RANGES, command=OPTIONS)
     else:

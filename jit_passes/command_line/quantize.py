@@ -12,7 +12,7 @@ from typing import Any
 import click
 import torch
 
-from ..configuration.stages import BIAS_CORRECTIONS, WEIGHT_ROUNDINGS
+from ..configuration.stages import AUTO, BIAS_CORRECTIONS, NONE, WEIGHT_ROUNDINGS
 from ..errors import JitPassesError, without_folders
 from ..in_order import OPTIONS
 from ..quantize import quantize_script
@@ -71,9 +71,12 @@ the first axis counts samples.
 @click.option(
     "--correct-bias",
     "bias_correction",
-    type=click.Choice(BIAS_CORRECTIONS),
+    type=click.Choice([AUTO, NONE, *BIAS_CORRECTIONS]),
+    default=AUTO,
+    show_default=True,
     help="Keep the means of layers' results by their biases: layer by layer (sequential), at once "
-    "(fast), which need data, or by batch norms (statistics).",
+    "(fast), which need data, or by batch norms (statistics); auto is fast with four of the "
+    "batches, if there are as many.",
 )
 @click.option(
     "--strict",
@@ -88,7 +91,7 @@ the first axis counts samples.
 def quantize(
     model: Path, profile: Path | None, target: str, config: Path | None, mode: str | None,
     smooth: str | float, equalize: str | None, weight_rounding: str | None,
-    bias_correction: str | None, strict: bool, method: str, output: Path, as_json: bool,
+    bias_correction: str, strict: bool, method: str, output: Path, as_json: bool,
     progress: bool | None, **data: Any,
 ) -> None:  # fmt: skip
     """Quantize MODEL to int8, and list the int8 operators, and why the others are float.
@@ -118,7 +121,7 @@ def quantize(
             smooth=None if smooth == "none" else smooth,
             equalize=equalize,
             weight_rounding=weight_rounding,
-            bias_correction=bias_correction,
+            bias_correction=None if bias_correction == NONE else bias_correction,
             strict=strict,
             method=method,
             progress=progress,

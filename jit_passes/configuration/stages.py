@@ -11,7 +11,7 @@ from ..errors import not_among
 from .checks import OptionError
 
 AUTO = "auto"
-NO_SMOOTHING = "none"
+NONE = "none"
 SEARCHED = "search"
 EQUALIZATIONS = ("activations", "weights")
 WEIGHT_ROUNDINGS = ("gptq", "adaround", "gptq_sequential", "adaround_sequential")
@@ -20,7 +20,7 @@ SMOOTH = 'smooth is "auto", "search", a number from 0 to 1, or None'
 _WORDS = {
     "equalize": (AUTO, *EQUALIZATIONS),
     "weight_rounding": WEIGHT_ROUNDINGS,
-    "bias_correction": BIAS_CORRECTIONS,
+    "bias_correction": (AUTO, NONE, *BIAS_CORRECTIONS),
 }
 
 
@@ -33,7 +33,7 @@ class StageOptions:
             `jit_passes.smooth`.
         equalize: "auto", "activations" or "weights": see `jit_passes.equalize`.
         weight_rounding: how: see `jit_passes.round_weights`.
-        bias_correction: how: see `jit_passes.correct_bias`.
+        bias_correction: how: see `jit_passes.correct_bias`; "auto", or "none" for no correction.
         where: where options were written, by name, for messages.
 
     Raises:
@@ -72,7 +72,7 @@ def check_smooth(smooth: Any) -> None:
     Raises:
         OptionError: it is none of these.
     """
-    if smooth is None or (isinstance(smooth, str) and smooth in (AUTO, NO_SMOOTHING, SEARCHED)):
+    if smooth is None or (isinstance(smooth, str) and smooth in (AUTO, NONE, SEARCHED)):
         return
     if not is_strength(smooth):
         raise OptionError("smooth", f"{SMOOTH}, not {smooth!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from random import Random
 from typing import Any
 
 import torch
@@ -78,6 +79,29 @@ def batches(
             "used before is empty)",
             command=f"there is no batch in {what}",
         )
+
+
+class Sample:
+    """A few of many batches, each with an equal chance; as many batches give the same places.
+
+    Reservoir sampling: Vitter, "Random Sampling with a Reservoir", 1985, algorithm R.
+
+    Attributes:
+        kept: copies of the batches.
+        seen: the number of batches so far.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.kept: list[Batch] = []
+        self.seen, self._most, self._random = 0, most, Random(0)
+
+    def look(self, batch: Batch) -> None:
+        """Keep a batch, perhaps in place of another one."""
+        full = self.seen >= self._most
+        place = self._random.randrange(self.seen + 1) if full else self.seen
+        if place < self._most:
+            self.kept[place : place + 1] = [cloned(batch)]
+        self.seen += 1
 
 
 def is_held_back(number: int) -> bool:

@@ -13,7 +13,7 @@ from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..logs import stage
-from .batches import InputFn, batches, progress_bar
+from .batches import InputFn, Sample, batches, progress_bar
 from .faults import broken_when_prepared, misfit, origin_of, takes
 from .module import ModelStage, Report, stage_of
 from .outliers import OutlierWatch
@@ -68,10 +68,11 @@ def calibrate_alone(
     data: Iterable[Any],
     input_fn: InputFn | None = None,
     progress: bool | None = None,
+    sample: Sample | None = None,
 ) -> torch.jit.ScriptModule:
     """Calibrate like `calibrate`, in this process alone, independent of other ranks."""
     with stage("calibrate"):
-        report, watch = observe(prepared, data, input_fn, progress)
+        report, watch = observe(prepared, data, input_fn, progress, sample=sample)
         watch.tell(report)
     return prepared
 
@@ -135,10 +136,11 @@ def observe(
     input_fn: InputFn | None,
     progress: bool | None,
     allow_none: bool = False,
+    sample: Sample | None = None,
 ) -> tuple[Report, OutlierWatch]:
     """Calibrate like `calibrate`, but return the outliers found instead of a warning.
 
-    There may be no batch where `allow_none` says so.
+    There may be no batch where `allow_none` says so. A `sample` looks at all batches.
     """
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare(model) first")
     before = _C.deepcopy(prepared._c)
@@ -150,6 +152,8 @@ def observe(
             shown = progress_bar("calibrate", progress)
             given = batches(data, input_fn, shown, "the calibration data", allow_none)
             for number, (args, kwargs) in enumerate(given):
+                if sample is not None:
+                    sample.look((args, kwargs))
                 _run(prepared, report, args, kwargs, number)
                 watch.look(number, args, kwargs)
                 count += 1

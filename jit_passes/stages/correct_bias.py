@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import _C
-from ..configuration.stages import BIAS_CORRECTIONS
-from ..errors import ArgumentError, JitPassesError, not_among, warn
+from ..configuration.stages import AUTO, BIAS_CORRECTIONS
+from ..errors import ArgumentError, JitPassesError, JitPassesWarning, not_among, warn
 from ..graph.editor import GraphEditor
 from ..graph.traits import packet_of
 from ..graph.view import GraphView, NodeView, ValueView
@@ -30,6 +31,7 @@ from .seen import read_places, rewritten
 from .values import DEQUANTIZE, EDGE, grid_operands, source_of
 
 ROUNDS = 4
+BATCHES = 4  # that suffice by default
 _CHECKED = 16  # batches at most
 _CUTS = frozenset({"aten::relu", "aten::relu6", "aten::hardtanh", "aten::clamp", "aten::clamp_min"})
 
@@ -51,10 +53,14 @@ class _BiasedLayer:
     step: Tensor
 
     @property
-    def axis(self) -> int:
+    def spatial_dims(self) -> int:
         weighted = self.prepared.traits.weighted
         assert weighted is not None
-        return -1 - weighted.spatial_dims
+        return weighted.spatial_dims
+
+    @property
+    def axis(self) -> int:
+        return -1 - self.spatial_dims
 
     def rounded(self, shift: Tensor) -> Tensor:
         """Return the shift of the bias once the bias is rounded."""
@@ -66,7 +72,18 @@ class _BiasedLayer:
     @property
     def lost(self) -> Tensor:
         """The weight less the numbers of its codes."""
-        return _weight_of(self.prepared) - _weight_of(self.reference)
+        rounded = _weight_of(self.reference)  # numbers that nothing else holds
+        return torch.sub(_weight_of(self.prepared), rounded, out=rounded)
+
+    def mean_input(self, inputs: Tensor) -> tuple[Tensor, int]:
+        """Return the mean of inputs over a batch, and how many they are.
+
+        A layer is linear, so the mean of inputs gives the mean of results.
+        """
+        if inputs.dim() <= self.spatial_dims + 1:
+            return inputs.unsqueeze(0), 1
+        rows = inputs.flatten(0, -2 - self.spatial_dims)
+        return rows.mean(0, keepdim=True), len(rows)
 
     def applied(self, inputs: Tensor, weight: Tensor) -> Tensor:
         """Return the layer's result for other weights, without the bias."""
@@ -122,8 +139,8 @@ def correct_bias(
             NaN; an option is unknown.
 
     Warns:
-        JitPassesWarning: other biases make the error of the model's results larger: then biases
-            stay as they are. "fast" looks at sixteen of the batches at most.
+        JitPassesWarning: other biases make the error of the model's results larger, on sixteen of
+            the batches at most: then biases stay as they are.
     """
     how = how or ("statistics" if data is None else "sequential")
     if how not in BIAS_CORRECTIONS:
@@ -134,34 +151,84 @@ def correct_bias(
         raise ArgumentError(f"rounds is a whole number above 0, not {rounds!r}")
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare and calibrate first")
     origin = model or origin_of(prepared)
-    reference = _reference(prepared, report)
-    layers = _biased_layers(prepared, reference, report)
-    shifts: Mapping[str, Tensor]
-    left: set[str] = set()
-    if data is None or how == "statistics":
-        if origin is None:
-            raise JitPassesError(
-                "the float model is gone, and with it its batch norms: pass it as model="
-            )
-        shifts = _by_statistics(layers, prepared, report.method, origin)
-    else:
-        given = list(batches(data, input_fn, progress_bar("correct", progress)))
-        if how == "fast":
-            shifts, left = _by_weights(layers, prepared, report.method, given)
-            checked = given[:: -(-len(given) // _CHECKED)]
-        else:
-            shifts, checked = _by_results(layers, prepared, reference, report, given, rounds), given
-        corrected = _reference(_with_biases(prepared, report, layers, shifts), report)
-        before, after = _errors(prepared, (reference, corrected), report.method, checked)
-        if after > before:
-            why = "with it the results have a larger error, so biases stay as they are"
-            instead = "; how='fast' may" if how == "sequential" else ""
-            warn(f"{how} bias correction does not suit the model: {why}{instead}")
-            shifts, left = {}, set()
-    made = _with_biases(prepared, report, layers, shifts, how if shifts else "", left)
+    if how == "statistics" and origin is None:
+        raise JitPassesError(
+            "the float model is gone, and with it its batch norms: pass it as model="
+        )
+    through = progress_bar("correct", progress)
+    given = () if data is None or how == "statistics" else batches(data, input_fn, through)
+    found = _find(prepared, report, how, list(given), rounds=rounds, origin=origin)
+    if not found.helps:
+        why = "with it the results have a larger error, so biases stay as they are"
+        instead = "; how='fast' may" if how == "sequential" else ""
+        warn(f"{how} bias correction does not suit the model: {why}{instead}")
+        found = _Found(found.layers, {})
+    made = _with_biases(prepared, report, found, how)
     if model is not None:
         note_origin(made, model)
     return made
+
+
+def correct_by_default(
+    prepared: torch.jit.ScriptModule, data: Sequence[Batch]
+) -> torch.jit.ScriptModule:
+    """Correct biases as "fast" does, where all goes well; else return the model as it is.
+
+    A few batches are enough, and fewer than four are not.
+    """
+    report = Report.read(prepared)
+    assert report is not None
+    if len(data) < BATCHES:
+        return prepared
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", JitPassesWarning)  # which `convert` repeats
+        try:
+            found = _find(prepared, report, "fast", data, BATCHES // 2)
+        except JitPassesError:  # without it the model is as good as before
+            return prepared
+    return _with_biases(prepared, report, found, AUTO) if found.helps else prepared
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Terms that are added to biases.
+
+    Attributes:
+        layers: whose bias can be another one.
+        shifts: the terms, by the name of a layer.
+        left: names of layers whose terms do not hold from one batch to another.
+        helps: whether the results do not have a larger error with the terms.
+    """
+
+    layers: Sequence[_BiasedLayer]
+    shifts: Mapping[str, Tensor]
+    left: Collection[str] = ()
+    helps: bool = True
+
+
+def _find(
+    prepared: torch.jit.ScriptModule, report: Report, how: str, data: Sequence[Batch],
+    checks: int = _CHECKED, rounds: int = ROUNDS, origin: Any = None,
+) -> _Found:  # fmt: skip
+    """Return the terms, and whether they help on so many batches at most."""
+    method = report.method
+    reference = _reference(prepared, report)
+    layers = _biased_layers(prepared, reference, report)
+    if how == "statistics":
+        return _Found(layers, _by_statistics(layers, prepared, method, origin))
+    shifts: dict[str, Tensor]
+    left: set[str] = set()
+    if how == "fast":
+        shifts, left = _by_weights(layers, prepared, method, data)
+    else:
+        shifts = _by_results(layers, prepared, reference, report, data, rounds)
+    found = _Found(layers, shifts, left)
+    if not shifts:
+        return found
+    corrected = _corrected(reference, method, found)
+    checked = data[:: -(-len(data) // checks)]
+    before, after = _errors(prepared, (reference, corrected), method, checked)
+    return replace(found, helps=after <= before)
 
 
 def _reference(prepared: torch.jit.ScriptModule, report: Report) -> torch.jit.ScriptModule:
@@ -282,7 +349,7 @@ def _by_results(
         found = {name: known[name].rounded(zero) - error for name, error in errors.items()}
         if number + 1 == rounds:
             break
-        made = _reference(_with_biases(prepared, report, layers, found), report)
+        made = _reference(_with_biases(prepared, report, _Found(layers, found)), report)
         nodes = {node.name: node for node in GraphView.of(made, method).nodes if node.name in found}
         left = _means(made, method, nodes, axes, data)
         near = [n for n in left if _is_near(left[n], wanted[n], known[n].step)]
@@ -290,6 +357,23 @@ def _by_results(
             break
         correcting.settle(near)
     return found
+
+
+def _corrected(reference: torch.jit.ScriptModule, method: str, found: _Found) -> Any:
+    """Return a copy of the quantized model with other biases, and with the codes of its weights."""
+    known = {layer.reference.index: layer for layer in found.layers}
+
+    def change(graph: GraphEditor) -> None:
+        nodes = {node.index: node for node in graph.nodes}
+        for index, layer in known.items():
+            if (shift := found.shifts.get(layer.prepared.name)) is not None:
+                node = nodes[index]
+                bias = layer.bias + layer.rounded(shift)
+                made = graph.constant(bias.to(layer.bias.dtype), before=node)
+                graph.set_input(node, node.position("bias"), made)
+
+    pipeline = Pipeline("correct_bias", (change, "remove_dead_code"))
+    return pipeline.run(copy_of(reference, method), method).module
 
 
 def _errors(model: Any, others: Sequence[Any], method: str, data: Iterable[Batch]) -> list[float]:
@@ -439,24 +523,35 @@ def _by_weights(
         producer = layer.prepared.operand("input").producer
         if producer is not None:
             makers.setdefault(producer.index, []).append(layer)
+    # Of a linear, which has large weights, the mean input is small; of a convolution it is large.
+    lost = {layer.prepared.name: layer.lost for layer in layers if layer.spatial_dims}
+    inputs: dict[str, list[list[tuple[Tensor, int]]]] = {}  # means, by batch and by call
     shifts: dict[str, list[_Mean]] = {}  # by batch
-    lost = {layer.prepared.name: layer.lost for layer in layers}
     for values in _recorded(prepared, method, list(makers), data):
         for index, tensors in values.items():
             for layer in makers[index]:
-                name = layer.prepared.name
-                mean = _Mean(torch.zeros(len(layer.bias), dtype=torch.float64))
-                for tensor in tensors:
-                    spatial = -1 - layer.axis
-                    batched = tensor.dim() > spatial + 1
-                    count = tensor[..., 0].numel() if not spatial else len(tensor) if batched else 1
-                    if batched:  # a layer is linear: the mean of inputs gives the mean of results
-                        tensor = tensor.flatten(0, -2 - spatial).mean(0, keepdim=True)
-                    result = layer.applied(tensor, lost[name].to(tensor.dtype)).double()
-                    mean.add(result.movedim(layer.axis, 0).flatten(1).mean(1) * count, count)
-                shifts.setdefault(name, []).append(mean)
+                name, means = layer.prepared.name, [layer.mean_input(tensor) for tensor in tensors]
+                if name in lost:
+                    shifts.setdefault(name, []).append(_mean_result(layer, means, lost[name]))
+                else:
+                    inputs.setdefault(name, []).append(means)
+    for layer in layers:
+        if (name := layer.prepared.name) in inputs:
+            weight = layer.lost
+            shifts[name] = [_mean_result(layer, means, weight) for means in inputs[name]]
     left = {name for name, by_batch in shifts.items() if not _holds(by_batch)}
     return {name: _sum(shifts[name]).value for name in shifts.keys() - left}, left
+
+
+def _mean_result(
+    layer: _BiasedLayer, inputs: Iterable[tuple[Tensor, int]], weight: Tensor
+) -> _Mean:
+    """Return the mean of a layer's results for another weight, of mean inputs."""
+    mean = _Mean(torch.zeros(len(layer.bias), dtype=torch.float64))
+    for tensor, count in inputs:
+        result = layer.applied(tensor, weight.to(tensor.dtype)).double()
+        mean.add(result.movedim(layer.axis, 0).flatten(1).mean(1) * count, count)
+    return mean
 
 
 def _sum(means: Iterable[_Mean]) -> _Mean:
@@ -503,11 +598,14 @@ def _by_statistics(
 
 
 def _with_biases(
-    prepared: torch.jit.ScriptModule, report: Report, layers: Sequence[_BiasedLayer],
-    shifts: Mapping[str, Tensor], how: str = "", left: Collection[str] = (),
-) -> torch.jit.ScriptModule:  # fmt: skip
-    """Return a copy of a prepared model with other biases, and with remarks where `how` is said."""
-    known = {layer.prepared.index: layer for layer in layers if layer.prepared.name in shifts}
+    prepared: torch.jit.ScriptModule, report: Report, found: _Found, how: str = ""
+) -> torch.jit.ScriptModule:
+    """Return a copy of a prepared model with other biases, and with `how` in its provenance.
+
+    Layers have remarks, but for the default: there would be one for nearly each layer.
+    """
+    shifts = found.shifts
+    known = {layer.prepared.index: layer for layer in found.layers if layer.prepared.name in shifts}
 
     def change(graph: GraphEditor) -> None:
         nodes = {node.index: node for node in graph.nodes}
@@ -522,12 +620,15 @@ def _with_biases(
 
     changed = Pipeline("correct_bias", (change, "remove_dead_code"))
     module = changed.run(copy_of(prepared, report.method), report.method).module
-    if how:
-        rows = {layer.prepared.name: layer for layer in known.values()}
-        remarks = {name: _remark(layer, shifts[name], how) for name, layer in rows.items()}
-        remarks |= dict.fromkeys(left, f"bias correction ({how}) leaves its bias: {_LEFT}")
+    if how and shifts:
         made = {**report.made, "bias_correction": how}
-        report = replace(report, operators=remarked(report.operators, remarks), made=made)
+        report = replace(report, made=made)
+        if how != AUTO:
+            rows = {layer.prepared.name: layer for layer in known.values()}
+            remarks = {name: _remark(layer, shifts[name], how) for name, layer in rows.items()}
+            left = f"bias correction ({how}) leaves its bias: {_LEFT}"
+            remarks |= dict.fromkeys(found.left, left)
+            report = replace(report, operators=remarked(report.operators, remarks))
     return rewritten(prepared, module, report)
 
 

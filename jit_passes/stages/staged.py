@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ..configuration.stages import AUTO, NO_SMOOTHING, SEARCHED, StageOptions
+from ..configuration.stages import AUTO, NONE, SEARCHED, StageOptions
 from ..errors import JitPassesError
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from .annotate import mode_of
-from .batches import InputFn
-from .correct_bias import ZeroBiases, correct_bias
+from .batches import InputFn, Sample, batches
+from .correct_bias import BATCHES, ZeroBiases, correct_bias, correct_by_default
 from .equalize import Equalizer
 from .prepare import Change, Changes
 from .round_weights import round_weights
@@ -32,6 +32,7 @@ class Staged:
         has_ranges: whether ranges come from elsewhere where there are no data: from a profile.
         input_fn, progress: as in `quantize_script`.
         quantizer: of the model.
+        sample: of the data, for calibration to fill; None where nothing needs one.
 
     Raises:
         JitPassesError: a stage needs data, or does not go with a profile.
@@ -47,8 +48,9 @@ class Staged:
 
     def __post_init__(self) -> None:
         self._check()
-        around = {"equalize", "weight_rounding", "bias_correction"}
-        if around & self.options.given().keys() and isinstance(self.data, Iterator):
+        corrects = self.options.bias_correction not in (None, AUTO, NONE)
+        again = corrects or {"equalize", "weight_rounding"} & self.options.given().keys()
+        if again and isinstance(self.data, Iterator):
             self.data = list(self.data)  # gone through more than once
         changes: list[Change] = []
         if (equalize := self.options.equalize) is not None:
@@ -60,8 +62,11 @@ class Staged:
             )
         self._smoother = self._chosen_smoother()
         changes += [] if self._smoother is None else [self._smoother]
-        changes += [] if self.options.bias_correction is None else [ZeroBiases()]
+        changes += [ZeroBiases()] if corrects else []
         self.change = Changes(changes)
+        by_default = self.options.bias_correction in (None, AUTO) and self.data is not None
+        is_backend = isinstance(self.quantizer, BackendQuantizer)
+        self.sample = Sample(BATCHES) if by_default and is_backend else None
 
     @property
     def calibrating(self) -> Iterable[Any] | None:
@@ -77,7 +82,12 @@ class Staged:
                 prepared, self.data, how=self.options.weight_rounding, input_fn=input_fn,
                 progress=progress,
             )  # fmt: skip
-        if (correction := self.options.bias_correction) is not None:
+        if self.sample is not None:
+            if not self.sample.seen:  # ranges come from a profile of the data
+                for batch in batches(self.data or (), input_fn):
+                    self.sample.look(batch)
+            return correct_by_default(prepared, self.sample.kept)
+        if (correction := self.options.bias_correction) not in (None, NONE):
             given = None if correction == "statistics" else self.data
             prepared = correct_bias(
                 prepared, given, how=correction, model=self.model, input_fn=input_fn,
@@ -89,7 +99,7 @@ class Staged:
         smooth = self.options.smooth
         smooth = AUTO if smooth is None else smooth
         from_profile = self.has_ranges and self.data is None
-        if smooth == NO_SMOOTHING or from_profile:
+        if smooth == NONE or from_profile:
             return None
         if smooth == AUTO and not (
             isinstance(self.quantizer, BackendQuantizer)
@@ -111,7 +121,7 @@ class Staged:
     def _check(self) -> None:
         said = self.options.given()
         smooth = said.get("smooth")
-        is_strength = smooth not in (None, AUTO, NO_SMOOTHING)
+        is_strength = smooth not in (None, AUTO, NONE)
         if self.has_ranges and self.data is None:
             why = "a profile has the ranges of the model as it is; leave one of the two out"
             for name in ["smooth"] * is_strength + ["equalize"] * ("equalize" in said):

@@ -30,7 +30,7 @@ from .measuring import measuring, measuring_recipes
 from .metric import MetricFn, score_text
 from .recipes import NotPossible, Recipes
 from .search import Search, objective_of
-from .steps import STEPS, Step
+from .steps import NO_STEP, STEPS, Step
 from .tune import ALTERNATIVES, check_budget
 from .variants import Variants
 
@@ -263,7 +263,7 @@ class _Improving:
         self._recipes, self._least, self._clock = recipes, least, clock
         self._progress = progress
         self._bar = progress_bar("improve", progress, "step")
-        self.recipe = recipes.base
+        self.recipe = NO_STEP.after((), recipes.base)
         self.score, self.model = recipes.score(self.recipe)
         self.quantized = self.score
         self.steps: list[ImprovedStep] = []

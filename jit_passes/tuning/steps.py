@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ..configuration.configuration import Configuration
 from ..configuration.options import LayerOptions, TensorOptions
-from ..configuration.stages import StageOptions
+from ..configuration.stages import NONE, StageOptions
 from ..observers import Entropy, MeanSquaredError, MinMax, Observer, OutputError, Percentile
 
 
@@ -30,9 +30,9 @@ class Step:
     def after(self, steps: Sequence[Step], base: Configuration) -> Configuration:
         """Return a configuration with the options of these steps and of this one.
 
-        Options of the base hold.
+        Options of the base hold. Biases are corrected by a step alone, not by default.
         """
-        layers, stages = LayerOptions(), StageOptions()
+        layers, stages = LayerOptions(), StageOptions(bias_correction=NONE)
         for step in (*steps, self):
             layers, stages = layers.updated(step.layers), stages.updated(step.stages)
         return replace(
@@ -55,6 +55,7 @@ def _stage(name: str, option: str | float, needs: str = "") -> Step:
     return Step(f"{name}: {option}", stages=StageOptions(**{name: option}), needs=needs)  # type: ignore[arg-type]
 
 
+NO_STEP = Step("")
 NORM = "aten::layer_norm"
 # The best step of each row is kept, if it lowers the loss. Later rows are measured on top of it.
 STEPS: tuple[tuple[Step, ...], ...] = (

@@ -151,7 +151,7 @@ def test_a_profile_of_shards_quantizes() -> None:
     """The merged one gives the integers that all data give."""
     script, batches = model(), list(samples().split(3))
     parts = (profile(script, batches[k::4], shard=(k + 1, 4)) for k in range(4))
-    options = {"target": "reference", "mode": "static"}
+    options = {"target": "reference", "mode": "static", "bias_correction": None}
     one = jit_passes.quantize_script(script, profile=Profile.merge(parts), **options)
     other = jit_passes.quantize_script(script, batches, **options)
     with torch.no_grad():

@@ -17,11 +17,13 @@ import jit_passes
 from jit_passes import GraphView, JitPassesError, JitPassesWarning
 from jit_passes.command_line import main as command
 from jit_passes.stages.batch_norms import batch_norms
+from jit_passes.stages.batches import Sample
 from jit_passes.stages.recording import Recorder, copy_of
 
 LAYERS = ("first:conv2d", "middle:conv2d", "up:conv_transpose2d", "last:linear")
 # Coarse weights, and inputs so fine that a step of the bias is small beside the mean errors.
 BITS = {"version": 1, "global": {"bits": 12, "weight": {"bits": 3}}}
+COARSE = {"version": 1, "global": {"weight": {"bits": 3}}}  # for targets with inputs of 8 bits
 
 
 class Net(nn.Module):
@@ -163,9 +165,11 @@ def test_fast_leaves_shifts_that_do_not_hold() -> None:
 class OfLengthOne(nn.Module):
     """Rows of zeros, as padding is, stay zeros: a bias would make them rows of length 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, bias: bool = False) -> None:
         super().__init__()
-        self.key, self.last = nn.Linear(16, 8, bias=False), nn.Linear(8, 4)
+        self.key, self.last = nn.Linear(16, 8, bias=bias), nn.Linear(8, 4)
+        if bias:
+            nn.init.zeros_(self.key.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(nn.functional.normalize(self.key(x), dim=-1).sum(1))
@@ -178,11 +182,66 @@ def test_a_fast_correction_that_does_harm_is_left_out() -> None:
     for batch in batches:
         batch[:, 3:] = 0
     how = {"target": "reference", "mode": "dynamic", "progress": False}
-    plain = jit_passes.quantize_script(model, batches, **how)
+    plain = jit_passes.quantize_script(model, batches, bias_correction=None, **how)
     with pytest.warns(JitPassesWarning, match="fast bias correction does not suit the model"):
         made = jit_passes.quantize_script(model, batches, bias_correction="fast", **how)
     with torch.no_grad():
         assert torch.equal(made(batches[0]), plain(batches[0]))
+    biased = torch.jit.script(OfLengthOne(bias=True).eval())
+    plain = jit_passes.quantize_script(biased, batches, bias_correction=None, **how)
+    made = jit_passes.quantize_script(biased, batches, **how)  # by default, without a word
+    assert "bias_correction" not in (jit_passes.provenance(made) or {})
+    with torch.no_grad():
+        assert torch.equal(made(batches[0]), plain(batches[0]))
+
+
+@pytest.mark.parametrize("target", ["reference", "x86"])
+def test_by_default(target: str) -> None:
+    """With four batches, as `fast` does; layers without a bias get none, and rows no remark."""
+    model, batches = net(), data(4)
+    made = jit_passes.quantize_script(model, batches, target=target, config=COARSE, progress=False)
+    prepared = jit_passes.prepare(model, target=target, config=COARSE)
+    prepared = jit_passes.calibrate(prepared, batches, progress=False)
+    corrected = jit_passes.correct_bias(prepared, batches, how="fast")
+    plain, wanted = (jit_passes.lower(jit_passes.convert(m)) for m in (prepared, corrected))
+    with torch.no_grad():
+        x = torch.cat(batches)
+        assert torch.equal(made(x), wanted(x)) and not torch.equal(made(x), plain(x))
+    known = jit_passes.provenance(made)
+    assert known is not None and known["bias_correction"] == "auto"
+    assert not any("bias correction" in row.remark for row in jit_passes.coverage(made))
+    how: dict[str, Any] = {"target": target, "config": COARSE, "progress": False}
+    for few, options in ((batches[:3], how), (batches, {**how, "bias_correction": None})):
+        made = jit_passes.quantize_script(model, few, **options)
+        assert "bias_correction" not in (jit_passes.provenance(made) or {})
+
+
+def test_by_default_of_any_data() -> None:
+    """A generator gives the model that a list gives; a configuration and stages may say none."""
+    model, batches = net(), data(9)
+    how: dict[str, Any] = {"target": "reference", "progress": False}
+    made = jit_passes.quantize_script(model, batches, config=BITS, **how)
+    other = jit_passes.quantize_script(model, iter(batches), config=BITS, **how)
+    none = {**BITS, "stages": {"bias_correction": "none"}}
+    plain = jit_passes.quantize_script(model, batches, config=none, **how)
+    with torch.no_grad():
+        assert torch.equal(made(batches[0]), other(batches[0]))
+        assert not torch.equal(made(batches[0]), plain(batches[0]))
+
+
+def test_a_sample() -> None:
+    """Each batch has an equal chance: 2,000 samples, within 3.5 standard deviations of a share."""
+    counts = torch.zeros(12)
+    for seed in range(2000):
+        sample = Sample(4)
+        sample._random.seed(seed)
+        for number in range(12):
+            sample.look(((number,), {}))
+        kept = [args[0] for args, _ in sample.kept]
+        assert len(set(kept)) == 4 and sample.seen == 12
+        counts[kept] += 1
+    deviation = (1 / 3 * 2 / 3 / 2000) ** 0.5
+    assert (counts / 2000 - 1 / 3).abs().max() < 3.5 * deviation
 
 
 def eager_of(model: torch.jit.ScriptModule) -> Net:

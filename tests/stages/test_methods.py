@@ -489,8 +489,9 @@ def test_common_weights_are_stored_once(target: str, mode: str) -> None:
 
     def quantized(**options: Any) -> torch.jit.ScriptModule:
         return jit_passes.quantize_script(
-            script, target=target, mode=mode, config=rules, progress=False, **options
-        )
+            script, target=target, mode=mode, config=rules, bias_correction=None, progress=False,
+            **options,
+        )  # fmt: skip
 
     joined = quantized(calibration_data=dict.fromkeys(both, data), methods=both)
     alone = {name: quantized(calibration_data=data, method=name) for name in both}

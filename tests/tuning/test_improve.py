@@ -251,7 +251,10 @@ def test_command(run: Run, tmp_path: Path) -> None:
     )
     record = json.loads(done.out)
     assert record["is_complete"] is False and record["steps"] == []
-    assert record["output"] == str(out) and "stages" not in record["configuration"]
+    assert record["output"] == str(out)
+    assert read_configuration(record["configuration"]).stages == StageOptions(
+        bias_correction="none"
+    )
     assert run("improve", model, "-o", out).code == 2
     few = run("improve", model, "--data", tmp_path / "all.npy", "-o", out)
     assert few.code == 3 and "a smaller --batch-size" in few.err
@@ -322,7 +325,7 @@ def test_quantize_script_improves_within_its_options() -> None:
     known = jit_passes.provenance(int8)
     assert known is not None and "0 of 0 steps kept" in known["improved"]
     stages = read_configuration(known["configuration"]).stages
-    assert stages == StageOptions("none", "weights", "gptq")
+    assert stages == StageOptions("none", "weights", "gptq", "none")
     late = jit_passes.quantize_script(model, data, time=0, inplace=True, **how)
     assert late is model
     known = jit_passes.provenance(model)

@@ -164,7 +164,8 @@ def _command(made: dict[str, Any]) -> str:
     words += [f"--smooth {smoothed}"] if smoothed is not None else []
     words += [f"--equalize {made['equalize']}"] if "equalize" in made else []
     words += [f"--weight-rounding {made['weight_rounding']}"] if "weight_rounding" in made else []
-    words += [f"--correct-bias {made['bias_correction']}"] if "bias_correction" in made else []
+    correction = made.get("bias_correction", "auto")
+    words += [f"--correct-bias {correction}"] if correction != "auto" else []
     return " ".join(words)
 
 

@@ -82,9 +82,9 @@ def batches(
 
 
 class Sample:
-    """A few of many batches, each with an equal chance; as many batches give the same places.
+    """A few of many batches, drawn with equal chances; the draw depends on their number alone.
 
-    Reservoir sampling: Vitter, "Random Sampling with a Reservoir", 1985, algorithm R.
+    Source: Vitter, Random Sampling with a Reservoir, 1985, algorithm R.
 
     Attributes:
         kept: copies of the batches.

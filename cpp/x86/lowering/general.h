@@ -16,8 +16,8 @@ JIT_PASSES_API void lowerRows(Lowering& state, size_t index);
 JIT_PASSES_API void lowerInPlace(Lowering& state, size_t index);
 JIT_PASSES_API void lowerAsTheyAre(Lowering& state, size_t index);
 
-// Layers that give float32, and may quantize their input at run time. Includes a function, then a sum whose other operand
-// is computed already, then a quantize, each if it is the only reader.
+// Layers that give float32, and may quantize their input at run time. Includes a function, then a sum whose other
+// operand is computed already, then a quantize, each if it is the only reader.
 JIT_PASSES_API void lowerFloatLayer(Lowering& state, size_t index);
 // Matrix products. Products read rearranged operands in place, and write their result transposed if a transposition
 // follows.

@@ -306,26 +306,44 @@ class _Mean:
     def add(self, total: Tensor, count: int) -> None:
         self.total, self.count = self.total + total, self.count + count
 
+    @classmethod
+    def of(cls, channels: int) -> _Mean:
+        """Return the mean of nothing."""
+        return cls(torch.zeros(channels, dtype=torch.float64))
+
     @property
     def value(self) -> Tensor:
         return self.total / max(self.count, 1)
 
 
-def _means(
+def _batch_means(
     module: torch.jit.ScriptModule, method: str, nodes: Mapping[str, NodeView],
     axes: Mapping[str, int], data: Iterable[Batch],
-) -> dict[str, Tensor]:  # fmt: skip
-    """Return the mean of each channel of the results of nodes, by name."""
+) -> list[dict[str, _Mean]]:  # fmt: skip
+    """Return the mean of each channel of the results of nodes, by name, for each batch."""
     names = {node.index: name for name, node in nodes.items()}
-    means: dict[str, _Mean] = {}
+    found = []
     for values in _recorded(module, method, list(names), data):
+        means: dict[str, _Mean] = {}
         for index, tensors in values.items():
-            name = names[index]
-            for tensor in tensors:
-                rows = tensor.movedim(axes[name], 0).flatten(1).double()
-                known = means.setdefault(name, _Mean(torch.zeros(len(rows), dtype=torch.float64)))
+            for rows in (_rows(tensor, axes[names[index]]) for tensor in tensors):
+                known = means.setdefault(names[index], _Mean.of(len(rows)))
                 known.add(rows.sum(1), rows.shape[1])
-    return {name: mean.value for name, mean in means.items()}
+        found.append(means)
+    return found
+
+
+def _rows(tensor: Tensor, axis: int) -> Tensor:
+    """Return [channels, values], in float64."""
+    return tensor.movedim(axis, 0).flatten(1).double()
+
+
+def _over_batches(by_batch: Iterable[Mapping[str, _Mean]]) -> dict[str, Tensor]:
+    parts: dict[str, list[_Mean]] = {}
+    for means in by_batch:
+        for name, mean in means.items():
+            parts.setdefault(name, []).append(mean)
+    return {name: _sum(means).value for name, means in parts.items()}
 
 
 def _by_results(
@@ -340,10 +358,12 @@ def _by_results(
     """
     method = report.method
     axes = {layer.prepared.name: layer.axis for layer in layers}
-    wanted = _means(prepared, method, {s.prepared.name: s.prepared for s in layers}, axes, data)
+    nodes = {layer.prepared.name: layer.prepared for layer in layers}
+    by_batch = _batch_means(prepared, method, nodes, axes, data)
+    wanted = _over_batches(by_batch)
     known = {layer.prepared.name: layer for layer in layers if layer.prepared.name in wanted}
     zero = torch.zeros((), dtype=torch.float64)
-    correcting = _Correcting(reference, method, known, wanted)
+    correcting = _Correcting(reference, method, known, by_batch)
     for number in range(rounds):
         errors = correcting.run(data)
         found = {name: known[name].rounded(zero) - error for name, error in errors.items()}
@@ -351,7 +371,7 @@ def _by_results(
             break
         made = _reference(_with_biases(prepared, report, _Found(layers, found)), report)
         nodes = {node.name: node for node in GraphView.of(made, method).nodes if node.name in found}
-        left = _means(made, method, nodes, axes, data)
+        left = _over_batches(_batch_means(made, method, nodes, axes, data))
         near = [n for n in left if _is_near(left[n], wanted[n], known[n].step)]
         if len(near) == len(left):
             break
@@ -398,25 +418,26 @@ def _is_near(mean: Tensor, wanted: Tensor, step: Tensor) -> bool:
 class _Correcting:
     """A quantized model whose layers take back their mean errors, layers in front first.
 
-    A layer takes back the mean error of the batches so far, this batch included, and of all batches
-    of the run before. Where no error is left, the layer settles: it takes back this error from then
-    on, and no batch changes the results for the layers behind.
+    An error is the mean of a batch less that of the same batch in float: batches differ by more
+    than the errors do. A layer takes back the mean error of the batches so far, this batch
+    included, and of all batches of the run before. Where no error is left, the layer settles: it
+    takes back this error from then on, and no batch changes the results for the layers behind.
 
     Args:
         reference: the quantized model.
         method: its method.
         layers: by name.
-        wanted: the means of their results in float.
+        wanted: the means of their results in float, by batch.
     """
 
     def __init__(
         self, reference: torch.jit.ScriptModule, method: str, layers: Mapping[str, _BiasedLayer],
-        wanted: Mapping[str, Tensor],
+        wanted: Sequence[Mapping[str, _Mean]],
     ) -> None:  # fmt: skip
         self._reference, self._method = reference, method
         self._layers, self._wanted = layers, wanted
         self._settled: dict[str, Tensor] = {}
-        self._states = {name: _Running.of(mean) for name, mean in wanted.items()}
+        self._states = {name: _Running.of(len(layer.bias)) for name, layer in layers.items()}
 
     def run(self, data: Iterable[Batch]) -> dict[str, Tensor]:
         """Return the mean error of each layer over all data; the model's own state begins anew."""
@@ -429,15 +450,18 @@ class _Correcting:
         }
         recorder = Recorder(module, self._method, list(names))
         found: dict[str, _Mean] = {}
-        for arguments in data:
+        for arguments, wanted in zip(data, self._wanted, strict=True):
+            for name, mean in wanted.items():
+                self._states[name].wanted.copy_(mean.value)
             for index, tensors in recorder.run(arguments)[1].items():
                 name = names[index]
-                for tensor in tensors:
-                    rows = tensor.movedim(self._layers[name].axis, 0).flatten(1).double()
-                    zeros = torch.zeros(len(rows), dtype=torch.float64)
-                    found.setdefault(name, _Mean(zeros)).add(rows.sum(1), rows.shape[1])
-                    self._states[name].add(rows.mean(1) - self._wanted[name], rows.shape[1])
-        errors = {name: mean.value - self._wanted[name] for name, mean in found.items()}
+                if name not in wanted:
+                    continue  # another branch than in float
+                for rows in (_rows(tensor, self._layers[name].axis) for tensor in tensors):
+                    error, count = rows.mean(1) - wanted[name].value, rows.shape[1]
+                    found.setdefault(name, _Mean.of(len(rows))).add(error * count, count)
+                    self._states[name].add(error, count)
+        errors = {name: mean.value for name, mean in found.items()}
         errors |= self._settled
         for name, error in errors.items():
             self._states[name].begin(error, inf if name in self._settled else found[name].count)
@@ -452,22 +476,28 @@ class _Correcting:
     def _edit(self, graph: GraphEditor) -> None:
         nodes = graph.nodes  # without the inserted ones
         for node in [node for node in nodes if node.name in self._layers]:
-            layer, mean = self._layers[node.name], self._wanted[node.name]
-            before, state = following(nodes, node), self._states[node.name]
-            _insert_correction(graph, node, before, layer, mean, state)
+            layer, state = self._layers[node.name], self._states[node.name]
+            _insert_correction(graph, node, following(nodes, node), layer, state)
 
 
 @dataclass(frozen=True)
 class _Running:
-    """The mean error that a layer takes back, and its number of rows: buffers of the module."""
+    """Buffers of the module.
+
+    Attributes:
+        error: the mean error that a layer takes back.
+        count: its number of rows.
+        wanted: the mean of the batch in float.
+    """
 
     error: Tensor
     count: Tensor
+    wanted: Tensor
 
     @classmethod
-    def of(cls, mean: Tensor) -> _Running:
-        """Return the state for results of these means, before any batch."""
-        return cls(torch.zeros_like(mean, dtype=torch.float32), torch.zeros(()))
+    def of(cls, channels: int) -> _Running:
+        """Return the state before any batch."""
+        return cls(torch.zeros(channels), torch.zeros(()), torch.zeros(channels))
 
     def begin(self, error: Tensor, count: float) -> None:
         self.error.copy_(error)
@@ -479,7 +509,7 @@ class _Running:
 
 
 def _insert_correction(
-    graph: GraphEditor, node: NodeView, before: NodeView | None, layer: _BiasedLayer, mean: Tensor,
+    graph: GraphEditor, node: NodeView, before: NodeView | None, layer: _BiasedLayer,
     state: _Running,
 ) -> None:  # fmt: skip
     """Let a layer take back its mean error, in whole steps of its bias."""
@@ -495,7 +525,8 @@ def _insert_correction(
 
     moved = insert("aten::transpose", node.output, layer.axis, -1)
     rows = insert("aten::flatten", moved, 0, -2)
-    error = insert("aten::sub", insert("aten::mean", rows, [0], False, None), constant(mean), 1)
+    mean = insert("aten::mean", rows, [0], False, None)
+    error = insert("aten::sub", mean, attribute("wanted", state.wanted), 1)
     count = insert("aten::size", rows, 0)
     others = insert("aten::div", attribute("count", state.count), count)
     share = insert("aten::reciprocal", insert("aten::add", others, 1, 1))
@@ -547,10 +578,10 @@ def _mean_result(
     layer: _BiasedLayer, inputs: Iterable[tuple[Tensor, int]], weight: Tensor
 ) -> _Mean:
     """Return the mean of a layer's results for another weight, of mean inputs."""
-    mean = _Mean(torch.zeros(len(layer.bias), dtype=torch.float64))
+    mean = _Mean.of(len(layer.bias))
     for tensor, count in inputs:
-        result = layer.applied(tensor, weight.to(tensor.dtype)).double()
-        mean.add(result.movedim(layer.axis, 0).flatten(1).mean(1) * count, count)
+        result = layer.applied(tensor, weight.to(tensor.dtype))
+        mean.add(_rows(result, layer.axis).mean(1) * count, count)
     return mean
 
 

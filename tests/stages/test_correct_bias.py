@@ -167,7 +167,7 @@ class OfLengthOne(nn.Module):
 
     def __init__(self, bias: bool = False) -> None:
         super().__init__()
-        self.key, self.last = nn.Linear(16, 8, bias=bias), nn.Linear(8, 4)
+        self.key, self.last = nn.Linear(16, 8, bias=bias), nn.Linear(8, 4, bias=not bias)
         if bias:
             nn.init.zeros_(self.key.bias)
 
@@ -404,33 +404,41 @@ def test_layers_behind_which_nothing_is_quantized(mode: str) -> None:
     assert errors[1] < errors[0] / 20
 
 
-class Accumulating(nn.Module):
-    """Its results change what it reads later."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-        self.register_buffer("held", torch.zeros(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.relu(self.linear(x + self.held))
-        self.held.mul_(0.5).add_(y.mean(0))
-        return y
-
-
-def test_a_correction_that_does_harm_is_left_out() -> None:
-    torch.manual_seed(1)
-    model = torch.jit.script(Accumulating().eval())
-    batches = [torch.randn(16, 8) for _ in range(8)]
-    prepared = jit_passes.prepare(model, target="reference", mode="static")
-    prepared = jit_passes.calibrate(prepared, batches)
-    with pytest.warns(JitPassesWarning, match="does not suit the model"):
+def test_a_sequential_correction_that_does_harm_is_left_out() -> None:
+    """Where no layer behind can take back what a bias does."""
+    torch.manual_seed(0)
+    model = torch.jit.script(OfLengthOne(bias=True).eval())
+    batches = [torch.rand(8, 6, 16) for _ in range(4)]
+    for batch in batches:
+        batch[:, 3:] = 0
+    prepared = jit_passes.prepare(model, target="reference", mode="dynamic")
+    with pytest.warns(JitPassesWarning, match="sequential bias correction does not suit the model"):
         corrected = jit_passes.correct_bias(prepared, batches)
     before, after = jit_passes.convert(prepared), jit_passes.convert(corrected)
     with torch.no_grad():
         assert torch.equal(before(batches[0]), after(batches[0]))
     known = jit_passes.provenance(after)
     assert known is not None and "bias_correction" not in known
+
+
+def test_sequential_compares_a_batch_with_itself() -> None:
+    """Means of batches differ by more than the errors do; a single round is enough."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3), *(nn.Conv2d(16, 16, 3) for _ in range(7))]
+    for layer in layers:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    net = nn.Sequential(*(module for layer in layers for module in (layer, nn.ReLU())))
+    batches = [torch.rand(4, 3, 24, 24) * size for size in (0.1, 1, 0.3, 2)]
+    fine = {"version": 1, "global": {"bits": 12, "weight": {"bits": 8}}}
+    prepared = jit_passes.prepare(torch.jit.script(net.eval()), target="reference", config=fine)
+    prepared = jit_passes.calibrate(prepared, batches, progress=False)
+    plain = jit_passes.convert(prepared)
+    for rounds in (1, 2):
+        made = jit_passes.convert(jit_passes.correct_bias(prepared, batches, rounds=rounds))
+        with torch.no_grad():
+            x = torch.cat(batches)
+            before, after = ((m(x) - net(x)).square().mean() for m in (plain, made))
+        assert after < 0.7 * before
 
 
 class Detected(nn.Module):

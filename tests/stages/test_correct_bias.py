@@ -363,6 +363,11 @@ def test_the_command(tmp_path: Path) -> None:
     assert command([*map(str, given)]) == 0
     made = jit_passes.provenance(torch.jit.load(tmp_path / "int8.pt"))
     assert made is not None and made["bias_correction"] == "fast"
+    given = [*given[:-2], "--batch-size", 4]
+    for words, known in (((), "auto"), (("--correct-bias", "none"), None)):
+        assert command([*map(str, (*given, *words))]) == 0
+        made = jit_passes.provenance(torch.jit.load(tmp_path / "int8.pt"))
+        assert made is not None and made.get("bias_correction") == known
 
 
 def test_deep_models_gain() -> None:
@@ -476,3 +481,5 @@ def test_data_with_a_nan(how: str) -> None:
     batches = [torch.ones(2, 4), torch.full((2, 4), torch.nan)]
     with pytest.raises(JitPassesError, match="batch 1 of the data holds a NaN"):
         jit_passes.quantize_script(model, batches, mode="dynamic", bias_correction=how)
+    made = jit_passes.quantize_script(model, 2 * batches, mode="dynamic")  # not by default
+    assert "bias_correction" not in (jit_passes.provenance(made) or {})

@@ -15,6 +15,7 @@ from ..errors import JitPassesError
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]  # arguments of a call, positional and by name
 InputFn = Callable[[Any], Any]
+MOMENT = 0.5  # seconds, after which a bar is drawn for work that seldom takes longer
 
 
 def progress_bar(

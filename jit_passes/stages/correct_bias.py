@@ -21,7 +21,7 @@ from ..graph.view import GraphView, NodeView, ValueView
 from ..passes.pipeline import Pipeline
 from ..specification.specification import GroupDerivation
 from .batch_norms import batch_norms
-from .batches import Batch, InputFn, batches, progress_bar
+from .batches import MOMENT, Batch, InputFn, batches, progress_bar
 from .convert import converted
 from .faults import note_origin, origin_of
 from .module import ModelStage, Report, remarked, stage_of
@@ -155,9 +155,9 @@ def correct_bias(
         raise JitPassesError(
             "the float model is gone, and with it its batch norms: pass it as model="
         )
-    through = progress_bar("correct", progress)
-    given = () if data is None or how == "statistics" else batches(data, input_fn, through)
-    found = _find(prepared, report, how, list(given), rounds=rounds, origin=origin)
+    given = () if data is None or how == "statistics" else batches(data, input_fn)
+    with progress_bar("correct", progress)(()) as bar:
+        found = _find(prepared, report, how, list(given), bar, rounds=rounds, origin=origin)
     if not found.helps:
         why = "with it the results have a larger error, so biases stay as they are"
         instead = "; how='fast' may" if how == "sequential" else ""
@@ -170,7 +170,7 @@ def correct_bias(
 
 
 def correct_by_default(
-    prepared: torch.jit.ScriptModule, data: Sequence[Batch]
+    prepared: torch.jit.ScriptModule, data: Sequence[Batch], progress: bool | None
 ) -> torch.jit.ScriptModule:
     """Correct biases as "fast" does, where all goes well; else return the model as it is.
 
@@ -183,7 +183,8 @@ def correct_by_default(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JitPassesWarning)  # which `convert` repeats
         try:
-            found = _find(prepared, report, "fast", data, BATCHES // 2)
+            with progress_bar("correct", progress, delay=MOMENT)(()) as bar:
+                found = _find(prepared, report, "fast", data, bar, BATCHES // 2)
         except JitPassesError:  # without it the model is as good as before
             return prepared
     return _with_biases(prepared, report, found, AUTO) if found.helps else prepared
@@ -207,7 +208,7 @@ class _Found:
 
 
 def _find(
-    prepared: torch.jit.ScriptModule, report: Report, how: str, data: Sequence[Batch],
+    prepared: torch.jit.ScriptModule, report: Report, how: str, data: Sequence[Batch], bar: Any,
     checks: int = _CHECKED, rounds: int = ROUNDS, origin: Any = None,
 ) -> _Found:  # fmt: skip
     """Return the terms, and whether they help on so many batches at most."""
@@ -219,16 +220,24 @@ def _find(
     shifts: dict[str, Tensor]
     left: set[str] = set()
     if how == "fast":
-        shifts, left = _by_weights(layers, prepared, method, data)
+        shifts, left = _by_weights(layers, prepared, method, _shown(data, bar))
     else:
-        shifts = _by_results(layers, prepared, reference, report, data, rounds)
+        shifts = _by_results(layers, prepared, reference, report, data, bar, rounds)
     found = _Found(layers, shifts, left)
     if not shifts:
         return found
     corrected = _corrected(reference, method, found)
     checked = data[:: -(-len(data) // checks)]
-    before, after = _errors(prepared, (reference, corrected), method, checked)
+    before, after = _errors(prepared, (reference, corrected), method, _shown(checked, bar))
     return replace(found, helps=after <= before)
+
+
+def _shown(data: Sequence[Batch], bar: Any) -> Iterator[Batch]:
+    """Go through the data once more, and show it."""
+    bar.total = (bar.total or 0) + len(data)
+    for batch in data:
+        yield batch
+        bar.update()
 
 
 def _reference(prepared: torch.jit.ScriptModule, report: Report) -> torch.jit.ScriptModule:
@@ -348,7 +357,8 @@ def _over_batches(by_batch: Iterable[Mapping[str, _Mean]]) -> dict[str, Tensor]:
 
 def _by_results(
     layers: Sequence[_BiasedLayer], prepared: torch.jit.ScriptModule,
-    reference: torch.jit.ScriptModule, report: Report, data: Sequence[Batch], rounds: int,
+    reference: torch.jit.ScriptModule, report: Report, data: Sequence[Batch], bar: Any,
+    rounds: int,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return the terms that are added to biases, by the mean error of results.
 
@@ -359,19 +369,19 @@ def _by_results(
     method = report.method
     axes = {layer.prepared.name: layer.axis for layer in layers}
     nodes = {layer.prepared.name: layer.prepared for layer in layers}
-    by_batch = _batch_means(prepared, method, nodes, axes, data)
+    by_batch = _batch_means(prepared, method, nodes, axes, _shown(data, bar))
     wanted = _over_batches(by_batch)
     known = {layer.prepared.name: layer for layer in layers if layer.prepared.name in wanted}
     zero = torch.zeros((), dtype=torch.float64)
     correcting = _Correcting(reference, method, known, by_batch)
     for number in range(rounds):
-        errors = correcting.run(data)
+        errors = correcting.run(_shown(data, bar))
         found = {name: known[name].rounded(zero) - error for name, error in errors.items()}
         if number + 1 == rounds:
             break
         made = _reference(_with_biases(prepared, report, _Found(layers, found)), report)
         nodes = {node.name: node for node in GraphView.of(made, method).nodes if node.name in found}
-        left = _over_batches(_batch_means(made, method, nodes, axes, data))
+        left = _over_batches(_batch_means(made, method, nodes, axes, _shown(data, bar)))
         near = [n for n in left if _is_near(left[n], wanted[n], known[n].step)]
         if len(near) == len(left):
             break

@@ -13,10 +13,8 @@ from ..errors import JitPassesError
 from ..logs import timed
 from ..passes.subject import wrap
 from ..targets import Target, resolve_target
-from .batches import progress_bar
+from .batches import MOMENT, progress_bar
 from .module import ModelStage, Report, stage_of
-
-MOMENT = 0.5  # seconds
 
 
 @timed

@@ -86,7 +86,7 @@ class Staged:
             if not self.sample.seen:  # ranges come from a profile of the data
                 for batch in batches(self.data or (), input_fn):
                     self.sample.look(batch)
-            return correct_by_default(prepared, self.sample.kept)
+            return correct_by_default(prepared, self.sample.kept, progress)
         if (correction := self.options.bias_correction) not in (None, NONE):
             given = None if correction == "statistics" else self.data
             prepared = correct_bias(

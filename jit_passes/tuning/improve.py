@@ -30,7 +30,7 @@ from .measuring import measuring, measuring_recipes
 from .metric import MetricFn, score_text
 from .recipes import NotPossible, Recipes
 from .search import Search, objective_of
-from .steps import NO_STEP, STEPS, Step
+from .steps import STEPS, Step
 from .tune import ALTERNATIVES, check_budget
 from .variants import Variants
 
@@ -66,19 +66,20 @@ class Improved:
         improved = jit_passes.improve(model, batches)
         torch.jit.save(improved.model, "int8.pt")
         improved.save("recipe.yaml")
-        int8 = jit_passes.quantize_script(model, batches, config="recipe.yaml")
+        int8 = jit_passes.quantize_script(model, batches, config="recipe.yaml")  # equal
 
     Attributes:
-        model: the quantized model, which `score` was measured of.
+        model: the quantized model, made by the recipe.
         configuration: the recipe: for `config=` of `quantize_script`, with the same target.
         steps: in the order in which they were tried.
         metric: name of the measured number; larger is better.
         unit: `dB` or "".
         of_float: the metric of the float model; inf for the SQNR.
-        quantized: the metric before the first step.
+        quantized: the metric by default, before the first step.
         score: the metric with the recipe.
         least: the metric that the budget asks for; None without a budget.
-        calibrating: how many batches it was calibrated with; the others were held back.
+        calibrating: how many batches the steps were calibrated with; the others were held back.
+        batches: how many batches the model was calibrated with.
         seconds: the time of all.
         is_complete: False where the time was over before all steps were tried.
     """
@@ -93,21 +94,28 @@ class Improved:
     score: float
     least: float | None
     calibrating: int
+    batches: int
     seconds: float
     is_complete: bool
 
     @property
     def summary(self) -> str:
-        """The result, in two lines."""
+        """The result, in two lines; in three where the model has more batches than the steps."""
         shown = partial(score_text, unit=self.unit)
         asked = "" if self.least is None else f", at least {shown(self.least)} asked for"
         tried = count_of(len(self.steps), "step")
         kept = sum(step.kept for step in self.steps)
         missing = "" if self.is_complete else "; the time was over before all were tried"
+        whole = self.batches > self.calibrating
+        of_all = (
+            f"\nmeasured with {self.calibrating} of {self.batches} batches; the model has all"
+            if whole
+            else ""
+        )
         return (
             f"{self.metric} on batches held back: {shown(self.score)}{asked}; "
             f"{shown(self.quantized)} before, {shown(self.of_float)} in float\n"
-            f"{kept} of {tried} kept{missing}"
+            f"{kept} of {tried} kept{missing}{of_all}"
         )
 
     @property
@@ -175,11 +183,15 @@ def improve(
     """Quantize a model with less loss: by the tools that help it, each checked on data held back.
 
     Tried are, in the order of cost: calibration methods of activations; ranges of weights by error;
-    `smooth` of several strengths, where there are layer norms; `equalize`; bias correction, fast;
-    codes of weights by `round_weights`; sequential bias correction. Among alternatives the best is
-    taken. A step is kept where the loss on the batches held back falls, and the next ones are
-    measured on top of it. The search ends as soon as the budget is kept, or the time is over. Where
+    `smooth` of several strengths, where there are layer norms; `equalize`; bias correction, fast or
+    none; codes of weights by `round_weights`; sequential bias correction. Among alternatives the
+    best is taken. A step is kept where the loss on the batches held back falls, and the next ones
+    are measured on top of it. At last each kept step is left out again, and stays out where the
+    loss does not grow. The search ends as soon as the budget is kept, or the time is over. Where
     all steps are not enough for the budget, single layers get other options, as in `tune`.
+
+    In the end the recipe makes the model with all batches. If this model misses the budget on the
+    batches held back, or is worse there than the default, the model has the other batches alone.
 
     Options of your configuration hold: no other values are tried for them.
 
@@ -237,10 +249,10 @@ def improve(
     if not found.is_enough and least is not None and not clock.is_over:
         options: dict[str, Any] = {"quantizer": quantizer, "target": target, "method": method}
         found.change_layers(model, tuple(alternatives), options, executor)
-    made = found.model or recipes.model_of(found.recipe)
+    made, count = recipes.final(found.recipe, found.least)
     improved = Improved(
         made, found.recipe, tuple(found.steps), measured.name, measured.unit, measured.of_float,
-        found.quantized, found.score, least, len(recipes.calibrating), clock.seconds,
+        found.quantized, found.score, least, len(recipes.calibrating), count, clock.seconds,
         found.is_complete,
     )  # fmt: skip
     note(made, improved=improved.account)
@@ -251,7 +263,7 @@ class _Improving:
     """The recipe so far.
 
     Attributes:
-        recipe, score, model: the best so far; the model is None where a file had its score.
+        recipe, score: the best so far.
         quantized: the score before the first step.
         steps: tried so far.
         is_complete: whether all were tried that the budget asks for.
@@ -263,8 +275,8 @@ class _Improving:
         self._recipes, self._least, self._clock = recipes, least, clock
         self._progress = progress
         self._bar = progress_bar("improve", progress, "step")
-        self.recipe = NO_STEP.after((), recipes.base)
-        self.score, self.model = recipes.score(self.recipe)
+        self.recipe = recipes.base
+        self.score = recipes.score(self.recipe)
         self.quantized = self.score
         self.steps: list[ImprovedStep] = []
         self.is_complete = True
@@ -274,6 +286,11 @@ class _Improving:
     def is_enough(self) -> bool:
         """Whether the budget is kept."""
         return self._least is not None and self.score >= self._least
+
+    @property
+    def least(self) -> float:
+        """The metric of a good result: the budget's if it is kept, else the default's."""
+        return self._least if self._least is not None and self.is_enough else self.quantized
 
     def run(self) -> None:
         """Try all steps, until the budget is kept or the time is over."""
@@ -285,10 +302,11 @@ class _Improving:
                 if self.is_enough:
                     return
                 self._try(row, shown)
+            self._leave_out(shown)
 
     def _try(self, row: Sequence[Step], shown: Any) -> None:
         """Keep the best of some steps, if the loss falls."""
-        before, start, first = self.score, self.recipe, len(self.steps)
+        before, start = self.score, self.recipe
         best: Step | None = None
         recipes = [self._possible(step, start) for step in row]
         self._recipes.ahead(recipe for recipe in recipes if recipe is not None)
@@ -302,7 +320,29 @@ class _Improving:
             shown.update()
         if best is not None:
             self._kept.append(best)
-            self._keep(best.name, first)
+            self._mark(best.name, kept=True)
+
+    def _leave_out(self, shown: Any) -> None:
+        """Leave out each step again without which the loss is no larger.
+
+        A step that helped at first may harm later ones.
+        """
+        shown.total += len(self._kept)
+        for step in list(self._kept):
+            rest = [kept for kept in self._kept if kept is not step]
+            recipe, name = Step("").after(rest, self._recipes.base), f"without {step.name}"
+            if recipe == self.recipe:
+                self._kept = rest
+                self._mark(step.name, kept=False, why="replaced later")
+            elif self._clock.is_over:
+                self.is_complete = False
+            else:
+                shown.set_postfix_str(f"{name}; {self._recipes.metric.shown(self.score)}")
+                if self._measure(name, recipe, self.score, shorter=True):
+                    self._kept = rest
+                    self._mark(step.name, kept=False, why="left out later")
+                    self._mark(name, kept=False, why="left out")
+            shown.update()
 
     def _possible(self, step: Step, start: Configuration) -> Configuration | None:
         """Return the recipe with a step; None where the caller's options leave no room for it."""
@@ -313,20 +353,22 @@ class _Improving:
             return None
         return None if recipe == start else recipe
 
-    def _measure(self, name: str, recipe: Configuration, before: float) -> bool:
-        """Measure a recipe, and say whether it is the best so far."""
+    def _measure(
+        self, name: str, recipe: Configuration, before: float, shorter: bool = False
+    ) -> bool:
+        """Measure a recipe, and say whether it is the best so far; a shorter one may be as good."""
         begin = self._clock.seconds
         try:
-            score, model = self._recipes.score(recipe)
+            score = self._recipes.score(recipe)
         except NotPossible as error:
             self._note(name, before, None, begin, first_line(error))
             return False
         self._note(name, before, score, begin, "changes nothing" if score == before else "")
         worth = WORTH if self._recipes.metric.unit else 0.0
-        if not (score > before + worth and score > self.score):
-            return False
-        self.recipe, self.score, self.model = recipe, score, model
-        return True
+        is_best = score >= before if shorter else score > max(before + worth, self.score)
+        if is_best:
+            self.recipe, self.score = recipe, score
+        return is_best
 
     def _note(self, name: str, before: float, after: float | None, begin: float, why: str) -> None:
         seconds = self._clock.seconds - begin
@@ -334,10 +376,10 @@ class _Improving:
         shown = "not possible" if after is None else self._recipes.metric.shown(after)
         LOGGER.info("improve: %s: %s", name, shown)
 
-    def _keep(self, name: str, first: int) -> None:
-        for number in range(first, len(self.steps)):
-            if self.steps[number].name == name:
-                self.steps[number] = replace(self.steps[number], kept=True)
+    def _mark(self, name: str, *, kept: bool, why: str = "") -> None:
+        """Mark the last step of a name."""
+        number = max(n for n, step in enumerate(self.steps) if step.name == name)
+        self.steps[number] = replace(self.steps[number], kept=kept, why=why)
 
     def change_layers(
         self, model: torch.jit.ScriptModule, alternatives: tuple[LayerOptions, ...],
@@ -345,7 +387,7 @@ class _Improving:
     ) -> None:  # fmt: skip
         """Give single layers other options, as `tune` does, so that the budget is kept."""
         assert self._least is not None
-        begin, before, first = self._clock.seconds, self.score, len(self.steps)
+        begin, before = self._clock.seconds, self.score
         variants = Variants(
             model, self._recipes.calibrating, self._recipes.metric, config=self.recipe, mode=None,
             input_fn=None, resume=self._recipes.journal, progress=self._progress, **options,
@@ -363,4 +405,4 @@ class _Improving:
             return
         name = f"{LAYERS}: {len(choices)} of {len(variants.layers)}"
         if self._measure(name, variants.choose(choices), before):
-            self._keep(name, first)
+            self._mark(name, kept=True)

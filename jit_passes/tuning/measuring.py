@@ -182,7 +182,7 @@ def measure_recipe(folder: str, recipe: Configuration) -> tuple[float | None, st
 
     with plain_errors():
         try:
-            return _opened_recipes(folder).measured(recipe)[0], ""
+            return _opened_recipes(folder).measured(recipe), ""
         except NotPossible as error:
             return None, str(error)
 

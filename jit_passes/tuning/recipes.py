@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -37,12 +38,13 @@ class NotPossible(JitPassesError):
 class Recipes:
     """Quantizes a model by one recipe after another, and measures the results.
 
-    A result is exactly what `quantize_script` makes with the recipe and the calibrating batches.
+    A result is exactly what `quantize_script` makes with the recipe and the batches.
 
     Attributes:
         base: the configuration that the caller asked for.
         metric: the measure of results.
-        calibrating: the batches that are calibrated with.
+        calibrating: the batches that recipes are measured with.
+        given: all batches of the caller; more than `calibrating` where some are held back.
         model: the float model.
         how: the other arguments that make these recipes, for workers.
         workers: that measure recipes; None for this process.
@@ -74,7 +76,8 @@ class Recipes:
             held = list(batches(held_back, input_fn, what="held_back"))
         elif metric is None:
             calibrating, held = parted(given)
-        self.calibrating = [kwargs or args for args, kwargs in calibrating]
+        self.calibrating = _items(calibrating)
+        self.given = _items(given)
         self.metric = metric_of(metric, model, method, held)
         self.how = {
             "metric": self.metric, "quantizer": quantizer, "target": backend, "config": config,
@@ -91,8 +94,14 @@ class Recipes:
         }
         self.journal = Journal(resume, about)
 
-    def model_of(self, recipe: Configuration) -> torch.jit.ScriptModule:
+    def model_of(
+        self, recipe: Configuration, items: list[Any] | None = None
+    ) -> torch.jit.ScriptModule:
         """Return the result of `quantize_script` for the model and a recipe.
+
+        Args:
+            recipe: the configuration.
+            items: batches to calibrate with; None for `calibrating`.
 
         Raises:
             NotPossible: the model, the data or the target do not allow it.
@@ -101,36 +110,50 @@ class Recipes:
             warnings.simplefilter("ignore", JitPassesWarning)
             try:
                 return quantize_method(
-                    self.model, _Copies(self.calibrating), None, quantizer=self._quantizer,
+                    self.model, _Copies(items or self.calibrating), None, quantizer=self._quantizer,
                     target=self._target, config=recipe, mode=None, stages=StageOptions(),
                     strict=self._strict, progress=False, method=self._method, input_fn=None,
                 )  # fmt: skip
             except JitPassesError as error:
                 raise NotPossible(str(error), command=error.command) from error
 
-    def score(self, recipe: Configuration) -> tuple[float, torch.jit.ScriptModule | None]:
-        """Return the metric of a recipe, and the model if this process made it.
+    def final(self, recipe: Configuration, least: float) -> tuple[torch.jit.ScriptModule, int]:
+        """Return the model of a recipe with all batches, and their number.
+
+        If its metric is below `least` on the batches held back, return the model that was measured.
+
+        Raises:
+            NotPossible: as `model_of`.
+        """
+        if len(self.given) > len(self.calibrating):
+            with suppress(NotPossible):
+                model = self.model_of(recipe, self.given)
+                if self.metric.measure(model) >= least:
+                    return model, len(self.given)
+        return self.model_of(recipe), len(self.calibrating)
+
+    def score(self, recipe: Configuration) -> float:
+        """Return the metric of a recipe.
 
         Raises:
             NotPossible: as `model_of`.
         """
         text = write_configuration(recipe)
         if text in self.journal.scores:
-            return self.journal.scores[text], None
+            return self.journal.scores[text]
         if self.workers is None:
-            score, model = self.measured(recipe)
+            score = self.measured(recipe)
         else:
             found, why = self.workers.result(text, recipe)
             if found is None:
                 raise NotPossible(why)
-            score, model = found, None
+            score = found
         self.journal.add(text, score)
-        return score, model
+        return score
 
-    def measured(self, recipe: Configuration) -> tuple[float, torch.jit.ScriptModule | None]:
+    def measured(self, recipe: Configuration) -> float:
         """Measure a recipe in this process."""
-        model = self.model_of(recipe)
-        return self.metric.measure(model), model
+        return self.metric.measure(self.model_of(recipe))
 
     def ahead(self, several: Iterable[Configuration]) -> None:
         """Let workers, if there are any, begin with recipes that will be asked for."""
@@ -154,6 +177,10 @@ def parted(given: list[Batch]) -> tuple[list[Batch], list[Batch]]:
     held = [n for n in range(len(given)) if is_held_back(n)] or [len(given) - 1]
     calibrating = [batch for number, batch in enumerate(given) if number not in held]
     return calibrating, [given[number] for number in held]
+
+
+def _items(given: Iterable[Batch]) -> list[Any]:
+    return [kwargs or args for args, kwargs in given]
 
 
 class _Copies:

@@ -30,9 +30,9 @@ class Step:
     def after(self, steps: Sequence[Step], base: Configuration) -> Configuration:
         """Return a configuration with the options of these steps and of this one.
 
-        Options of the base hold. Biases are corrected by a step alone, not by default.
+        Options of the base hold.
         """
-        layers, stages = LayerOptions(), StageOptions(bias_correction=NONE)
+        layers, stages = LayerOptions(), StageOptions()
         for step in (*steps, self):
             layers, stages = layers.updated(step.layers), stages.updated(step.stages)
         return replace(
@@ -55,7 +55,6 @@ def _stage(name: str, option: str | float, needs: str = "") -> Step:
     return Step(f"{name}: {option}", stages=StageOptions(**{name: option}), needs=needs)  # type: ignore[arg-type]
 
 
-NO_STEP = Step("")
 NORM = "aten::layer_norm"
 # The best step of each row is kept, if it lowers the loss. Later rows are measured on top of it.
 STEPS: tuple[tuple[Step, ...], ...] = (
@@ -63,7 +62,7 @@ STEPS: tuple[tuple[Step, ...], ...] = (
     tuple(map(_weights, (MeanSquaredError(), OutputError()))),
     tuple(_stage("smooth", strength, NORM) for strength in (0.25, 0.5, 0.75, "search", "none")),
     tuple(_stage("equalize", ranges) for ranges in ("activations", "weights")),
-    (_stage("bias_correction", "fast"),),
+    tuple(_stage("bias_correction", how) for how in ("fast", NONE)),
     tuple(_stage("weight_rounding", how) for how in ("gptq", "adaround")),
     (_stage("bias_correction", "sequential"),),
     (_stage("weight_rounding", "gptq_sequential"),),

@@ -239,6 +239,13 @@ def test_the_command_that_makes_it() -> None:
     )
     command = "jit-passes quantize model.pt --data DATA --target stock --config layers.yaml"
     assert f"<code>{command}</code>" in found
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    model, data = torch.jit.script(net.eval()), [torch.rand(8, 3, 8, 8) for _ in range(4)]
+    for correction, words in (("auto", ""), (None, " --correct-bias none")):
+        plain = jit_passes.quantize_script(model, data, target="stock", bias_correction=correction)
+        command = f"jit-passes quantize model.pt --data DATA --target stock{words}"
+        assert f"<code>{command}</code>" in page(model, plain, data)
 
 
 def test_multiply_accumulates() -> None:

@@ -39,6 +39,9 @@ STEPS: dict[str, Callable[..., Any]] = {
     "compare": lambda m, d, **how: jit_passes.compare(
         m, jit_passes.quantize_script(m, d, target="reference", progress=False), d, **how
     ),
+    "correct": lambda m, d, **how: jit_passes.correct_bias(
+        jit_passes.calibrate(jit_passes.prepare(m, target="reference"), d, progress=False), d, **how
+    ),
     "convert": lambda m, d, **how: jit_passes.quantize_script(m, d, target="reference", **how),
 }
 BAR = {"profile": "calibrate"}

@@ -43,17 +43,21 @@ def on(model: torch.jit.ScriptModule, other: torch.jit.ScriptModule, data: list[
 
 
 def test_equalization_is_found(everything: jit_passes.Improved) -> None:
-    """Scores are those of the batches held back; the recipe makes the measured model."""
+    """Scores are those of the batches held back; the recipe makes the model, of all batches."""
     model, data, improved = CASE.model(), batches(), everything
     held = [data[3], data[7]]
     calibrating = [x for number, x in enumerate(data) if number not in (3, 7)]
     plain = jit_passes.quantize_script(model, calibrating, **HOW)
     assert improved.quantized == pytest.approx(on(model, plain, held), abs=1e-6)
-    assert improved.score == pytest.approx(on(model, improved.model, held), abs=1e-6)
+    measured = jit_passes.quantize_script(model, calibrating, config=str(improved), **HOW)
+    assert improved.score == pytest.approx(on(model, measured, held), abs=1e-6)
     assert improved.score > improved.quantized + 10  # 26 and 37 dB
-    replayed = jit_passes.quantize_script(model, calibrating, config=str(improved), **HOW)
+    replayed = jit_passes.quantize_script(model, data, config=str(improved), **HOW)
     assert on(improved.model, replayed, data) == math.inf
-    assert improved.calibrating == 6 and improved.is_complete and improved.least is None
+    assert on(model, improved.model, held) > improved.quantized
+    assert improved.calibrating == 6 and improved.batches == 8
+    assert improved.summary.endswith("\nmeasured with 6 of 8 batches; the model has all")
+    assert improved.is_complete and improved.least is None
     kept = [step.name for step in improved.steps if step.kept]
     assert any(name.startswith("equalize") for name in kept)
     known = jit_passes.provenance(improved.model)
@@ -61,20 +65,34 @@ def test_equalization_is_found(everything: jit_passes.Improved) -> None:
 
 
 def test_each_kept_step_lowers_the_loss() -> None:
-    """Steps of one kind begin at one score, and the best of them is where the next ones begin."""
+    """Steps of one kind begin at one score, and the best of them is where the next ones begin.
+
+    In the end, each is left out again where the score without it is as good.
+    """
     improved = jit_passes.improve(CASE.model(), batches(), config=ONE_SCALE, **HOW)
     score = improved.quantized
     rows: dict[str, list[Any]] = {}
     for step in improved.steps:
         rows.setdefault(f"{step.name.partition(':')[0]} {step.before}", []).append(step)
-    for steps in rows.values():
+    for name, steps in rows.items():
+        if name.startswith("without"):
+            continue
         assert {step.before for step in steps} == {score}
-        kept = [step for step in steps if step.kept]
+        taken = [step for step in steps if step.kept or step.why.endswith("later")]
         best = max(step.after for step in steps)
-        assert len(kept) == (best > score + 0.1)
-        if kept:
-            assert kept[0].after == best
+        assert len(taken) == (best > score + 0.1)
+        if taken:
+            assert taken[0].after == best
             score = best
+    named = {step.name: step for step in improved.steps}
+    trials = [step for step in improved.steps if step.name.startswith("without ")]
+    for step in trials:
+        assert step.before == score and (step.why == "left out") == (step.after >= score)
+        before = named[step.name.removeprefix("without ")]
+        assert before.kept == (step.after < score)
+        assert before.kept or before.why == "left out later"
+        score = max(score, step.after)
+    assert {step.why for step in trials} == {"left out", ""}
     assert score == improved.score
     shown = improved.table()
     assert [row[0] for row in shown[1:]] == [step.name for step in improved.steps]
@@ -108,8 +126,7 @@ def test_budget(everything: jit_passes.Improved) -> None:
     assert more.score >= more.least > everything.score
     assert more.steps[-1].name.startswith("layers changed: ") and more.steps[-1].kept
     assert more.configuration.rules
-    calibrating = [x for number, x in enumerate(data) if number not in (3, 7)]
-    replayed = jit_passes.quantize_script(model, calibrating, config=str(more), **HOW)
+    replayed = jit_passes.quantize_script(model, data, config=str(more), **HOW)
     assert on(more.model, replayed, data) == math.inf
 
 
@@ -133,8 +150,8 @@ def test_own_metric() -> None:
             pairs = [(model(x).argmax(1), quantized(x).argmax(1)) for x in other]
         return float(torch.cat([a == b for a, b in pairs]).float().mean())
 
-    three = {"version": 1, "global": {"weight": {"bits": 3}}}
-    improved = jit_passes.improve(model, data, agreement, config=three, **HOW)
+    two = {"version": 1, "global": {"weight": {"bits": 2}}}
+    improved = jit_passes.improve(model, data, agreement, config=two, **HOW)
     assert improved.calibrating == 8 and improved.of_float == 1.0
     assert improved.score == agreement(improved.model) > improved.quantized
     assert agreement(improved.model) == max(step.after or 0.0 for step in improved.steps)
@@ -150,7 +167,20 @@ def test_held_back_data() -> None:
     assert improved.score == pytest.approx(on(model, improved.model, batches(1)), abs=1e-6)
     two = jit_passes.improve(model, iter(data[:2]), budget=0, **HOW)
     assert two.calibrating == 1
-    assert two.score == pytest.approx(on(model, two.model, data[1:2]), abs=1e-6)
+    one = jit_passes.quantize_script(model, data[:1], config=two.configuration, **HOW)
+    assert two.score == pytest.approx(on(model, one, data[1:2]), abs=1e-6)
+
+
+def test_batches_held_back_that_harm_calibration() -> None:
+    """The model is the measured one where it would miss the budget with all batches."""
+    model, data, budget = CASE.model(), batches(), 39
+    improved = jit_passes.improve(model, data, budget=budget, **HOW)
+    held, recipe = [data[3], data[7]], improved.configuration
+    of_all = jit_passes.quantize_script(model, data, config=recipe, **HOW)
+    assert on(model, of_all, held) < budget <= improved.score
+    assert improved.score == pytest.approx(on(model, improved.model, held), abs=1e-6)
+    assert improved.batches == improved.calibrating == 6
+    assert "the model has all" not in improved.summary
 
 
 def test_resumed(tmp_path: Path) -> None:
@@ -226,12 +256,10 @@ def test_caller_is_not_touched() -> None:
 
 
 def test_command(run: Run, tmp_path: Path) -> None:
-    """The recipe and the model; quantize makes the same model of the calibrating batches."""
+    """The recipe and the model; quantize makes an equal model with the recipe."""
     model, data = tmp_path / "model.pt", batches()
     torch.jit.save(CASE.model(), str(model))
-    calibrating = [x for number, x in enumerate(data) if number not in (3, 7)]
-    for name, items in (("all", data), ("calibrating", calibrating)):
-        np.save(tmp_path / f"{name}.npy", torch.cat(items).numpy())
+    np.save(tmp_path / "all.npy", torch.cat(data).numpy())
     out, recipe, again = tmp_path / "int8.pt", tmp_path / "recipe.yaml", tmp_path / "again.pt"
     how = ("--target", "reference", "--batch-size", 4)
     done = run(
@@ -240,9 +268,8 @@ def test_command(run: Run, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "equalize: weights" in done.out and str(recipe) in done.out
     done = run(
-        "quantize", model, "--data", tmp_path / "calibrating.npy", *how, "--config", recipe,
-        "-o", again,
-    )  # fmt: skip
+        "quantize", model, "--data", tmp_path / "all.npy", *how, "--config", recipe, "-o", again
+    )
     assert done.code == 0, done.err
     first, second = torch.jit.load(str(out)), torch.jit.load(str(again))
     assert on(first, second, data) == math.inf
@@ -252,9 +279,7 @@ def test_command(run: Run, tmp_path: Path) -> None:
     record = json.loads(done.out)
     assert record["is_complete"] is False and record["steps"] == []
     assert record["output"] == str(out)
-    assert read_configuration(record["configuration"]).stages == StageOptions(
-        bias_correction="none"
-    )
+    assert read_configuration(record["configuration"]).stages == StageOptions()
     assert run("improve", model, "-o", out).code == 2
     few = run("improve", model, "--data", tmp_path / "all.npy", "-o", out)
     assert few.code == 3 and "a smaller --batch-size" in few.err
@@ -308,8 +333,7 @@ def test_quantize_script_improves(everything: jit_passes.Improved) -> None:
     assert on(improved.model, int8, data) == math.inf
     known = jit_passes.provenance(int8)
     assert known is not None and known == jit_passes.provenance(improved.model)
-    calibrating = [x for number, x in enumerate(data) if number not in (3, 7)]
-    replayed = jit_passes.quantize_script(model, calibrating, config=known["configuration"], **HOW)
+    replayed = jit_passes.quantize_script(model, data, config=known["configuration"], **HOW)
     assert on(improved.model, replayed, data) == math.inf
     assert known["improved"] == improved.account
     assert jit_passes.coverage(int8) == jit_passes.coverage(improved.model)
@@ -325,7 +349,7 @@ def test_quantize_script_improves_within_its_options() -> None:
     known = jit_passes.provenance(int8)
     assert known is not None and "0 of 0 steps kept" in known["improved"]
     stages = read_configuration(known["configuration"]).stages
-    assert stages == StageOptions("none", "weights", "gptq", "none")
+    assert stages == StageOptions("none", "weights", "gptq")
     late = jit_passes.quantize_script(model, data, time=0, inplace=True, **how)
     assert late is model
     known = jit_passes.provenance(model)

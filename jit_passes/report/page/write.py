@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...configuration.stages import AUTO, NONE
 from ...errors import JitPassesError, without_folders
 from ...files import check_writable, write_whole
 from ...graph.view import GraphView, ValueView
@@ -21,6 +22,7 @@ from ...profile.run import profile_of
 from ...quantizers.rearranged import origin_of
 from ...stages.annotate import FROZEN, formed
 from ...stages.batches import batches, cloned
+from ...stages.correct_bias import BATCHES
 from ...stages.module import Report, converted_report, quantized_part
 from ...targets import Target
 from ..compare import ValueComparison, check_order, compare
@@ -164,8 +166,9 @@ def _command(made: dict[str, Any]) -> str:
     words += [f"--smooth {smoothed}"] if smoothed is not None else []
     words += [f"--equalize {made['equalize']}"] if "equalize" in made else []
     words += [f"--weight-rounding {made['weight_rounding']}"] if "weight_rounding" in made else []
-    correction = made.get("bias_correction", "auto")
-    words += [f"--correct-bias {correction}"] if correction != "auto" else []
+    by_default = NONE if made.get("batches", 0) >= BATCHES else AUTO  # fewer are not enough for it
+    correction = made.get("bias_correction", by_default)
+    words += [f"--correct-bias {correction}"] if correction != AUTO else []
     return " ".join(words)
 
 

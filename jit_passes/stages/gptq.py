@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_BLOCK = 128
-
 
 @dataclass(frozen=True)
 class Grid:
@@ -32,11 +30,6 @@ class Grid:
     def numbers(self, codes: Tensor) -> Tensor:
         """Return the numbers that codes stand for."""
         return (codes - self.zero_point) * self.scale
-
-    def at(self, columns: Tensor) -> Grid:
-        """Return the grid of some inputs, [groups, columns], in that order."""
-        scale, zero_point = (_columns(each, columns) for each in (self.scale, self.zero_point))
-        return Grid(scale, zero_point, self.low, self.high)
 
 
 def _columns(tensor: Tensor, columns: Tensor) -> Tensor:
@@ -73,9 +66,12 @@ def gptq(weight: Tensor, gram: Tensor, grid: Grid, damping: float = 0.01) -> Ten
     mean = energy.mean(1, keepdim=True)
     added = torch.where(mean > 0, damping * mean, 1.0).expand_as(energy)
     feedback = _feedback(sorted_gram, torch.diag_embed(added))
-    codes = _rounded(_columns(weight.double(), order), feedback, grid.at(order))
-    back = order.argsort(1)
-    return _columns(codes, back).to(weight.dtype)
+    numbers = (weight, grid.scale, grid.zero_point)
+    in_order, scale, zero_point = (_columns(each.double(), order) for each in numbers)
+    codes = torch.ops.jit_passes.round_with_feedback(
+        in_order, feedback, scale, zero_point, grid.low, grid.high
+    )
+    return _columns(codes, order.argsort(1)).to(weight.dtype)
 
 
 def _feedback(gram: Tensor, damping: Tensor) -> Tensor:
@@ -89,20 +85,3 @@ def _feedback(gram: Tensor, damping: Tensor) -> Tensor:
         factor, failed = torch.linalg.cholesky_ex((gram + damping).flip(1, 2))
     upper: Tensor = factor.flip(1, 2)
     return upper / upper.diagonal(dim1=1, dim2=2).unsqueeze(1)
-
-
-def _rounded(weight: Tensor, feedback: Tensor, grid: Grid) -> Tensor:
-    """Return codes of weights [groups, outputs, inputs], input by input."""
-    codes, errors = torch.empty_like(weight), torch.empty_like(weight)
-    scale, zero_point = (each.expand_as(weight) for each in (grid.scale, grid.zero_point))
-    inputs = weight.shape[2]
-    for first in range(0, inputs, _BLOCK):
-        last = min(first + _BLOCK, inputs)
-        wanted = weight[..., first:last] + errors[..., :first] @ feedback[:, :first, first:last]
-        for j in range(first, last):
-            here = slice(j, j + 1)
-            point = Grid(scale[..., here], zero_point[..., here], grid.low, grid.high)
-            codes[..., here] = point.codes(wanted[..., :1])
-            errors[..., here] = weight[..., here] - point.numbers(codes[..., here])
-            wanted = wanted[..., 1:] + errors[..., here] * feedback[:, here, j + 1 : last]
-    return codes

@@ -35,20 +35,42 @@ def gptq_of_the_paper(weight: Tensor, gram: Tensor, grid: Grid, damping: float) 
     return codes[:, order.argsort()]
 
 
-@pytest.mark.parametrize("inputs", [1, 7, 130, 300])
-def test_equals_the_paper(inputs: int) -> None:
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(5, 1), (16, 7), (17, 128), (37, 130), (5, 300), (1, 9)]
+)
+def test_equals_the_paper(outputs: int, inputs: int) -> None:
     generator = torch.Generator().manual_seed(inputs)
-    weight = torch.randn(2, 5, inputs, generator=generator, dtype=torch.float64)
+    weight = torch.randn(2, outputs, inputs, generator=generator, dtype=torch.float64)
     x = torch.randn(2, 4 * inputs, inputs, generator=generator, dtype=torch.float64)
     x = x @ torch.randn(2, inputs, inputs, generator=generator, dtype=torch.float64)
     gram = x.transpose(1, 2) @ x
     scale = (weight.abs().amax(2, keepdim=True) / 7).expand_as(weight)
-    zero_point = torch.randint(-2, 3, (2, 5, 1), generator=generator).double().expand_as(weight)
+    zero_point = torch.randint(-2, 3, (2, outputs, 1), generator=generator).double()
+    zero_point = zero_point.expand_as(weight)
     grid = Grid(scale, zero_point, -8, 7)
     found = gptq(weight, gram, grid, damping=0.01)
     for group in range(2):
         own = Grid(scale[group : group + 1], zero_point[group : group + 1], -8, 7)
         assert torch.equal(found[group], gptq_of_the_paper(weight[group], gram[group], own, 0.01))
+
+
+def test_operands_of_the_operator() -> None:
+    weight, square, one = (
+        torch.zeros(2, 3, 4).double(),
+        torch.zeros(2, 4, 4).double(),
+        torch.ones(()),
+    )
+    round_with_feedback = torch.ops.jit_passes.round_with_feedback
+    empty = round_with_feedback(weight[:, :0], square, one.double(), one.double(), -8, 7)
+    assert empty.shape == (2, 0, 4) and empty.dtype == torch.float64
+    with pytest.raises(RuntimeError, match="all operands are float64, got Float"):
+        round_with_feedback(weight, square, one, one.double(), -8, 7)
+    with pytest.raises(RuntimeError, match=r"feedback of a weight \[2, 3, 4\] is \[2, 4, 4\], got"):
+        round_with_feedback(weight, square[:1], one.double(), one.double(), -8, 7)
+    with pytest.raises(RuntimeError, match=r"the weight is \[groups, outputs, inputs\], got"):
+        round_with_feedback(weight[0], square, one.double(), one.double(), -8, 7)
+    with pytest.raises(RuntimeError, match="range"):
+        round_with_feedback(weight, square, one.double(), one.double(), 7, -8)
 
 
 def test_dead_inputs_keep_the_nearest_codes() -> None:

@@ -115,10 +115,26 @@ at::Tensor roundWithFeedback(
   return codes;
 }
 
+// Other devices gain nothing from a loop over inputs.
+at::Tensor roundOnCpu(
+    const at::Tensor& weight, const at::Tensor& feedback, const at::Tensor& scale,
+    const at::Tensor& zero_point, int64_t quant_min, int64_t quant_max) {
+  const auto codes =
+      roundWithFeedback(weight.cpu(), feedback.cpu(), scale.cpu(), zero_point.cpu(), quant_min, quant_max);
+  return codes.to(weight.device());
+}
+
+at::Tensor roundMeta(
+    const at::Tensor& weight, const at::Tensor& /*feedback*/, const at::Tensor& /*scale*/,
+    const at::Tensor& /*zero_point*/, int64_t /*quant_min*/, int64_t /*quant_max*/) {
+  return at::empty_like(weight, at::MemoryFormat::Contiguous);
+}
+
 const RegisterOp round_with_feedback_op{
     "round_with_feedback(Tensor weight, Tensor feedback, Tensor scale, Tensor zero_point, int quant_min, "
     "int quant_max) -> Tensor",
-    "Codes of weights, which make up for the errors of the inputs before.", onCpu(roundWithFeedback)};
+    "Codes of weights, which make up for the errors of the inputs before.", onCpu(roundWithFeedback),
+    onMeta(roundMeta), onAnyDevice(roundOnCpu)};
 
 } // namespace
 } // namespace jit_passes

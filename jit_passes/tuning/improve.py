@@ -78,7 +78,8 @@ class Improved:
         quantized: the metric by default, before the first step.
         score: the metric with the recipe.
         least: the metric that the budget asks for; None without a budget.
-        calibrating: how many batches the steps were calibrated with; the others were held back.
+        calibrating: how many batches the steps were calibrated with.
+        held_back: how many others of the data they were measured with.
         batches: how many batches the model was calibrated with.
         seconds: the time of all.
         is_complete: False where the time was over before all steps were tried.
@@ -94,24 +95,24 @@ class Improved:
     score: float
     least: float | None
     calibrating: int
+    held_back: int
     batches: int
     seconds: float
     is_complete: bool
 
     @property
     def summary(self) -> str:
-        """The result, in two lines; in three where the model has more batches than the steps."""
+        """The result, in two lines, and a third one where batches were held back."""
         shown = partial(score_text, unit=self.unit)
         asked = "" if self.least is None else f", at least {shown(self.least)} asked for"
         tried = count_of(len(self.steps), "step")
         kept = sum(step.kept for step in self.steps)
         missing = "" if self.is_complete else "; the time was over before all were tried"
-        whole = self.batches > self.calibrating
-        of_all = (
-            f"\nmeasured with {self.calibrating} of {self.batches} batches; the model has all"
-            if whole
-            else ""
-        )
+        of_all = ""
+        if self.held_back:
+            has = f"measured with {self.calibrating} of {self.calibrating + self.held_back} batches"
+            whole = self.batches > self.calibrating
+            of_all = f"\n{has}; the model has {'all' if whole else 'these: all miss the budget'}"
         return (
             f"{self.metric} on batches held back: {shown(self.score)}{asked}; "
             f"{shown(self.quantized)} before, {shown(self.of_float)} in float\n"
@@ -190,8 +191,8 @@ def improve(
     loss does not grow. The search ends as soon as the budget is kept, or the time is over. Where
     all steps are not enough for the budget, single layers get other options, as in `tune`.
 
-    In the end the recipe makes the model with all batches. If this model misses the budget on the
-    batches held back, or is worse there than the default, the model has the other batches alone.
+    In the end the recipe makes the model with all batches. If this model misses a budget that is
+    kept without the batches held back, the result is the model without them.
 
     Options of your configuration hold: no other values are tried for them.
 
@@ -249,11 +250,11 @@ def improve(
     if not found.is_enough and least is not None and not clock.is_over:
         options: dict[str, Any] = {"quantizer": quantizer, "target": target, "method": method}
         found.change_layers(model, tuple(alternatives), options, executor)
-    made, count = recipes.final(found.recipe, found.least)
+    made, count = recipes.final(found.recipe, least if found.is_enough else None)
     improved = Improved(
         made, found.recipe, tuple(found.steps), measured.name, measured.unit, measured.of_float,
-        found.quantized, found.score, least, len(recipes.calibrating), count, clock.seconds,
-        found.is_complete,
+        found.quantized, found.score, least, len(recipes.calibrating),
+        len(recipes.given) - len(recipes.calibrating), count, clock.seconds, found.is_complete,
     )  # fmt: skip
     note(made, improved=improved.account)
     return improved
@@ -286,11 +287,6 @@ class _Improving:
     def is_enough(self) -> bool:
         """Whether the budget is kept."""
         return self._least is not None and self.score >= self._least
-
-    @property
-    def least(self) -> float:
-        """The metric of a good result: the budget's if it is kept, else the default's."""
-        return self._least if self._least is not None and self.is_enough else self.quantized
 
     def run(self) -> None:
         """Try all steps, until the budget is kept or the time is over."""

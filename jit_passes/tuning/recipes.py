@@ -117,7 +117,9 @@ class Recipes:
             except JitPassesError as error:
                 raise NotPossible(str(error), command=error.command) from error
 
-    def final(self, recipe: Configuration, least: float) -> tuple[torch.jit.ScriptModule, int]:
+    def final(
+        self, recipe: Configuration, least: float | None
+    ) -> tuple[torch.jit.ScriptModule, int]:
         """Return the model of a recipe with all batches, and their number.
 
         If its metric is below `least` on the batches held back, return the model that was measured.
@@ -128,7 +130,7 @@ class Recipes:
         if len(self.given) > len(self.calibrating):
             with suppress(NotPossible):
                 model = self.model_of(recipe, self.given)
-                if self.metric.measure(model) >= least:
+                if least is None or self.metric.measure(model) >= least:
                     return model, len(self.given)
         return self.model_of(recipe), len(self.calibrating)
 

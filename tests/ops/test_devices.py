@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import jit_passes
+from jit_passes.stages.gptq import Grid, gptq
 from tests.qat_nets import makes_scales_positive
 from tests.quantizing import seeded
 
@@ -92,6 +93,19 @@ def same(expected: dict[str, Any], found: dict[str, Any]) -> None:
     assert list(expected) == list(found)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+def test_rounding_of_weights() -> None:
+    """Both forms give equal codes."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(2, 5, 6, generator=generator)
+    x = torch.randn(2, 40, 6, generator=generator)
+    grid = Grid(torch.full((2, 5, 1), 0.3), torch.zeros(2, 5, 1), -8, 7)
+    gram = x.transpose(1, 2) @ x
+    expected = gptq(weight, gram, grid)
+    with Elsewhere() as mode:
+        assert torch.equal(gptq(weight, gram, grid), expected)
+    assert "round_with_feedback" in mode.taken
 
 
 METHODS = {

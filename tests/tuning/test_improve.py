@@ -55,7 +55,7 @@ def test_equalization_is_found(everything: jit_passes.Improved) -> None:
     replayed = jit_passes.quantize_script(model, data, config=str(improved), **HOW)
     assert on(improved.model, replayed, data) == math.inf
     assert on(model, improved.model, held) > improved.quantized
-    assert improved.calibrating == 6 and improved.batches == 8
+    assert improved.calibrating == 6 and improved.held_back == 2 and improved.batches == 8
     assert improved.summary.endswith("\nmeasured with 6 of 8 batches; the model has all")
     assert improved.is_complete and improved.least is None
     kept = [step.name for step in improved.steps if step.kept]
@@ -180,7 +180,8 @@ def test_batches_held_back_that_harm_calibration() -> None:
     assert on(model, of_all, held) < budget <= improved.score
     assert improved.score == pytest.approx(on(model, improved.model, held), abs=1e-6)
     assert improved.batches == improved.calibrating == 6
-    assert "the model has all" not in improved.summary
+    text = "measured with 6 of 8 batches; the model has these: all miss the budget"
+    assert improved.summary.endswith(f"\n{text}")
 
 
 def test_resumed(tmp_path: Path) -> None:

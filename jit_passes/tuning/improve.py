@@ -112,7 +112,8 @@ class Improved:
         if self.held_back:
             has = f"measured with {self.calibrating} of {self.calibrating + self.held_back} batches"
             whole = self.batches > self.calibrating
-            of_all = f"\n{has}; the model has {'all' if whole else 'these: all miss the budget'}"
+            in_model = "all" if whole else "these: all miss the budget, or fail"
+            of_all = f"\n{has}; the model has {in_model}"
         return (
             f"{self.metric} on batches held back: {shown(self.score)}{asked}; "
             f"{shown(self.quantized)} before, {shown(self.of_float)} in float\n"
@@ -298,7 +299,8 @@ class _Improving:
                 if self.is_enough:
                     return
                 self._try(row, shown)
-            self._leave_out(shown)
+            if not self.is_enough:
+                self._leave_out(shown)
 
     def _try(self, row: Sequence[Step], shown: Any) -> None:
         """Keep the best of some steps, if the loss falls."""

@@ -180,7 +180,7 @@ def test_batches_held_back_that_harm_calibration() -> None:
     assert on(model, of_all, held) < budget <= improved.score
     assert improved.score == pytest.approx(on(model, improved.model, held), abs=1e-6)
     assert improved.batches == improved.calibrating == 6
-    text = "measured with 6 of 8 batches; the model has these: all miss the budget"
+    text = "measured with 6 of 8 batches; the model has these: all miss the budget, or fail"
     assert improved.summary.endswith(f"\n{text}")
 
 

@@ -94,8 +94,11 @@ void transposeResult(Lowering& state, int64_t value) {
 
 bool readsInPlace(
     const FloatProduct& product, const Image& right, const Sizes& result, int64_t rows, int64_t columns) {
-  const int64_t count = rows < 0 ? 1 : result[rows];
-  return product.canReadInPlace(right, countOf(result) / count / (columns < 0 ? 1 : result[columns]), count);
+  int64_t matrices = 1; // sizes may be 0, so no quotient
+  for (int64_t axis = 0; axis < int64_t(result.size()); ++axis) {
+    matrices *= axis == rows || axis == columns ? 1 : result[axis];
+  }
+  return product.canReadInPlace(right, matrices, rows < 0 ? 1 : result[rows]);
 }
 
 } // namespace

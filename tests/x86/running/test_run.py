@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -276,6 +277,37 @@ def test_modes(plan: Any) -> None:
 def test_empty_batches(plan: Any) -> None:
     (result,) = plan.run([torch.zeros(0, 3, 19, 23)])
     assert result.shape == (0, 5)
+
+
+class Attention(nn.Module):
+    """Heads over a cache and new tokens, and attention over another memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, cache: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        heads = [x.shape[0], x.shape[1], 4, 8]
+        q = self.q(x).view(heads).transpose(1, 2)
+        keys = torch.cat([cache, self.k(x).view(heads).transpose(1, 2)], 2)
+        far = F.scaled_dot_product_attention(self.q(x), self.k(memory), memory)
+        return (q @ keys.transpose(2, 3)).softmax(-1), keys, far
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "weight_only", "auto"])
+def test_empty_axes_of_products(mode: str) -> None:
+    """No new tokens, no cached ones, no memory: results are empty, or 0 as sums of nothing."""
+    torch.manual_seed(0)
+    model = torch.jit.script(Attention().eval())
+    made = jit_passes.quantize_script(model, mode=mode, target="x86")
+    for batch, tokens, cached, remembered in itertools.product((0, 2), (0, 1, 3), (0, 3), (0, 5)):
+        arguments = (
+            torch.randn(batch, tokens, 32), torch.randn(batch, 4, cached, 8),
+            torch.randn(batch, remembered, 32),
+        )  # fmt: skip
+        with torch.no_grad():
+            for wanted, found in zip(model(*arguments), made(*arguments), strict=True):
+                torch.testing.assert_close(found, wanted, rtol=0, atol=0.05)
 
 
 def test_infinite_inputs_are_clipped(plan: Any) -> None:

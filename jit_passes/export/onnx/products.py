@@ -3,7 +3,8 @@
 static      Gemm with beta spelled out, between two Reshape where the input has more than 2 axes:
 behind a MatMul, the bias would be added in float
 dynamic     MatMulInteger or ConvInteger, Cast, Mul, Add; in float beside a weight of 16 bits
-of groups   DequantizeLinear(axis 0, block_size), MatMul: the weight is transposed
+of groups   DequantizeLinear(axis 0, block_size), MatMul: the weight is transposed; a dynamic input
+            beside 8 bits is decoded by Sub and Mul
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .dynamic import chosen_of
 from .graph import block_size, made_by, operand, state_of
 
 _ATEN = torch.ops.aten
-_FLOAT = 1  # ONNX's number of float32
+_FLOAT, _INT32 = 1, 6  # ONNX's numbers of types
 _KINDS = tuple(
     overload
     for n in (1, 2, 3)
@@ -47,11 +48,23 @@ def product_translations(
         found = op.Mul(op.Cast(product, to=_FLOAT), op.Mul(of_input, along(of_weight)))
         return found if bias is None else op.Add(found, along(bias))
 
+    def decoded_alone(codes: Any, scale: Any, zero_point: Any) -> Any:
+        """Return what DequantizeLinear gives, without it.
+
+        ONNX Runtime 1.31 fuses one on each side of a MatMul, and takes groups for channels: its
+        results are wrong, or it fails.
+        """
+        steps = op.Sub(op.Cast(codes, to=_INT32), op.Cast(zero_point, to=_INT32))
+        return op.Mul(op.Cast(steps, to=_FLOAT), scale)
+
     def linear(input: Any, weight: Any, bias: Any = None) -> Any:
         decoded, chosen = made_by(weight, "DequantizeLinear"), chosen_of(input)
         if size := block_size(decoded):
             parts = [op.Transpose(part, perm=[1, 0]) for part in decoded.inputs if part is not None]
             weight = op.DequantizeLinear(*parts, axis=0, block_size=size)
+            # Codes of 4 bits are cast to them, and not fused.
+            if chosen is not None and made_by(decoded.inputs[0], "Cast") is None:
+                input = decoded_alone(*chosen)
             product = op.MatMul(input, weight)
             return product if bias is None else op.Add(product, bias)
         if decoded is not None and chosen is not None and in_bytes(decoded):

@@ -158,6 +158,21 @@ def test_weights_in_groups(bits: int, tmp_path: Path) -> None:
     torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("scheme", ["symmetric", "affine"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_dynamic_inputs_of_groups(bits: int, scheme: str, tmp_path: Path) -> None:
+    """As many rows as groups: where groups are taken for channels, sizes fit."""
+    weight = {"bits": bits, "group_size": 16, "scheme": scheme}
+    config: Any = {"version": 1, "global": {"weight": weight}}
+    x, path = draw(4, 64), tmp_path / "model.onnx"
+    model = quantized(
+        nn.Linear(64, 32, bias=False), [x], "reference", mode="dynamic", config=config
+    )
+    export_onnx(model, path, x)
+    found = compute(path, x, **EXACT)[1]
+    torch.testing.assert_close(found, model(x), rtol=1e-5, atol=1e-5)
+
+
 def test_weights_alone_with_a_scale_for_each_channel(tmp_path: Path) -> None:
     x, path = draw(2, 5, 64), tmp_path / "model.onnx"
     model = quantized(Wide(), [x], "onnxruntime", mode="weight_only")

@@ -81,6 +81,13 @@ def warn(message: str, *, command: str | None = None) -> None:
     warnings.warn(JitPassesWarning(message, command=command), stacklevel=level)
 
 
+def warn_again(told: Iterable[warnings.WarningMessage]) -> None:
+    """Warn of held warnings, each once, in the order of their texts."""
+    messages = {str(warning.message): warning.message for warning in told}
+    for text, message in sorted(messages.items()):
+        warn(text, command=getattr(message, "command", None))
+
+
 def message_of(error: BaseException) -> str:
     """Return the message without the C++ backtrace that PyTorch appends."""
     text = str(error).strip()

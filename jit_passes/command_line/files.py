@@ -175,16 +175,19 @@ def check_output(output: Path, inputs: Iterable[Path | None]) -> None:
 
     Args:
         output: the file to be written.
-        inputs: the files that were given; None for an option without one.
+        inputs: the files that were given, and other results; None for an option without one.
 
     Raises:
         OutputError: it cannot.
-        JitPassesError: it is one of the inputs.
+        JitPassesError: it is one of these files.
     """
     check_writable(output)
     for path in filter(None, inputs):
-        if output.exists() and path.exists() and output.samefile(path):
-            raise JitPassesError(f"{output} is an input, which is never overwritten: name another")
+        is_same = output.exists() and path.exists() and output.samefile(path)
+        if is_same or output.resolve() == path.resolve():
+            raise JitPassesError(
+                f"{output} is an input or another result, which is never overwritten: name another"
+            )
     _before[output] = _state_of(output)
 
 

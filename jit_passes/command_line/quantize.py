@@ -164,7 +164,7 @@ def cost_of(
 ) -> float | None:  # fmt: skip
     """Return the SQNR of the output on the first batch, in dB; None where it cannot be measured."""
     try:
-        return sqnr_metric(model, method, [next(arguments_of(data, None))]).measure(quantized)
+        return sqnr_metric(model, method, {0: next(arguments_of(data, None))}).measure(quantized)
     except JitPassesError as error:
         warning(f"the cost of quantizing is not known: {error}")
         return None

@@ -81,7 +81,7 @@ class Rounding:
 
     def solve(self, start: Tensor, iterations: int) -> Tensor:
         """Return which weights are rounded up, if it begins near the given choice."""
-        share = (0.5 + BEGIN * torch.where(start, 1.0, -1.0) - STRETCH[0]) / _WIDTH
+        share = (0.5 + BEGIN * torch.where(start, 1.0, -1.0).to(self.part) - STRETCH[0]) / _WIDTH
         v = torch.logit(share)
         mean, square = torch.zeros_like(v), torch.zeros_like(v)
         for step in range(1, iterations + 1):

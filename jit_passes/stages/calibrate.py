@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,8 +12,8 @@ from .. import _C
 from ..errors import JitPassesError
 from ..graph.view import GraphView
 from ..logs import stage
-from .batches import InputFn, Sample, batches, progress_bar
-from .faults import broken_when_prepared, misfit, origin_of, takes
+from .batches import InputFn, Sample, batches, cloned, progress_bar
+from .faults import broken_when_prepared, misfit, origin_of, takes, unmeasurable
 from .module import ModelStage, Report, stage_of
 from .outliers import OutlierWatch
 from .ranks import are_several, gathered, in_turn
@@ -175,11 +174,10 @@ def _run(
     name, what = report.method, f"calibration batch {number}"
     method = getattr(prepared, name)
     try:
-        method(*args, **kwargs)
+        method(*cloned(args), **cloned(kwargs))  # the model may write to its arguments
     except Exception as error:
-        if unmeasurable := re.search(r"the value '.*' holds a NaN .*", str(error)):
-            message = _bad_weight(prepared, name) or unmeasurable[0]
-            raise JitPassesError(f"{what}: {message}") from error
+        if why := unmeasurable(error):
+            raise JitPassesError(f"{what}: {_bad_weight(prepared, name) or why}") from error
         if where := _foreign_device(prepared, name, args, kwargs):
             raise JitPassesError(f"{what} does not run: {where}") from error
         origin = origin_of(prepared)

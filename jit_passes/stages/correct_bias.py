@@ -5,8 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,80 +14,25 @@ from .. import _C
 from ..configuration.stages import AUTO, BIAS_CORRECTIONS
 from ..errors import ArgumentError, JitPassesError, JitPassesWarning, not_among, warn
 from ..graph.editor import GraphEditor
-from ..graph.traits import packet_of
-from ..graph.view import GraphView, NodeView, ValueView
+from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
-from ..specification.specification import GroupDerivation
 from .batch_norms import batch_norms
 from .batches import MOMENT, Batch, InputFn, batches, progress_bar
+from .biased_layers import BiasedLayer, biased_layers
 from .convert import converted
 from .faults import note_origin, origin_of
+from .means import Mean, batch_means, over_batches, recorded, rows_of, sum_of
 from .module import ModelStage, Report, remarked, stage_of
-from .recording import Recorder, check_finite, copy_of, following, tensors_of
-from .scaling import Layer, is_layer
-from .seen import read_places, rewritten
-from .values import DEQUANTIZE, EDGE, grid_operands, source_of
+from .recording import Recorder, copy_of, tensors_of
+from .scaling import Layer
+from .seen import rewritten
+from .self_correcting import SelfCorrecting
+from .values import EDGE, source_of
 
 ROUNDS = 4
 BATCHES = 4  # that suffice by default
 _CHECKED = 16  # batches at most
 _CUTS = frozenset({"aten::relu", "aten::relu6", "aten::hardtanh", "aten::clamp", "aten::clamp_min"})
-
-
-@dataclass(frozen=True)
-class _BiasedLayer:
-    """A quantized layer whose bias can be another one.
-
-    Attributes:
-        prepared: its node in the prepared model.
-        reference: its node in the reference model.
-        bias: as it was.
-        step: of the bias, [channels] or one; 0 where it is float.
-    """
-
-    prepared: NodeView
-    reference: NodeView
-    bias: Tensor
-    step: Tensor
-
-    @property
-    def spatial_dims(self) -> int:
-        weighted = self.prepared.traits.weighted
-        assert weighted is not None
-        return weighted.spatial_dims
-
-    @property
-    def axis(self) -> int:
-        return -1 - self.spatial_dims
-
-    def rounded(self, shift: Tensor) -> Tensor:
-        """Return the shift of the bias once the bias is rounded."""
-        if not self.step.any():
-            return shift
-        bias = self.bias.double()
-        return ((bias + shift) / self.step).round() * self.step - bias
-
-    @property
-    def lost(self) -> Tensor:
-        """The weight less the numbers of its codes."""
-        rounded = _weight_of(self.reference)  # numbers that nothing else holds
-        return torch.sub(_weight_of(self.prepared), rounded, out=rounded)
-
-    def mean_input(self, inputs: Tensor) -> tuple[Tensor, int]:
-        """Return the mean of inputs over a batch, and how many they are.
-
-        A layer is linear, so the mean of inputs gives the mean of results.
-        """
-        if inputs.dim() <= self.spatial_dims + 1:
-            return inputs.unsqueeze(0), 1
-        rows = inputs.flatten(0, -2 - self.spatial_dims)
-        return rows.mean(0, keepdim=True), len(rows)
-
-    def applied(self, inputs: Tensor, weight: Tensor) -> Tensor:
-        """Return the layer's result for other weights, without the bias."""
-        options = [value.constant for value in self.prepared.operands_behind("bias")]
-        found: Tensor = packet_of(self.prepared.kind)(inputs, weight, None, *options)
-        return found
 
 
 def correct_bias(
@@ -140,7 +83,7 @@ def correct_bias(
 
     Warns:
         JitPassesWarning: other biases make the error of the model's results larger, on sixteen of
-            the batches at most: then biases stay as they are.
+            the batches at most: then biases stay as they are. "statistics" finds no batch norm.
     """
     how = how or ("statistics" if data is None else "sequential")
     if how not in BIAS_CORRECTIONS:
@@ -155,9 +98,17 @@ def correct_bias(
         raise JitPassesError(
             "the float model is gone, and with it its batch norms: pass it as model="
         )
+    if model is not None and not isinstance(model, torch.jit.ScriptModule):
+        kind = type(model).__name__
+        raise ArgumentError(f"model is the float model, a ScriptModule, not {kind}")
     given = () if data is None or how == "statistics" else batches(data, input_fn)
     with progress_bar("correct", progress)(()) as bar:
         found = _find(prepared, report, how, list(given), bar, rounds=rounds, origin=origin)
+    if how == "statistics" and not found.shifts:
+        warn(
+            "statistics bias correction changes no bias: no quantized layer has a bias and a batch "
+            "norm of the float model in front; how='fast' needs data instead"
+        )
     if not found.helps:
         why = "with it the results have a larger error, so biases stay as they are"
         instead = "; how='fast' may" if how == "sequential" else ""
@@ -201,7 +152,7 @@ class _Found:
         helps: whether the results do not have a larger error with the terms.
     """
 
-    layers: Sequence[_BiasedLayer]
+    layers: Sequence[BiasedLayer]
     shifts: Mapping[str, Tensor]
     left: Collection[str] = ()
     helps: bool = True
@@ -214,7 +165,7 @@ def _find(
     """Return the terms, and whether they help on so many batches at most."""
     method = report.method
     reference = _reference(prepared, report)
-    layers = _biased_layers(prepared, reference, report)
+    layers = biased_layers(prepared, reference, report)
     if how == "statistics":
         return _Found(layers, _by_statistics(layers, prepared, method, origin))
     shifts: dict[str, Tensor]
@@ -244,119 +195,8 @@ def _reference(prepared: torch.jit.ScriptModule, report: Report) -> torch.jit.Sc
     return converted(_C.clone(prepared._c, report.method), report, progress=False)
 
 
-def _biased_layers(
-    prepared: torch.jit.ScriptModule, reference: torch.jit.ScriptModule, report: Report
-) -> list[_BiasedLayer]:
-    """Return the quantized layers that have a bias without a range of its own, in program order."""
-    method = report.method
-    ranged = {
-        known.place.owner
-        for known in read_places(prepared, report)[1]
-        if known.place.slot == "bias" and not isinstance(known.place.spec, GroupDerivation)
-    }
-    quantized = {
-        node.name: node
-        for node in GraphView.of(reference, method).nodes
-        if node.traits.weighted is not None and _is_quantized(node)
-    }
-    found = []
-    for node in GraphView.of(prepared, method).nodes:
-        if node.name not in quantized or node.name in ranged or node.traits.weighted is None:
-            continue
-        bias = source_of(node.operand("bias")).constant
-        if isinstance(bias, Tensor):
-            step = _step(quantized[node.name].operand("bias"))
-            found.append(_BiasedLayer(node, quantized[node.name], bias.detach(), step))
-    return found
-
-
-def _is_quantized(node: NodeView) -> bool:
-    made = node.operand("weight").producer
-    return made is not None and made.kind in DEQUANTIZE and made.main_operand.is_constant
-
-
-def _step(bias: ValueView) -> Tensor:
-    made = bias.producer
-    if made is None or made.kind not in DEQUANTIZE:
-        return torch.zeros((), dtype=torch.float64)
-    scale, *_ = grid_operands(made)
-    return torch.as_tensor(scale.constant, dtype=torch.float64)
-
-
-def _weight_of(node: NodeView) -> Tensor:
-    """Return the weight of a layer, in numbers where it is stored as codes."""
-    value = source_of(node.operand("weight"))
-    made = value.producer
-    if made is not None and made.kind in DEQUANTIZE:
-        found: Tensor = packet_of(made.kind)(*(given.constant for given in made.inputs))
-        return found
-    constant: Tensor = value.constant
-    return constant.detach()
-
-
-def _recorded(
-    module: torch.jit.ScriptModule, method: str, indices: Sequence[int], data: Iterable[Batch]
-) -> Iterator[dict[int, list[Tensor]]]:
-    """Yield the results of nodes of a copy by their indices, batch by batch."""
-    recorder = Recorder(copy_of(module, method), method, list(dict.fromkeys(indices)))
-    for number, arguments in enumerate(data):
-        values = recorder.run(arguments)[1]
-        check_finite((t for tensors in values.values() for t in tensors), number)
-        yield values
-
-
-@dataclass
-class _Mean:
-    """A running mean of rows."""
-
-    total: Tensor
-    count: int = 0
-
-    def add(self, total: Tensor, count: int) -> None:
-        self.total, self.count = self.total + total, self.count + count
-
-    @classmethod
-    def of(cls, channels: int) -> _Mean:
-        """Return the mean of nothing."""
-        return cls(torch.zeros(channels, dtype=torch.float64))
-
-    @property
-    def value(self) -> Tensor:
-        return self.total / max(self.count, 1)
-
-
-def _batch_means(
-    module: torch.jit.ScriptModule, method: str, nodes: Mapping[str, NodeView],
-    axes: Mapping[str, int], data: Iterable[Batch],
-) -> list[dict[str, _Mean]]:  # fmt: skip
-    """Return the mean of each channel of the results of nodes, by name, for each batch."""
-    names = {node.index: name for name, node in nodes.items()}
-    found = []
-    for values in _recorded(module, method, list(names), data):
-        means: dict[str, _Mean] = {}
-        for index, tensors in values.items():
-            for rows in (_rows(tensor, axes[names[index]]) for tensor in tensors):
-                known = means.setdefault(names[index], _Mean.of(len(rows)))
-                known.add(rows.sum(1), rows.shape[1])
-        found.append(means)
-    return found
-
-
-def _rows(tensor: Tensor, axis: int) -> Tensor:
-    """Return [channels, values], in float64."""
-    return tensor.movedim(axis, 0).flatten(1).double()
-
-
-def _over_batches(by_batch: Iterable[Mapping[str, _Mean]]) -> dict[str, Tensor]:
-    parts: dict[str, list[_Mean]] = {}
-    for means in by_batch:
-        for name, mean in means.items():
-            parts.setdefault(name, []).append(mean)
-    return {name: _sum(means).value for name, means in parts.items()}
-
-
 def _by_results(
-    layers: Sequence[_BiasedLayer], prepared: torch.jit.ScriptModule,
+    layers: Sequence[BiasedLayer], prepared: torch.jit.ScriptModule,
     reference: torch.jit.ScriptModule, report: Report, data: Sequence[Batch], bar: Any,
     rounds: int,
 ) -> dict[str, Tensor]:  # fmt: skip
@@ -369,11 +209,11 @@ def _by_results(
     method = report.method
     axes = {layer.prepared.name: layer.axis for layer in layers}
     nodes = {layer.prepared.name: layer.prepared for layer in layers}
-    by_batch = _batch_means(prepared, method, nodes, axes, _shown(data, bar))
-    wanted = _over_batches(by_batch)
+    by_batch = batch_means(prepared, method, nodes, axes, _shown(data, bar))
+    wanted = over_batches(by_batch)
     known = {layer.prepared.name: layer for layer in layers if layer.prepared.name in wanted}
     zero = torch.zeros((), dtype=torch.float64)
-    correcting = _Correcting(reference, method, known, by_batch)
+    correcting = SelfCorrecting(reference, method, known, by_batch)
     for number in range(rounds):
         errors = correcting.run(_shown(data, bar))
         found = {name: known[name].rounded(zero) - error for name, error in errors.items()}
@@ -381,7 +221,7 @@ def _by_results(
             break
         made = _reference(_with_biases(prepared, report, _Found(layers, found)), report)
         nodes = {node.name: node for node in GraphView.of(made, method).nodes if node.name in found}
-        left = _over_batches(_batch_means(made, method, nodes, axes, _shown(data, bar)))
+        left = over_batches(batch_means(made, method, nodes, axes, _shown(data, bar)))
         near = [n for n in left if _is_near(left[n], wanted[n], known[n].step)]
         if len(near) == len(left):
             break
@@ -425,141 +265,15 @@ def _is_near(mean: Tensor, wanted: Tensor, step: Tensor) -> bool:
     return bool(((mean - wanted).abs() <= step / 2 + noise).all())
 
 
-class _Correcting:
-    """A quantized model whose layers take back their mean errors, layers in front first.
-
-    An error is the mean of a batch less that of the same batch in float: batches differ by more
-    than the errors do. A layer takes back the mean error of the batches so far, this batch
-    included, and of all batches of the run before. Where no error is left, the layer settles: it
-    takes back this error from then on, and no batch changes the results for the layers behind.
-
-    Args:
-        reference: the quantized model.
-        method: its method.
-        layers: by name.
-        wanted: the means of their results in float, by batch.
-    """
-
-    def __init__(
-        self, reference: torch.jit.ScriptModule, method: str, layers: Mapping[str, _BiasedLayer],
-        wanted: Sequence[Mapping[str, _Mean]],
-    ) -> None:  # fmt: skip
-        self._reference, self._method = reference, method
-        self._layers, self._wanted = layers, wanted
-        self._settled: dict[str, Tensor] = {}
-        self._states = {name: _Running.of(len(layer.bias)) for name, layer in layers.items()}
-
-    def run(self, data: Iterable[Batch]) -> dict[str, Tensor]:
-        """Return the mean error of each layer over all data; the model's own state begins anew."""
-        module = copy_of(self._reference, self._method)
-        module = Pipeline("take_back", (self._edit,)).run(module, self._method).module
-        names = {
-            node.index: node.name
-            for node in GraphView.of(module, self._method).nodes
-            if node.name in self._layers and node.kind == self._layers[node.name].reference.kind
-        }
-        recorder = Recorder(module, self._method, list(names))
-        found: dict[str, _Mean] = {}
-        for arguments, wanted in zip(data, self._wanted, strict=True):
-            for name, mean in wanted.items():
-                self._states[name].wanted.copy_(mean.value)
-            for index, tensors in recorder.run(arguments)[1].items():
-                name = names[index]
-                if name not in wanted:
-                    continue  # another branch than in float
-                for rows in (_rows(tensor, self._layers[name].axis) for tensor in tensors):
-                    error, count = rows.mean(1) - wanted[name].value, rows.shape[1]
-                    found.setdefault(name, _Mean.of(len(rows))).add(error * count, count)
-                    self._states[name].add(error, count)
-        errors = {name: mean.value for name, mean in found.items()}
-        errors |= self._settled
-        for name, error in errors.items():
-            self._states[name].begin(error, inf if name in self._settled else found[name].count)
-        return errors
-
-    def settle(self, names: Iterable[str]) -> None:
-        """Leave layers with the errors that they have taken back in the last run."""
-        for name in names:
-            self._settled[name] = self._states[name].error.double()
-            self._states[name].begin(self._settled[name], inf)
-
-    def _edit(self, graph: GraphEditor) -> None:
-        nodes = graph.nodes  # without the inserted ones
-        for node in [node for node in nodes if node.name in self._layers]:
-            layer, state = self._layers[node.name], self._states[node.name]
-            _insert_correction(graph, node, following(nodes, node), layer, state)
-
-
-@dataclass(frozen=True)
-class _Running:
-    """Buffers of the module.
-
-    Attributes:
-        error: the mean error that a layer takes back.
-        count: its number of rows.
-        wanted: the mean of the batch in float.
-    """
-
-    error: Tensor
-    count: Tensor
-    wanted: Tensor
-
-    @classmethod
-    def of(cls, channels: int) -> _Running:
-        """Return the state before any batch."""
-        return cls(torch.zeros(channels), torch.zeros(()), torch.zeros(channels))
-
-    def begin(self, error: Tensor, count: float) -> None:
-        self.error.copy_(error)
-        self.count.fill_(count)
-
-    def add(self, error: Tensor, count: int) -> None:
-        self.count.add_(count)
-        self.error.lerp_(error.float(), count / float(self.count))  # 0 of inf
-
-
-def _insert_correction(
-    graph: GraphEditor, node: NodeView, before: NodeView | None, layer: _BiasedLayer,
-    state: _Running,
-) -> None:  # fmt: skip
-    """Let a layer take back its mean error, in whole steps of its bias."""
-
-    def insert(kind: str, *operands: Any) -> ValueView:
-        return graph.insert(kind, operands, before=before, like=node).output
-
-    def constant(tensor: Tensor) -> ValueView:
-        return graph.constant(tensor.to(layer.bias.dtype), before=before)
-
-    def attribute(name: str, tensor: Tensor) -> ValueView:
-        return graph.attribute(graph.add_tensor(name, tensor, like=node), before=before)
-
-    moved = insert("aten::transpose", node.output, layer.axis, -1)
-    rows = insert("aten::flatten", moved, 0, -2)
-    mean = insert("aten::mean", rows, [0], False, None)
-    error = insert("aten::sub", mean, attribute("wanted", state.wanted), 1)
-    count = insert("aten::size", rows, 0)
-    others = insert("aten::div", attribute("count", state.count), count)
-    share = insert("aten::reciprocal", insert("aten::add", others, 1, 1))
-    shift = insert("aten::lerp", attribute("error", state.error), error, share)
-    if layer.step.any():
-        step = constant(layer.step)
-        shift = insert("aten::mul", insert("aten::round", insert("aten::div", shift, step)), step)
-    spread = insert("aten::reshape", shift, [-1, *[1] * (-1 - layer.axis)])
-    corrected = insert("aten::sub", node.output, spread, 1)
-    graph.replace(node.output, corrected)
-    assert moved.producer is not None
-    graph.set_input(moved.producer, 0, node.output)
-
-
 def _by_weights(
-    layers: Sequence[_BiasedLayer], prepared: torch.jit.ScriptModule, method: str,
+    layers: Sequence[BiasedLayer], prepared: torch.jit.ScriptModule, method: str,
     data: Iterable[Batch],
 ) -> tuple[dict[str, Tensor], set[str]]:  # fmt: skip
     """Return the terms that are added to biases, by the rounding of weights, in the float model.
 
     And the names of layers whose terms do not hold from one batch to another.
     """
-    makers: dict[int, list[_BiasedLayer]] = {}
+    makers: dict[int, list[BiasedLayer]] = {}
     for layer in layers:
         producer = layer.prepared.operand("input").producer
         if producer is not None:
@@ -567,8 +281,8 @@ def _by_weights(
     # Of a linear, which has large weights, the mean input is small; of a convolution it is large.
     lost = {layer.prepared.name: layer.lost for layer in layers if layer.spatial_dims}
     inputs: dict[str, list[list[tuple[Tensor, int]]]] = {}  # means, by batch and by call
-    shifts: dict[str, list[_Mean]] = {}  # by batch
-    for values in _recorded(prepared, method, list(makers), data):
+    shifts: dict[str, list[Mean]] = {}  # by batch
+    for values in recorded(prepared, method, list(makers), data):
         for index, tensors in values.items():
             for layer in makers[index]:
                 name, means = layer.prepared.name, [layer.mean_input(tensor) for tensor in tensors]
@@ -581,42 +295,33 @@ def _by_weights(
             weight = layer.lost
             shifts[name] = [_mean_result(layer, means, weight) for means in inputs[name]]
     left = {name for name, by_batch in shifts.items() if not _holds(by_batch)}
-    return {name: _sum(shifts[name]).value for name in shifts.keys() - left}, left
+    return {name: sum_of(shifts[name]).value for name in shifts.keys() - left}, left
 
 
-def _mean_result(
-    layer: _BiasedLayer, inputs: Iterable[tuple[Tensor, int]], weight: Tensor
-) -> _Mean:
+def _mean_result(layer: BiasedLayer, inputs: Iterable[tuple[Tensor, int]], weight: Tensor) -> Mean:
     """Return the mean of a layer's results for another weight, of mean inputs."""
-    mean = _Mean.of(len(layer.bias))
+    mean = Mean.of(len(layer.bias))
     for tensor, count in inputs:
         result = layer.applied(tensor, weight.to(tensor.dtype))
-        mean.add(_rows(result, layer.axis).mean(1) * count, count)
+        mean.add(rows_of(result, layer.axis).mean(1) * count, count)
     return mean
 
 
-def _sum(means: Iterable[_Mean]) -> _Mean:
-    total = _Mean(torch.zeros((), dtype=torch.float64))
-    for mean in means:
-        total.add(mean.total, mean.count)
-    return total
-
-
-def _holds(means: Sequence[_Mean]) -> bool:
+def _holds(means: Sequence[Mean]) -> bool:
     """Say whether the mean of all other batches lowers the squared shift of a batch.
 
     Over all batches and channels. A single batch leaves nothing to check with.
     """
-    total, before, after = _sum(means), 0.0, 0.0
+    total, before, after = sum_of(means), 0.0, 0.0
     for mean in means:
-        others = _Mean(total.total - mean.total, total.count - mean.count)
+        others = Mean(total.total - mean.total, total.count - mean.count)
         before += mean.count * float(mean.value.square().sum())
         after += mean.count * float((mean.value - others.value).square().sum())
     return len(means) == 1 or after <= before
 
 
 def _by_statistics(
-    layers: Sequence[_BiasedLayer], prepared: torch.jit.ScriptModule, method: str, origin: Any
+    layers: Sequence[BiasedLayer], prepared: torch.jit.ScriptModule, method: str, origin: Any
 ) -> dict[str, Tensor]:
     """Return the terms that are added to biases, by the batch norms in front."""
     known, found = batch_norms(origin, method), {}
@@ -676,29 +381,8 @@ def _with_biases(
 _LEFT = "its shift differs too much from batch to batch"
 
 
-def _remark(layer: _BiasedLayer, shift: Tensor, how: str) -> str:
+def _remark(layer: BiasedLayer, shift: Tensor, how: str) -> str:
     scale = float(layer.bias.abs().max())
     most = float(shift.abs().max())
     share = f", {most / scale:.1%} of its largest" if scale else ""
     return f"bias correction ({how}) has changed its bias by up to {most:.2g}{share}"
-
-
-class ZeroBiases:
-    """Gives layers without a bias one of zeros, which a correction can change."""
-
-    made: Mapping[str, Any] = MappingProxyType({})
-    remarks: Mapping[str, str] = MappingProxyType({})
-
-    def __call__(self, module: Any, method: str) -> Any:
-        """Return the module with a bias for each layer of constant weights."""
-
-        def give(graph: GraphEditor) -> None:
-            for node in graph.nodes:
-                if is_layer(node) and node.operand("bias").constant is None:
-                    layer = Layer(node, None, torch.zeros(0))
-                    first = layer.by_group(node.operand("weight").constant)[..., 0, 0]
-                    zeros = torch.zeros_like(first).flatten()
-                    bias = graph.constant(zeros, before=node)
-                    graph.set_input(node, node.position("bias"), bias)
-
-        return Pipeline("zero_biases", (give,)).run(module, method).module

@@ -16,7 +16,7 @@ from ..passes.subject import wrap
 from .annotate import FROZEN
 from .batch_norms import batch_norms
 from .batches import InputFn, batches, progress_bar
-from .recording import Recorder, copy_of
+from .recording import Recorder, check_finite, copy_of
 from .scaling import Layer, Scaling, apply_factors, balanced, find_scaling, is_layer
 from .smooth import STRENGTH, check_strength
 
@@ -279,8 +279,12 @@ class Equalizer:
         arguments = batches(self.data, self.input_fn, progress_bar("equalize", self.progress))
         found: dict[int, _Ranges] = {}
         recorder = Recorder(copy_of(module, method), method, list(by_node), origin=self.origin)
-        kept = (row for batch in arguments for row in recorder.run(batch)[1].items())
-        for index, tensors in kept:
+        kept = (
+            (number, row)
+            for number, batch in enumerate(arguments)
+            for row in recorder.run(batch, number=number)[1].items()
+        )
+        for number, (index, tensors) in kept:
             value = by_node[index]
             carried = scaling.carried[value.id]
             for tensor in tensors:
@@ -288,8 +292,7 @@ class Equalizer:
                 if not rows.numel():
                     continue
                 low, high = (end.double() for end in rows.aminmax(dim=1))
-                if not (low.isfinite().all() and high.isfinite().all()):
-                    raise JitPassesError(f"{value.name} has given NaN or infinite values")
+                check_finite((low, high), number, value.name)
                 if (known := found.get(value.id)) is not None:
                     low, high = torch.minimum(low, known.low), torch.maximum(high, known.high)
                 found[value.id] = _Ranges(low, high)

@@ -36,7 +36,14 @@ _FRAME = re.compile(
 _PICK = ". If batches hold more than the model takes, pick it: input_fn=lambda batch: ..."
 _REPORT = "please report it as an error in jit_passes, with the model's code"
 _OTHERS = ("stock", "reference")  # targets without forms of their own
+_UNMEASURABLE = re.compile(r"the value '.*' holds a NaN .*")
 _OF_TORCH = re.compile(r"(^|[/\\])torch[/\\]")
+
+
+def unmeasurable(error: Exception) -> str | None:
+    """Return what an observer says of a value whose range it cannot take; None for other errors."""
+    found = _UNMEASURABLE.search(str(error))
+    return None if found is None else found[0]
 
 
 def note_origin(made: torch.jit.ScriptModule, model: torch.jit.ScriptModule) -> None:

@@ -15,7 +15,7 @@ from ..graph.view import GraphView, NodeView
 from ..passes.pipeline import Pipeline
 from ..passes.subject import wrap
 from .batches import cloned
-from .faults import misfit, takes
+from .faults import misfit, takes, unmeasurable
 
 _TENSORS = torch._C.ListType(torch._C.TensorType.get())
 
@@ -61,7 +61,7 @@ class Recorder:
 
     def run(
         self, arguments: tuple[Any, ...], told: Mapping[int, Sequence[torch.Tensor]] | None = None,
-        fits: bool | None = None,
+        fits: bool | None = None, number: int | None = None,
     ) -> tuple[Any, dict[int, list[torch.Tensor]]]:  # fmt: skip
         """Run the method; return its result and, by node, the tensors that were kept.
 
@@ -70,9 +70,10 @@ class Recorder:
             told: the values that users of some nodes see.
             fits: whether the model from which this one was made takes the batch; None to ask
                 `origin` if this one does not.
+            number: of the batch, for messages; None if unknown.
 
         Raises:
-            JitPassesError: the model does not take the batch.
+            JitPassesError: the model does not take the batch, or a NaN in it.
         """
         for index in self.kept:
             setattr(self._model, _kept(index), [])
@@ -86,9 +87,12 @@ class Recorder:
             except Exception as error:
                 if told is not None:
                     raise  # it runs with values of its own
+                what = "the batch" if number is None else f"batch {number} of the data"
+                if why := unmeasurable(error):
+                    raise JitPassesError(f"{what}: {why}") from error
                 if fits is None:
                     fits = takes(self._origin, self._method, *arguments)
-                what = f"in {self._called}, the batch"
+                what = f"in {self._called}, {what}"
                 raise misfit(method, args, kwargs, what, error, fits) from error
         return result, {index: list(getattr(self._model, _kept(index))) for index in self.kept}
 
@@ -111,11 +115,11 @@ class Recorder:
                 graph.insert("aten::append", [queue, value], before=before, like=node)
 
 
-def check_finite(values: Iterable[torch.Tensor], number: int) -> None:
-    """Raise an error for a batch if a layer reads or gives a NaN or an infinity."""
+def check_finite(values: Iterable[torch.Tensor], number: int, name: str = "a layer") -> None:
+    """Raise an error for a batch if a layer, of that name, reads or gives a NaN or an infinity."""
     if not all(bool(value.isfinite().all()) for value in values):
         raise JitPassesError(
-            f"batch {number} of the data holds a NaN or an infinity, or gives a layer one: leave "
+            f"batch {number} of the data holds a NaN or an infinity, or gives {name} one: leave "
             "it out"
         )
 

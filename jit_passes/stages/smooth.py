@@ -19,7 +19,7 @@ from ..specification.groups import no_groups
 from ..specification.specification import QuantizationSpec
 from .annotate import FROZEN
 from .batches import Batch, InputFn, batches, progress_bar
-from .recording import Recorder, copy_of
+from .recording import Recorder, check_finite, copy_of
 from .scaling import NORM, Layer, Scaling, apply_factors, balanced, find_scaling, is_norm
 from .searched_factors import searched, sums_of
 
@@ -243,12 +243,13 @@ def _measured(
     took are left out.
     """
     summed = {layer.node.index for layer in layers if by_sums and layer.node.kind == NORM}
-    indices = [layer.node.index for layer in layers]
-    recorder = Recorder(copy_of(module, method), method, indices, origin=origin)
+    names = {layer.node.index: layer.node.name for layer in layers}
+    recorder = Recorder(copy_of(module, method), method, list(names), origin=origin)
     measured: dict[int, torch.Tensor] = {}
-    for arguments in data:
-        _, values = recorder.run(arguments)
+    for number, arguments in enumerate(data):
+        _, values = recorder.run(arguments, number=number)
         for index, computed in values.items():
+            check_finite(computed, number, names[index])
             for value in computed:
                 rows = value.detach().reshape(-1, value.shape[-1]).double()
                 if not len(rows):
@@ -341,8 +342,6 @@ def _migrated(
     for norm in _norms(scaling):
         if (before := measured.get(norm.node.index)) is None:
             continue
-        if not before.isfinite().all():
-            raise JitPassesError(f"{norm.node.name} has given NaN or infinite values")
         if isinstance(strength, str):
             readers = [
                 (reader.scaled(None, factors[reader.outputs]), specs[reader.node.index])

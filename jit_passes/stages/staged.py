@@ -14,7 +14,8 @@ from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
 from .annotate import mode_of
 from .batches import InputFn, Sample, batches
-from .correct_bias import BATCHES, ZeroBiases, correct_bias, correct_by_default
+from .biased_layers import ZeroBiases
+from .correct_bias import BATCHES, correct_bias, correct_by_default
 from .equalize import Equalizer
 from .prepare import Change, Changes
 from .round_weights import round_weights

@@ -14,6 +14,7 @@ from ..graph.view import GraphView
 from ..passes.pipeline import Pipeline
 from ..passes.subject import wrap
 from .batches import Batch
+from .faults import origin_of
 from .independent import is_plain
 from .recording import Recorder, check_finite, copy_of, tensors_of
 from .segments import Segments, Values
@@ -55,7 +56,7 @@ class Watched:
         aliases = [node.index for node in view.nodes if node.kind == ALIAS and node.block == 0]
         self.marks = {self._layers[a]: k for k, a in enumerate(aliases) if a in self._layers}
         self.segments = Segments(wrap(module), method, ALIAS) if is_plain(view) else None
-        self._recorder = Recorder(module, method, list(self._layers))
+        self._recorder = Recorder(module, method, list(self._layers), origin=origin_of(model))
 
     def set_codes(self, name: str, codes: Tensor) -> None:
         """Give the weight of a layer other codes, for segments and for new recorders."""
@@ -102,7 +103,7 @@ class WatchedRecorder:
             JitPassesError: the model does not take the batch, or it gives one of these layers a
                 NaN or an infinity.
         """
-        kept = self._recorder.run(arguments)[1]
+        kept = self._recorder.run(arguments, number=number)[1]
         values = {self._layers[index]: tensors for index, tensors in kept.items()}
         found = {name: tensors for name, tensors in values.items() if name in names}
         check_finite((tensor for tensors in found.values() for tensor in tensors), number)

@@ -14,8 +14,10 @@ from ..errors import JitPassesError, shortened, warn
 from ..graph.view import GraphView
 from ..quantizers.deferred import DEFERRED
 from ..specification.specification import QuantizationSpec
-from ..stages.batches import InputFn, batches, progress_bar
+from ..stages.batches import Batch, InputFn, batches, cloned, progress_bar
+from ..stages.faults import misfit, unmeasurable
 from ..stages.module import ModelStage, attribute_of, stage_of
+from ..stages.recording import check_finite
 from .switches import FREEZE, INSTEAD, OBSERVE
 from .weights import TrainedWeight, tensor_at, trained_weights
 
@@ -64,10 +66,13 @@ class _Norm:
         if self.momentum is None and self.counter is not None:
             self.counter.zero_()
 
-    def end(self) -> None:
+    def end(self, number: int) -> None:
         """Take the statistics of a batch out of the running average, and put that back.
 
         running = r^k before + sum over calls i of (1 - r) r^(k - i) batch_i,  r = 1 - momentum
+
+        Raises:
+            JitPassesError: the batch, which has this number, has a NaN or an infinity.
         """
         calls = self.calls
         if self.counter is not None and self._batches is not None:
@@ -75,6 +80,7 @@ class _Norm:
             calls = int(self.counter) - start
         if calls > 0:
             rest = 0.0 if self.momentum is None else (1 - self.momentum) ** calls
+            check_finite((self.mean, self.var), number)
             pairs = zip(self.sums, (self.mean, self.var), self.before, strict=True)
             for total, running, before in pairs:
                 total += (running.double() - rest * before.double()) / (1 - rest)
@@ -122,7 +128,7 @@ def estimate_statistics(
 
     Raises:
         JitPassesError: the model does not train with quantization, or has no batch norm that
-            follows data; a batch does not run. Then nothing has changed.
+            follows data; a batch does not run, or has a NaN. Then nothing has changed.
 
     Warns:
         JitPassesWarning: data never reached a batch norm: it keeps its statistics.
@@ -143,12 +149,12 @@ def estimate_statistics(
     with torch.no_grad(), _estimating(model):
         try:
             given = batches(data, input_fn, progress_bar("estimate statistics", progress))
-            for args, kwargs in given:
+            for number, batch in enumerate(given):
                 for norm in norms:
                     norm.begin()
-                getattr(model, report.method)(*args, **kwargs)
+                _run(model, report.method, batch, number)
                 for norm in norms:
-                    norm.end()
+                    norm.end(number)
             done = True
         finally:
             for norm in norms:
@@ -161,6 +167,18 @@ def estimate_statistics(
     unseen = [f"'{norm.name}'" for norm in norms if not norm.seen]
     if unseen:
         warn(f"data never reached {shortened(unseen)}: statistics stay as they were")
+
+
+def _run(model: torch.jit.ScriptModule, method: str, batch: Batch, number: int) -> None:
+    args, kwargs = cloned(batch)  # the model may write to its arguments
+    run = getattr(model, method)
+    try:
+        run(*args, **kwargs)
+    except Exception as error:
+        what = f"batch {number} of the data"
+        if why := unmeasurable(error):
+            raise JitPassesError(f"{what}: {why}") from error
+        raise misfit(run, *batch, what, error) from error
 
 
 def _followers(weights: list[TrainedWeight]) -> list[TrainedWeight]:

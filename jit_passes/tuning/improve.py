@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from html import escape
+from numbers import Real
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ..configuration.checks import OptionError
 from ..configuration.configuration import Configuration
 from ..configuration.file import write_configuration
 from ..configuration.options import LayerOptions
-from ..errors import JitPassesError, aligned, count_of, first_line
+from ..errors import JitPassesError, aligned, count_of, first_line, warn
 from ..files import write_whole
 from ..logs import LOGGER, timed
 from ..quantizers.base import Quantizer
@@ -83,6 +84,7 @@ class Improved:
         batches: how many batches the model was calibrated with.
         seconds: the time of all.
         is_complete: False where the time was over before all steps were tried.
+        why: why the model was not calibrated with all batches; "" where it was.
     """
 
     model: torch.jit.ScriptModule = field(repr=False)
@@ -99,6 +101,7 @@ class Improved:
     batches: int
     seconds: float
     is_complete: bool
+    why: str = ""
 
     @property
     def summary(self) -> str:
@@ -111,11 +114,11 @@ class Improved:
         of_all = ""
         if self.held_back:
             has = f"measured with {self.calibrating} of {self.calibrating + self.held_back} batches"
-            whole = self.batches > self.calibrating
-            in_model = "all" if whole else "these: all miss the budget, or fail"
+            in_model = f"these alone: {self.why}" if self.why else "all"
             of_all = f"\n{has}; the model has {in_model}"
+        on = " on batches held back" if self.held_back else ""
         return (
-            f"{self.metric} on batches held back: {shown(self.score)}{asked}; "
+            f"{self.metric}{on}: {shown(self.score)}{asked}; "
             f"{shown(self.quantized)} before, {shown(self.of_float)} in float\n"
             f"{kept} of {tried} kept{missing}{of_all}"
         )
@@ -201,7 +204,7 @@ def improve(
         model: scripted, traced or loaded, in eval mode. The model does not change.
         data: batches, as for `calibrate`. Without a metric and `held_back`, every fourth one, at
             least the last, is held back, and the others calibrate. All batches are kept in memory.
-        metric: a function that takes a model and returns a number, larger is better, of data of its
+        metric: a function of a copy of a model that returns a number, larger is better, of data of its
             own; of a loss, its negative. None for the SQNR of the output on the batches held back,
             in dB.
         budget: with a metric, by how much it may be below the float model's; without a metric, the
@@ -229,11 +232,14 @@ def improve(
             to hold back; the metric fails, or gives no number; an option is out of range; the file
             is of another run; a worker fails twice, or data or the metric cannot be sent to
             workers.
+
+    Warns:
+        JitPassesWarning: as `quantize_script`, for the result; the budget is missed.
     """
     check_executor(executor)
     if budget is not None:
         check_budget(budget)
-    is_number = isinstance(time, int | float) and not isinstance(time, bool)
+    is_number = isinstance(time, Real) and not isinstance(time, bool)
     if time is not None and not (is_number and time >= 0):
         raise JitPassesError(f"time is a number of seconds from 0 on, not {time!r}")
     clock = Clock(time)
@@ -251,13 +257,16 @@ def improve(
     if not found.is_enough and least is not None and not clock.is_over:
         options: dict[str, Any] = {"quantizer": quantizer, "target": target, "method": method}
         found.change_layers(model, tuple(alternatives), options, executor)
-    made, count = recipes.final(found.recipe, least if found.is_enough else None)
+    final = recipes.final(found.recipe, least if found.is_enough else None)
     improved = Improved(
-        made, found.recipe, tuple(found.steps), measured.name, measured.unit, measured.of_float,
-        found.quantized, found.score, least, len(recipes.calibrating),
-        len(recipes.given) - len(recipes.calibrating), count, clock.seconds, found.is_complete,
+        final.model, found.recipe, tuple(found.steps), measured.name, measured.unit,
+        measured.of_float, found.quantized, found.score, least, len(recipes.calibrating),
+        len(recipes.given) - len(recipes.calibrating), final.batches, clock.seconds,
+        found.is_complete, final.why,
     )  # fmt: skip
-    note(made, improved=improved.account)
+    if least is not None and found.score < least:
+        warn(f"improve misses the budget: {improved.summary.splitlines()[0]}")
+    note(final.model, improved=improved.account)
     return improved
 
 

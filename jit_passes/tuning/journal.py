@@ -69,9 +69,10 @@ class Journal:
             raise self._wrong("it does not begin as one")
         for name, value in self._header.items():
             if header.get(name) != value:
+                theirs = header.get(name)
                 raise JitPassesError(
-                    f"{self._path} has scores of another run: its {name} is {header.get(name)!r}, "
-                    f"and here it is {value!r}; name another file, or delete this one"
+                    f"{self._path} has scores of another run: {name} {_short(theirs)} there, and "
+                    f"{_short(value)} here; name another file, or delete this one"
                 )
         for row in scores:
             if not isinstance(row, dict) or not isinstance(row.get("score"), int | float):
@@ -80,6 +81,11 @@ class Journal:
 
     def _wrong(self, why: str) -> JitPassesError:
         return JitPassesError(f"{self._path} is no file of scores: {why}; name another file")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else f"{text[:30]}...{text[-30:]}"
 
 
 def _line(entry: tuple[str, float]) -> str:

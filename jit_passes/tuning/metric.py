@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .. import _C
 from ..errors import JitPassesError
+from ..passes.subject import wrap
 from ..report.lockstep import check_shapes
 from ..report.tally import Tally, pieces
 from ..stages.batches import Batch, cloned
@@ -51,9 +53,11 @@ def score_text(score: float, unit: str) -> str:
 
 def metric_of(
     metric: MetricFn | Metric | None, model: torch.jit.ScriptModule, method: str,
-    given: Sequence[Batch],
+    given: Mapping[int, Batch],
 ) -> Metric:  # fmt: skip
     """Return the metric of a function; None stands for the SQNR of the output on batches.
+
+    Models are copied for it: a call may change their state, and a function their mode.
 
     Raises:
         JitPassesError: as `own_metric` and `sqnr_metric`.
@@ -63,27 +67,31 @@ def metric_of(
     return sqnr_metric(model, method, given) if metric is None else own_metric(metric, model)
 
 
-def sqnr_metric(model: torch.jit.ScriptModule, method: str, given: Sequence[Batch]) -> Metric:
+def sqnr_metric(model: torch.jit.ScriptModule, method: str, given: Mapping[int, Batch]) -> Metric:
     """Return the SQNR of the output that is lowest, over all batches.
 
         SQNR = 10 log10(sum x^2 / sum (x - y)^2) dB
 
     with x of the float model, whose outputs are kept, and y of the quantized one. Elements that are
-    infinite or NaN in the float model are left out.
+    infinite or NaN in the float model are left out. Batches have numbers for messages.
 
     Raises:
         JitPassesError: a batch does not run, or the model gives no tensor.
     """
-    expected = [
-        outputs(model, method, batch, number, fits=False) for number, batch in enumerate(given)
-    ]
-    if not any(expected):
+    copied = _copy(model)
+    expected = {
+        number: outputs(copied, method, batch, number, fits=False)
+        for number, batch in given.items()
+    }
+    if not any(expected.values()):
         raise JitPassesError("the model gives no tensor to compare: pass a metric of your own")
 
     power = sum(
-        float(x.double().nan_to_num().square().sum()) for xs in expected for x in xs.values()
+        float(x.double().nan_to_num().square().sum())
+        for xs in expected.values()
+        for x in xs.values()
     )
-    measure = _Sqnr(method, list(given), expected)
+    measure = _Sqnr(method, dict(given), expected)
     return Metric("SQNR of the output", measure, math.inf, "dB", power)
 
 
@@ -92,14 +100,15 @@ class _Sqnr:
     """The measure of `sqnr_metric`, which can be sent to workers."""
 
     method: str
-    given: Sequence[Batch]
-    expected: Sequence[dict[str, torch.Tensor]]
+    given: Mapping[int, Batch]
+    expected: Mapping[int, dict[str, torch.Tensor]]
 
     def __call__(self, quantized: torch.jit.ScriptModule) -> float:
         tallies: dict[str, Tally] = {}
-        for number, (batch, wanted) in enumerate(zip(self.given, self.expected, strict=True)):
-            found = outputs(quantized, self.method, batch, number, fits=True)
-            for name, ours in wanted.items():
+        copied = _copy(quantized)
+        for number, batch in self.given.items():
+            found = outputs(copied, self.method, batch, number, fits=True)
+            for name, ours in self.expected[number].items():
                 check_shapes(ours, found[name], name)
                 tally = tallies.setdefault(name, Tally())
                 for x, y in pieces(ours, found[name]):
@@ -143,7 +152,7 @@ def number_of(function: MetricFn, name: str, model: torch.jit.ScriptModule) -> f
     """Return a user's metric of a model."""
     try:
         with torch.no_grad():
-            score = function(model)
+            score = function(_copy(model))
     except JitPassesError:
         raise
     except Exception as error:
@@ -151,7 +160,11 @@ def number_of(function: MetricFn, name: str, model: torch.jit.ScriptModule) -> f
             f"the metric '{name}' fails: {type(error).__name__}: {error}; it is called with a "
             "model, as accuracy(model)"
         ) from error
+    if isinstance(score, torch.Tensor):
+        score = score.detach()
     try:
+        if isinstance(score, str | bytes):
+            raise TypeError
         return float(score)
     except (TypeError, ValueError, RuntimeError):
         raise JitPassesError(
@@ -179,3 +192,8 @@ def outputs(
         except Exception as error:
             raise misfit(run, args, kwargs, f"batch {number}", error, fits) from error
     return dict(tensors_of(result))
+
+
+def _copy(model: torch.jit.ScriptModule) -> Any:
+    """Return a copy that nothing else holds, with all methods and a state of its own."""
+    return wrap(_C.deepcopy(model._c))

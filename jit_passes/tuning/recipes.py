@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .. import _C
 from ..configuration.configuration import Configuration
 from ..configuration.file import write_configuration
 from ..configuration.stages import StageOptions
-from ..errors import JitPassesError, JitPassesWarning
+from ..errors import JitPassesError, JitPassesWarning, first_line, warn, warn_again
 from ..graph.view import GraphView
 from ..in_order import quantize_method
 from ..passes.subject import wrap
@@ -23,7 +24,7 @@ from ..stages.batches import Batch, InputFn, batches, cloned, is_held_back
 from ..targets import Target
 from ..workers import Tasks
 from .journal import Journal
-from .metric import Metric, MetricFn, metric_of
+from .metric import Metric, MetricFn, metric_of, outputs
 from .variants import choose_configurable, digest_of
 
 HELD_BACK = (
@@ -33,6 +34,21 @@ HELD_BACK = (
 
 class NotPossible(JitPassesError):
     """A model cannot be quantized by a recipe."""
+
+
+@dataclass(frozen=True)
+class Final:
+    """The model of a recipe.
+
+    Attributes:
+        model: quantized.
+        batches: how many batches it was calibrated with.
+        why: why they are not all; "" where they are.
+    """
+
+    model: torch.jit.ScriptModule
+    batches: int
+    why: str = ""
 
 
 class Recipes:
@@ -70,25 +86,25 @@ class Recipes:
         self.model, self._method = model, method
         self.workers: Tasks | None = None
         self._target, self._quantizer, self._strict = backend, quantizer, strict
-        given = list(batches(data, input_fn))
-        calibrating, held = given, given
+        graph = GraphView.of(wrap(FROZEN.enter(model, method)), method)
+        self.kinds = {node.kind for node in graph.nodes}
+        given = dict(enumerate(batches(data, input_fn)))
+        calibrating = held = given
         if held_back is not None:
-            held = list(batches(held_back, input_fn, what="held_back"))
+            held = dict(enumerate(batches(held_back, input_fn, what="held_back")))
         elif metric is None:
             calibrating, held = parted(given)
-        self.calibrating = _items(calibrating)
-        self.given = _items(given)
+        self._batches = given
+        self.calibrating, self.given = _items(calibrating), _items(given)
         self.metric = metric_of(metric, model, method, held)
         self.how = {
             "metric": self.metric, "quantizer": quantizer, "target": backend, "config": config,
             "mode": mode, "method": method, "strict": strict,
         }  # fmt: skip
-        graph = GraphView.of(wrap(FROZEN.enter(model, method)), method)
-        self.kinds = {node.kind for node in graph.nodes}
         about = {
             "weights": hash_of_weights(graph, ()),
-            "data": f"{digest_of(self.calibrating)} {digest_of(held)}",
-            "target": str(backend),
+            "data": f"{digest_of(self.calibrating)} {digest_of(list(held.values()))}",
+            "target": f"{backend.name} {digest_of(str(backend))}",
             "metric": self.metric.name,
             "number of the float model": self.metric.of_float,
         }
@@ -105,34 +121,42 @@ class Recipes:
 
         Raises:
             NotPossible: the model, the data or the target do not allow it.
+            JitPassesError: the float model does not take a batch.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", JitPassesWarning)
-            try:
-                return quantize_method(
-                    self.model, _Copies(items or self.calibrating), None, quantizer=self._quantizer,
-                    target=self._target, config=recipe, mode=None, stages=StageOptions(),
-                    strict=self._strict, progress=False, method=self._method, input_fn=None,
-                )  # fmt: skip
-            except JitPassesError as error:
-                raise NotPossible(str(error), command=error.command) from error
+        try:
+            return quantize_method(
+                self.model, _Copies(items or self.calibrating), None, quantizer=self._quantizer,
+                target=self._target, config=recipe, mode=None, stages=StageOptions(),
+                strict=self._strict, progress=False, method=self._method, input_fn=None,
+            )  # fmt: skip
+        except JitPassesError as error:
+            self._check_batches()
+            raise NotPossible(str(error), command=error.command) from error
 
-    def final(
-        self, recipe: Configuration, least: float | None
-    ) -> tuple[torch.jit.ScriptModule, int]:
-        """Return the model of a recipe with all batches, and their number.
+    def final(self, recipe: Configuration, least: float | None) -> Final:
+        """Return the model of a recipe with all batches.
 
-        If its metric is below `least` on the batches held back, return the model that was measured.
+        If its metric is below `least` on the batches held back, or it cannot be made, return the
+        model that was measured. Warnings are of the returned model.
 
         Raises:
             NotPossible: as `model_of`.
         """
+        why = ""
         if len(self.given) > len(self.calibrating):
-            with suppress(NotPossible):
-                model = self.model_of(recipe, self.given)
+            try:
+                model, told = self._warned(recipe, self.given)
                 if least is None or self.metric.measure(model) >= least:
-                    return model, len(self.given)
-        return self.model_of(recipe), len(self.calibrating)
+                    warn_again(told)
+                    return Final(model, len(self.given))
+                why = "with all of them the budget is missed"
+            except NotPossible as error:
+                why = f"with all of them it cannot be made: {first_line(error)}"
+                count = f"{len(self.calibrating)} of {len(self.given)} batches"
+                warn(f"improve makes the model with {count}: {why}")
+        model, told = self._warned(recipe, self.calibrating)
+        warn_again(told)
+        return Final(model, len(self.calibrating), why)
 
     def score(self, recipe: Configuration) -> float:
         """Return the metric of a recipe.
@@ -155,7 +179,7 @@ class Recipes:
 
     def measured(self, recipe: Configuration) -> float:
         """Measure a recipe in this process."""
-        return self.metric.measure(self.model_of(recipe))
+        return self.metric.measure(self._warned(recipe, self.calibrating)[0])
 
     def ahead(self, several: Iterable[Configuration]) -> None:
         """Let workers, if there are any, begin with recipes that will be asked for."""
@@ -164,9 +188,25 @@ class Recipes:
             known = self.journal.scores
             self.workers.ahead({t: recipe for t, recipe in texts.items() if t not in known})
 
+    def _warned(
+        self, recipe: Configuration, items: list[Any]
+    ) -> tuple[torch.jit.ScriptModule, list[warnings.WarningMessage]]:
+        """Return the model of a recipe, and its warnings."""
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", JitPassesWarning)
+            return self.model_of(recipe, items), told
 
-def parted(given: list[Batch]) -> tuple[list[Batch], list[Batch]]:
+    def _check_batches(self) -> None:
+        """Raise an error for the first batch that the float model does not take."""
+        copied = wrap(_C.deepcopy(self.model._c))
+        for number, batch in self._batches.items():
+            outputs(copied, self._method, batch, number, fits=False)
+
+
+def parted(given: Mapping[int, Batch]) -> tuple[dict[int, Batch], dict[int, Batch]]:
     """Return the batches to calibrate with, and every fourth one, at least the last, to check with.
+
+    Batches have their numbers.
 
     Raises:
         JitPassesError: there is a single batch.
@@ -177,12 +217,12 @@ def parted(given: list[Batch]) -> tuple[list[Batch], list[Batch]]:
             command=f"{HELD_BACK}: pass more --data, or a smaller --batch-size",
         )
     held = [n for n in range(len(given)) if is_held_back(n)] or [len(given) - 1]
-    calibrating = [batch for number, batch in enumerate(given) if number not in held]
-    return calibrating, [given[number] for number in held]
+    calibrating = {number: batch for number, batch in given.items() if number not in held}
+    return calibrating, {number: given[number] for number in held}
 
 
-def _items(given: Iterable[Batch]) -> list[Any]:
-    return [kwargs or args for args, kwargs in given]
+def _items(given: Mapping[int, Batch]) -> list[Any]:
+    return [kwargs or args for args, kwargs in given.values()]
 
 
 class _Copies:

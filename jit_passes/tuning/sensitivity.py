@@ -155,7 +155,7 @@ def sensitivity(
         model: scripted, traced or loaded, in eval mode. The model does not change.
         data: batches, as for `calibrate`. The batches are kept, and so are the float model's
             outputs: pass a hundred samples or so. None with a metric, if nothing needs data.
-        metric: a function that takes a model and returns a number, larger is better, such as its
+        metric: a function of a copy of a model that returns a number, larger is better, such as its
             accuracy on labelled data; of a loss, its negative. None for the SQNR of the output on
             the data, in dB, which is infinite for the float model.
         layers: measure these only: globs of their names, `layer4.*`.

@@ -203,7 +203,7 @@ def tune(
         model: scripted, traced or loaded, in eval mode. The model does not change.
         data: batches, as for `calibrate`; see `sensitivity`. None with a metric, if nothing needs
             data.
-        metric: a function that takes a model and returns a number, larger is better; of a loss,
+        metric: a function of a copy of a model that returns a number, larger is better; of a loss,
             its negative. None for the SQNR of the output on the data, in dB.
         budget: with a metric, by how much it may be below the float model's; without a metric, the
             least SQNR in dB.

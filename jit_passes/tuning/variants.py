@@ -15,7 +15,7 @@ import torch
 from ..configuration.configuration import Configuration, Rule
 from ..configuration.options import LayerOptions
 from ..configuration.selector import Selector
-from ..errors import JitPassesError, JitPassesWarning, warn
+from ..errors import JitPassesError, JitPassesWarning, warn_again
 from ..graph.modules import only
 from ..profile import Profile
 from ..profile.fill import fill_own, needs_more_than_ranges
@@ -192,10 +192,8 @@ class Variants:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", JitPassesWarning)
             base = self._prepared({})
-        messages = {str(warning.message): warning.message for warning in told}
-        for text, message in sorted(messages.items()):
-            warn(text, command=getattr(message, "command", None))
-        self._told = set(messages)
+        warn_again(told)
+        self._told = {str(warning.message) for warning in told}
         self._profile = profile
         if profile is None and needs_data(base):
             if data is None:
@@ -208,7 +206,7 @@ class Variants:
                 self.annotated.module, method, copies, progress=progress, origin=model,
                 backend=backend,
             )  # fmt: skip
-        self.metric = metric_of(metric, model, method, given)
+        self.metric = metric_of(metric, model, method, dict(enumerate(given)))
         self.evaluations, self.seconds = 0, 0.0
         self._journal = (
             resume if isinstance(resume, Journal) else Journal(resume, self._about(base))

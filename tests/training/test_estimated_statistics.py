@@ -160,8 +160,14 @@ def test_errors_change_nothing() -> None:
     torch.manual_seed(0)
     model = trained(Net())
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(Exception, match=r"to have 3 channels"):
+    with pytest.raises(JitPassesError, match=r"batch 1 of the data does not run\. .* 3 channels"):
         jit_passes.estimate_statistics(model, [DATA[0], torch.randn(2, 5, 8, 8)])
+    with pytest.raises(
+        JitPassesError, match=r"batch 0 of the data does not run: it has 2 parts.*pass input_fn"
+    ):
+        jit_passes.estimate_statistics(model, [(DATA[0], torch.zeros(8))])
+    with pytest.raises(JitPassesError, match=r"batch 1 of the data.* NaN"):
+        jit_passes.estimate_statistics(model, [DATA[0], DATA[1] * torch.nan])
     with pytest.raises(JitPassesError, match="the data is empty"):
         jit_passes.estimate_statistics(model, [])
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())

@@ -180,8 +180,8 @@ def test_batches_held_back_that_harm_calibration() -> None:
     assert on(model, of_all, held) < budget <= improved.score
     assert improved.score == pytest.approx(on(model, improved.model, held), abs=1e-6)
     assert improved.batches == improved.calibrating == 6
-    text = "measured with 6 of 8 batches; the model has these: all miss the budget, or fail"
-    assert improved.summary.endswith(f"\n{text}")
+    text = "measured with 6 of 8 batches; the model has these alone: "
+    assert improved.summary.endswith(f"\n{text}with all of them the budget is missed")
 
 
 def test_resumed(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_resumed(tmp_path: Path) -> None:
     file.write_text("".join(lines[:4]))
     interrupted = jit_passes.improve(model, data, closeness, resume=file, **HOW)
     assert len(calls) == 2 * measured + 1 - 3 and str(interrupted) == str(first)
-    with pytest.raises(JitPassesError, match="scores of another run: its data is"):
+    with pytest.raises(JitPassesError, match="scores of another run: data"):
         jit_passes.improve(model, batches(5), closeness, resume=file, **HOW)
 
 
@@ -212,7 +212,8 @@ def test_time() -> None:
     assert improved.steps == () and not improved.is_complete
     assert improved.score == improved.quantized
     assert "the time was over before all were tried" in str(improved)
-    layers = jit_passes.improve(CASE.model(), batches(), time=0, budget=99, **HOW)
+    with pytest.warns(jit_passes.JitPassesWarning, match="misses the budget"):
+        layers = jit_passes.improve(CASE.model(), batches(), time=0, budget=99, **HOW)
     assert layers.steps == () and not layers.is_complete
 
 
@@ -256,6 +257,67 @@ def test_caller_is_not_touched() -> None:
     assert all(torch.equal(x, y) for x, y in zip(data, copies, strict=True))
 
 
+class Counting(nn.Module):
+    """Counts its calls, and its result depends on the batches before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.last(torch.relu(self.first(x + self.mean)))
+
+
+@pytest.mark.parametrize("metric", [True, False])
+def test_state_and_mode_stay(metric: bool) -> None:
+    """Calls of the models do not change them, nor does a metric that trains afterwards."""
+    torch.manual_seed(0)
+    model = torch.jit.script(Counting().eval())
+    data = [torch.randn(6, 8) for _ in range(4)]
+
+    def closeness(quantized: torch.jit.ScriptModule) -> float:
+        score = -float(sum(quantized(x).square().sum() for x in data))
+        quantized.train()
+        return score
+
+    measure = closeness if metric else None
+    improved = jit_passes.improve(model, data, measure, **HOW)
+    jit_passes.sensitivity(model, data, measure, **HOW)
+    jit_passes.tune(model, data, measure, budget=1e9 if metric else 10, **HOW)
+    for each in (model, improved.model):
+        assert int(each.calls) == 0 and not each.mean.any() and not each.training
+
+
+def test_bad_batches_have_their_numbers() -> None:
+    """Held-back batches are counted too; a NaN in one is named, not hidden."""
+    model = CASE.model()
+    for number in (2, 3, 4, 7):
+        data = batches()
+        data[number] = torch.randn(4, 5, 8, 8)
+        with pytest.raises(JitPassesError, match=f"^batch {number} does not run\\. "):
+            jit_passes.improve(model, data, **HOW)
+    data = batches()
+    data[3][0, 0, 0, 0] = torch.nan
+    text = "with all of them it cannot be made: batch 3 of the data holds a NaN"
+    with pytest.warns(jit_passes.JitPassesWarning, match=f"with 6 of 8 batches: {text}"):
+        improved = jit_passes.improve(model, data, **HOW)
+    assert improved.batches == 6 and f"these alone: {text}" in improved.summary
+
+
+def test_warnings() -> None:
+    """Of the result, and of a missed budget."""
+    model, data = CASE.model(), batches()
+    with pytest.warns(jit_passes.JitPassesWarning, match="misses the budget: .*at least 99.0 dB"):
+        jit_passes.quantize_script(model, data, improve=True, budget=99, time=0, **HOW)
+    half = torch.jit.script(nn.Sequential(nn.Linear(8, 8)).half().eval())
+    with pytest.warns(jit_passes.JitPassesWarning, match="float16"):
+        jit_passes.improve(half, [torch.randn(4, 8).half() for _ in range(2)], **HOW)
+
+
 def test_command(run: Run, tmp_path: Path) -> None:
     """The recipe and the model; quantize makes an equal model with the recipe."""
     model, data = tmp_path / "model.pt", batches()
@@ -286,6 +348,8 @@ def test_command(run: Run, tmp_path: Path) -> None:
     assert few.code == 3 and "a smaller --batch-size" in few.err
     over = run("improve", model, "--data", tmp_path / "all.npy", "-o", out, "--recipe", model)
     assert over.code == 3
+    twice = run("improve", model, "--data", tmp_path / "all.npy", "-o", "x.pt", "--recipe", "x.pt")
+    assert twice.code == 3 and "or another result, which is never overwritten" in twice.err
 
 
 def test_bad_options() -> None:
@@ -300,6 +364,10 @@ def test_bad_options() -> None:
         jit_passes.improve(model, data, held_back=data[0], **HOW)
     with pytest.raises(JitPassesError, match="the data is empty"):
         jit_passes.improve(model, [], **HOW)
+    with pytest.raises(JitPassesError, match="has no method 'typo'"):
+        jit_passes.improve(model, data, method="typo", **HOW)
+    with pytest.raises(JitPassesError, match="returns a number, larger is better, not str"):
+        jit_passes.improve(model, data, lambda _: "0.5", **HOW)
     with pytest.raises(JitPassesError, match=r"weight_rounding is one of gptq, .*, not 'near"):
         jit_passes.quantize_script(model, data, weight_rounding="nearest", **HOW)
     with pytest.raises(JitPassesError, match="equalize is one of auto, activations, weights, not"):

@@ -15,7 +15,7 @@ from ...export.onnx.qonnx import DOMAIN
 from ...export.origin import target_in
 from ...files import read_bytes
 from ...logs import timed
-from ...stages.batches import batches, progress_bar
+from ...stages.batches import batches, cloned, progress_bar
 from ...stages.recording import tensors_of
 from ...targets import Target
 from ...targets.engines import Engine
@@ -191,8 +191,9 @@ def _in_openvino(
     ran, found = OpenVinoFile(file), FloatResults(subject.grids)
     run = getattr(subject.model, subject.report.method)
     for arguments in given:
+        args, kwargs = cloned(arguments)
         with torch.no_grad():
-            expected = dict(tensors_of(run(*arguments[0], **arguments[1]), OUTPUT))
+            expected = dict(tensors_of(run(*args, **kwargs), OUTPUT))
         found.add(expected, ran(subject.named(arguments)))
     return found.differences(), ran
 

@@ -10,7 +10,7 @@ import torch
 
 from ...errors import ArgumentError, JitPassesError, first_line
 from ...graph.view import NodeView
-from ...stages.batches import Batch
+from ...stages.batches import Batch, cloned
 from ...targets.reference_nodes import unrounded
 from ..places import Site
 from .engines import ENGINES, Engine
@@ -202,7 +202,7 @@ def maker_of(subject: Subject, sites: Mapping[str, list[Site]], name: str) -> tu
 
 def _own(engine: OwnEngine) -> Callable[[Batch], Mapping[str, torch.Tensor]]:
     def run(arguments: Batch) -> Mapping[str, torch.Tensor]:
-        args, kwargs = arguments
+        args, kwargs = cloned(arguments)
         try:
             return engine(*args, **kwargs)
         except Exception as error:  # of the caller's code: the other engines go on

@@ -204,9 +204,9 @@ def improve(
         model: scripted, traced or loaded, in eval mode. The model does not change.
         data: batches, as for `calibrate`. Without a metric and `held_back`, every fourth one, at
             least the last, is held back, and the others calibrate. All batches are kept in memory.
-        metric: a function of a copy of a model that returns a number, larger is better, of data of its
-            own; of a loss, its negative. None for the SQNR of the output on the batches held back,
-            in dB.
+        metric: a function of a copy of a model that returns a number, larger is better, of data of
+            its own; of a loss, its negative. None for the SQNR of the output, in dB, on the batches
+            held back.
         budget: with a metric, by how much it may be below the float model's; without a metric, the
             least SQNR in dB. None to try all steps, and to leave layers as they are.
         time: seconds after which no further step begins; None for no limit.

@@ -272,7 +272,8 @@ void FloatProduct::pack(const Image& b, uint8_t* packed, int64_t begin, int64_t 
 bool FloatProduct::canReadInPlace(const Image& b, int64_t matrices, int64_t rows) const {
   const FloatBlocks matrix(*this, b);
   const bool copies_none = !transposed && matrix.columns % kColumns == 0;
-  return rows > 0 && rows <= kTileRows && b.rows() == matrices && (copies_none || matrix.products <= kMostCopied);
+  return rows > 0 && rows <= kTileRows && b.rows() == matrices &&
+         (copies_none || matrix.products <= kMostCopied);
 }
 
 int64_t FloatProduct::items(const Image& out) const {

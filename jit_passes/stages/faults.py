@@ -82,6 +82,11 @@ def misfit(
         error: the error of PyTorch.
         fits: whether the model from which this one was made takes the batch; None if unknown.
     """
+    if fits and not _binds(method, args, kwargs):
+        return JitPassesError(
+            f"{what} does not run, and the float model takes it: this model takes "
+            f"{_parameters(method)}, so it was made of another one"
+        )
     if fits:
         return broken(what, error, "The model that jit_passes has made fails")
     said = last_line(error)
@@ -207,6 +212,15 @@ def _kind(value: Any) -> str:
     if type(value).__module__ == "numpy" and hasattr(value, "dtype"):
         return f"{type(value).__name__} {value.dtype}{list(value.shape)}"
     return type(value).__name__
+
+
+def _binds(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether arguments have the number and names of a method's; quantizing keeps these."""
+    arguments = method.schema.arguments[1:]
+    given = {a.name for a in arguments[: len(args)]} | kwargs.keys()
+    known = {a.name for a in arguments}
+    needed = {a.name for a in arguments if not a.has_default_value()}
+    return len(args) <= len(arguments) and needed <= given <= known
 
 
 def _parameters(method: Any) -> str:

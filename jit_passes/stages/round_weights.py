@@ -189,6 +189,8 @@ def round_weights(
         raise ArgumentError(not_among("how", how, WEIGHT_ROUNDINGS))
     if damping is not None and not 0 < damping <= 1:
         raise ArgumentError(f"damping is in (0, 1], not {damping!r}")
+    if not isinstance(memory, int) or memory < 0:
+        raise ArgumentError(f"memory is a whole number of bytes from 0 on, not {memory!r}")
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare and calibrate first")
     layers = _rounded_layers(prepared, report)
     if isinstance(data, Iterator):

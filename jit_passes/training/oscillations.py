@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -241,7 +242,8 @@ class Oscillations:
         Raises:
             JitPassesError: the limit is no number from 0 on.
         """
-        if freeze_above is not None and not freeze_above >= 0:
+        is_number = isinstance(freeze_above, Real)
+        if freeze_above is not None and not (is_number and freeze_above >= 0):
             raise JitPassesError(f"freeze_above is a number from 0 on, not {freeze_above!r}")
         self._steps += 1
         new = 0

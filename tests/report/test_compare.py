@@ -360,6 +360,13 @@ def test_models_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(quantized(data()[0]), result)
 
 
+class Two(Chain):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = torch.relu(conv(x))
+        return self.head((x + y).flatten(2).mean(2))
+
+
 def test_errors() -> None:
     script = torch.jit.script(Chain().eval())
     quantized = jit_passes.quantize_script(script, data(), target="stock")
@@ -381,6 +388,10 @@ def test_errors() -> None:
     other = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(8 * 81, 2)).eval())
     with pytest.raises(JitPassesError, match="made from this float model"):
         jit_passes.compare(other, quantized, data())
+    two = torch.jit.script(Two().eval())
+    quantized_two = jit_passes.quantize_script(two, [(x, x) for x in data()])
+    with pytest.raises(JitPassesError, match=r"takes \(x: Tensor, y: Tensor\), so it was made of an"):
+        jit_passes.compare(script, quantized_two, data())
     narrow, wide = (
         torch.jit.script(nn.Sequential(nn.Conv2d(3, n, 3), nn.Conv2d(n, 4, 3)).eval())
         for n in (8, 16)

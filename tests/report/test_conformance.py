@@ -490,6 +490,15 @@ def test_an_engine_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         conformance(model, data()[:1], ["c"])
 
 
+def test_modes_without_static_grids() -> None:
+    """There are no codes to compare, and the message says where to go."""
+    model = jit_passes.quantize_script(
+        torch.jit.script(nn.Linear(8, 4).eval()), mode="dynamic", target="reference"
+    )
+    with pytest.raises(JitPassesError, match="no value of the model has a static grid.*check_onnx"):
+        conformance(model, [torch.randn(2, 8)], ["onnxruntime"])
+
+
 def test_an_engine_that_raises() -> None:
     def broken(x: Tensor) -> dict[str, Tensor]:
         raise IndexError(f"no tile of {len(x)}")

@@ -278,6 +278,8 @@ def test_bad_options() -> None:
         jit_passes.round_weights(prepared_net(model), smooth_images(0, 1), how="nearest")
     with pytest.raises(JitPassesError, match=r"damping is in \(0, 1\], not 0"):
         jit_passes.round_weights(prepared_net(model), smooth_images(0, 1), damping=0)
+    with pytest.raises(JitPassesError, match="memory is a whole number of bytes from 0 on, not -1"):
+        jit_passes.round_weights(prepared_net(model), smooth_images(0, 1), memory=-1)
     with pytest.raises(JitPassesError, match=r"call jit_passes\.prepare and calibrate first"):
         jit_passes.round_weights(model, smooth_images(0, 1))
     with pytest.raises(JitPassesError, match="the model was not calibrated"):

@@ -262,3 +262,5 @@ def test_bad_options() -> None:
             jit_passes.Oscillations(model, **options)
     with pytest.raises(JitPassesError, match="freeze_above is a number from 0 on, not -1"):
         jit_passes.Oscillations(model).step(-1)
+    with pytest.raises(JitPassesError, match="freeze_above is a number from 0 on, not 'much'"):
+        jit_passes.Oscillations(model).step("much")

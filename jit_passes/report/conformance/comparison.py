@@ -165,6 +165,12 @@ class Comparison:
                 why = "it shows no value whose grid the reference model knows"
                 missing.setdefault(engine, why)
         made = [engine for engine in named if engine not in missing]
+        if not made and not self._subject.grids:
+            raise JitPassesError(
+                "no value of the model has a static grid, so there are no codes to compare: "
+                "for the modes dynamic and weight_only compare the results, by `check_onnx` or "
+                "`compare`"
+            )
         if not made:
             reasons = "; ".join(f"{name}: {why}" for name, why in missing.items())
             raise JitPassesError(f"no engine runs: {reasons or 'none was named'}")

@@ -82,10 +82,11 @@ def warn(message: str, *, command: str | None = None) -> None:
 
 
 def warn_again(told: Iterable[warnings.WarningMessage]) -> None:
-    """Warn of held warnings, each once, in the order of their texts."""
-    messages = {str(warning.message): warning.message for warning in told}
+    """Warn of held warnings of jit_passes, each once, in the order of their texts."""
+    ours = (each.message for each in told if isinstance(each.message, JitPassesWarning))
+    messages = {str(message): message for message in ours}
     for text, message in sorted(messages.items()):
-        warn(text, command=getattr(message, "command", None))
+        warn(text, command=message.command)
 
 
 def message_of(error: BaseException) -> str:

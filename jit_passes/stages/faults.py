@@ -64,6 +64,29 @@ def takes(
     return None if model is None else _runs(model._c, method, args, kwargs)
 
 
+def run_batch(
+    method: Any, batch: tuple[tuple[Any, ...], dict[str, Any]], what: str, fits: bool | None = None
+) -> Any:
+    """Run a method on a copy of a batch, since the model may write to its arguments.
+
+    Args:
+        method: of a model.
+        batch: positional and keyword arguments.
+        what: the name of the batch in messages.
+        fits: as in `misfit`.
+
+    Raises:
+        JitPassesError: the model does not take the batch, or a NaN in it.
+    """
+    args, kwargs = cloned(batch)
+    try:
+        return method(*args, **kwargs)
+    except Exception as error:
+        if why := unmeasurable(error):
+            raise JitPassesError(f"{what}: {why}") from error
+        raise misfit(method, *batch, what, error, fits) from error
+
+
 def misfit(
     method: Any,
     args: tuple[Any, ...],

@@ -14,8 +14,8 @@ from ..errors import JitPassesError, shortened, warn
 from ..graph.view import GraphView
 from ..quantizers.deferred import DEFERRED
 from ..specification.specification import QuantizationSpec
-from ..stages.batches import Batch, InputFn, batches, cloned, progress_bar
-from ..stages.faults import misfit, unmeasurable
+from ..stages.batches import InputFn, batches, progress_bar
+from ..stages.faults import run_batch
 from ..stages.module import ModelStage, attribute_of, stage_of
 from ..stages.recording import check_finite
 from .switches import FREEZE, INSTEAD, OBSERVE
@@ -152,7 +152,7 @@ def estimate_statistics(
             for number, batch in enumerate(given):
                 for norm in norms:
                     norm.begin()
-                _run(model, report.method, batch, number)
+                run_batch(getattr(model, report.method), batch, f"batch {number} of the data")
                 for norm in norms:
                     norm.end(number)
             done = True
@@ -167,18 +167,6 @@ def estimate_statistics(
     unseen = [f"'{norm.name}'" for norm in norms if not norm.seen]
     if unseen:
         warn(f"data never reached {shortened(unseen)}: statistics stay as they were")
-
-
-def _run(model: torch.jit.ScriptModule, method: str, batch: Batch, number: int) -> None:
-    args, kwargs = cloned(batch)  # the model may write to its arguments
-    run = getattr(model, method)
-    try:
-        run(*args, **kwargs)
-    except Exception as error:
-        what = f"batch {number} of the data"
-        if why := unmeasurable(error):
-            raise JitPassesError(f"{what}: {why}") from error
-        raise misfit(run, *batch, what, error) from error
 
 
 def _followers(weights: list[TrainedWeight]) -> list[TrainedWeight]:

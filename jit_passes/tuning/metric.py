@@ -14,8 +14,8 @@ from ..errors import JitPassesError
 from ..passes.subject import wrap
 from ..report.lockstep import check_shapes
 from ..report.tally import Tally, pieces
-from ..stages.batches import Batch, cloned
-from ..stages.faults import misfit
+from ..stages.batches import Batch
+from ..stages.faults import run_batch
 from ..stages.recording import tensors_of
 
 MetricFn = Callable[[torch.jit.ScriptModule], Any]
@@ -184,13 +184,8 @@ def outputs(
         number: of the batch, for messages.
         fits: whether the float model is known to take the batch.
     """
-    args, kwargs = cloned(batch)
     with torch.no_grad(), torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-        run = getattr(model, method)
-        try:
-            result = run(*args, **kwargs)
-        except Exception as error:
-            raise misfit(run, args, kwargs, f"batch {number}", error, fits) from error
+        result = run_batch(getattr(model, method), batch, f"batch {number}", fits)
     return dict(tensors_of(result))
 
 

@@ -94,7 +94,7 @@ class Recipes:
             held = dict(enumerate(batches(held_back, input_fn, what="held_back")))
         elif metric is None:
             calibrating, held = parted(given)
-        self._batches = given
+        self._unchecked = given
         self.calibrating, self.given = _items(calibrating), _items(given)
         self.metric = metric_of(metric, model, method, held)
         self.how = {
@@ -197,9 +197,13 @@ class Recipes:
             return self.model_of(recipe, items), told
 
     def _check_batches(self) -> None:
-        """Raise an error for the first batch that the float model does not take."""
-        copied = wrap(_C.deepcopy(self.model._c))
-        for number, batch in self._batches.items():
+        """Raise an error for the first batch that the float model does not take.
+
+        A recipe may fail for other reasons too, so batches are looked at once.
+        """
+        copied, given = wrap(_C.deepcopy(self.model._c)), self._unchecked
+        self._unchecked = {}
+        for number, batch in given.items():
             outputs(copied, self._method, batch, number, fits=False)
 
 

@@ -236,7 +236,8 @@ def _rounded_layers(prepared: torch.jit.ScriptModule, report: Report) -> dict[st
             continue
         qparams, weight = chosen.get(known.place.id), known.operands["x"].detach()
         alone = len(readers_of(node.operand("weight"))) == 1
-        if isinstance(qparams, QParams) and alone and source_of(node.operand("weight")).is_constant:
+        constant = source_of(node.operand("weight")).is_constant and weight.dim() > 1
+        if isinstance(qparams, QParams) and alone and constant:
             view = Layer(node, None, torch.arange(0))
 
             def rows(tensor: Tensor, view: Layer = view) -> Tensor:

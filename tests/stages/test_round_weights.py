@@ -272,6 +272,29 @@ def test_groups_and_weight_only() -> None:
     assert errors[1] < errors[0] / 2
 
 
+class Scored(nn.Module):
+    """A linear, and one whose weight is a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.vector = nn.Linear(8, 8), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.linear(x), self.vector)
+
+
+@pytest.mark.parametrize("how", ["gptq", "adaround_sequential"])
+def test_a_weight_without_outputs(how: str) -> None:
+    """A vector keeps the nearest codes."""
+    model = torch.jit.script(Scored().eval())
+    data = [torch.randn(16, 8) for _ in range(4)]
+    for mode in ("static", "dynamic", "weight_only"):
+        made = jit_passes.quantize_script(
+            model, data, target="reference", mode=mode, weight_rounding=how, progress=False
+        )
+        assert made(data[0]).shape == (16,)
+
+
 def test_bad_options() -> None:
     model = scripted()
     with pytest.raises(JitPassesError, match="how is one of"):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.view import GraphView
+from ..graph.view import GraphView, NodeView
 from ..passes.pipeline import Pipeline
 from .normalize import NORMALIZE
 
@@ -70,6 +70,14 @@ def batch_norms(model: torch.jit.ScriptModule, method: str = "forward") -> dict[
         if layer is None or layer.traits.weighted is None or len(layer.output.uses) > 1:
             continue
         gain, shift = (node.operand(name).constant for name in ("weight", "bias"))
-        if isinstance(gain, Tensor) and isinstance(shift, Tensor):
+        if isinstance(gain, Tensor) and isinstance(shift, Tensor) and _fits(layer, gain):
             found[layer.name] = Normal(shift.detach().double(), gain.detach().abs().double())
     return found
+
+
+def _fits(layer: NodeView, gain: Tensor) -> bool:
+    """Say whether the channels of a batch norm, axis 1, are a layer's: a linear has them last."""
+    weighted, weight = layer.traits.weighted, layer.operand("weight").constant
+    if weighted is None or weighted.spatial_dims or not isinstance(weight, Tensor):
+        return True
+    return layer.output.facts.rank in (None, 2) and len(gain) == len(weight)

@@ -335,7 +335,11 @@ def _by_statistics(
                 (high if ends[1] is None else ends[1]),
             )
             maker = source_of(maker.main_operand).producer
-        if maker is None or maker.name not in known:
+        made = None if maker is None else maker.traits.weighted
+        # A linear behind a convolution reads rows, not the channels of the batch norm.
+        if maker is None or made is None or made.spatial_dims != layer.spatial_dims:
+            continue
+        if maker.name not in known:
             continue
         mean = known[maker.name].clipped_mean(low, high)
         view = Layer(layer.prepared, None, torch.arange(len(layer.bias)))

@@ -486,6 +486,8 @@ def _from_end(dim: Any, value: ValueView) -> int | None:
 
 
 def _mean(node: NodeView, carried: Carried) -> Carried | None:
+    if node.overload != "dim":  # of all numbers
+        return None
     dims, keep = node.operand("dim").constant, node.operand("keepdim").constant
     if not isinstance(dims, list | tuple) or not dims or keep is None:
         return None

@@ -390,7 +390,9 @@ def test_errors() -> None:
         jit_passes.compare(other, quantized, data())
     two = torch.jit.script(Two().eval())
     quantized_two = jit_passes.quantize_script(two, [(x, x) for x in data()])
-    with pytest.raises(JitPassesError, match=r"takes \(x: Tensor, y: Tensor\), so it was made of an"):
+    with pytest.raises(
+        JitPassesError, match=r"takes \(x: Tensor, y: Tensor\), so it was made of an"
+    ):
         jit_passes.compare(script, quantized_two, data())
     narrow, wide = (
         torch.jit.script(nn.Sequential(nn.Conv2d(3, n, 3), nn.Conv2d(n, 4, 3)).eval())

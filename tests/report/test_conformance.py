@@ -495,7 +495,9 @@ def test_modes_without_static_grids() -> None:
     model = jit_passes.quantize_script(
         torch.jit.script(nn.Linear(8, 4).eval()), mode="dynamic", target="reference"
     )
-    with pytest.raises(JitPassesError, match="no value of the model has a static grid.*check_onnx"):
+    with pytest.raises(
+        JitPassesError, match=r"no value of the model has a static grid.*check_onnx"
+    ):
         conformance(model, [torch.randn(2, 8)], ["onnxruntime"])
 
 

@@ -65,7 +65,8 @@ def channel(data: list[Tensor]) -> list[list[str]]:
     plain, planted = network(planted=False), network(planted=True)
 
     def quantize(model: torch.jit.ScriptModule, **how: Any) -> torch.jit.ScriptModule:
-        return jit_passes.quantize_script(model, data, bias_correction=None, **_HOW, **how)
+        how = {"weight_rounding": None, "bias_correction": None, **how}
+        return jit_passes.quantize_script(model, data, **_HOW, **how)
 
     return [
         row("without the channel", plain, lambda: quantize(plain)),

@@ -196,7 +196,12 @@ def improved(bench: Bench, bits: int, one_scale: bool) -> list[list[str]]:
     name = f"{bits} bits, one scale" if one_scale else f"{bits} bits"
     rows = [bench.row(f"{name}, improve", found.model, seconds)]
     in_one_go: dict[str, dict[str, Any]] = {
-        name: {"config": config, "mode": "static", "bias_correction": None},
+        name: {
+            "config": config,
+            "mode": "static",
+            "weight_rounding": None,
+            "bias_correction": None,
+        },
         f"{name}, default": {"config": config, "mode": "static"},
         f"{name}, recipe of improve": {"config": found.configuration},
     }
@@ -339,6 +344,7 @@ def weights_of_few_bits(bench: sentence_encoder.Sentences) -> list[list[str]]:
         ("`smooth=0.5`", {}, {"smooth": 0.5}),
         ('`smooth="search"`', {}, {"smooth": "search"}),
         ('affine, `smooth="search"`', {"scheme": "affine"}, {"smooth": "search"}),
+        ("GPTQ of layers with few inputs, the default", {}, {"weight_rounding": "auto"}),
         ("GPTQ", {}, {"weight_rounding": "gptq"}),
         ('`smooth="search"`, GPTQ', {}, {"smooth": "search", "weight_rounding": "gptq"}),
         ('affine, `smooth="search"`, GPTQ', {"scheme": "affine"},
@@ -353,7 +359,7 @@ def weights_of_few_bits(bench: sentence_encoder.Sentences) -> list[list[str]]:
         begin = perf_counter()
         model = jit_passes.quantize_script(
             bench.model, bench.calibration, target="x86", config=config, bias_correction=None,
-            progress=False, **stages,
+            progress=False, **{"weight_rounding": None, **stages},
         )  # fmt: skip
         seconds = perf_counter() - begin
         actual = torch.cat([results_of(model, batch) for batch in bench.test])

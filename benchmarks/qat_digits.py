@@ -353,6 +353,7 @@ def _calibrate(model: Any, data: Digits, job: Job) -> float:
         quantizer=_quantizer(job.method),
         target="reference",
         config=config,
+        weight_rounding=None,
         bias_correction=None,
     )
     return top1(reference, data.test_x, data.test_y)

@@ -38,12 +38,13 @@ def quantize_method(
     model: torch.jit.ScriptModule, calibration_data: Any, profile: Any, *,
     quantizer: Quantizer | None, target: str | Target, config: Any, mode: str | None,
     stages: StageOptions, strict: bool, progress: bool | None, method: str,
-    input_fn: InputFn | None, state: Sequence[str] = (),
+    input_fn: InputFn | None, state: Sequence[str] | None = None,
 ) -> torch.jit.ScriptModule:  # fmt: skip
     """Return a model with one method, quantized.
 
     The argument `stages` wins over the stages of the configuration. `state` has the paths of
-    attributes that the method shares with others. For all else see `jit_passes.quantize_script`.
+    attributes that the method shares with others, None where it is the only one. For all else see
+    `jit_passes.quantize_script`.
     """
     if calibration_data is not None and profile is not None:
         raise JitPassesError(RANGES, command=OPTIONS)
@@ -53,11 +54,12 @@ def quantize_method(
         stages = chosen.configuration.stages.updated(stages)
         chosen = chosen if has_data else chosen.without_data()
     staged = Staged(
-        stages, model, calibration_data, profile is not None, chosen, input_fn, progress
-    )
+        stages, model, calibration_data, profile is not None, chosen, input_fn, progress,
+        alone=state is None,
+    )  # fmt: skip
     prepared = prepare_for(
         model, backend, chosen, change=staged.change, strict=strict, method=method,
-        mode=frozen(state),
+        mode=frozen(state or ()),
     )  # fmt: skip
     if profile is not None:
         fill(prepared, profile)
@@ -67,9 +69,8 @@ def quantize_method(
         raise JitPassesError(RANGES, command=OPTIONS)
     else:
         check_without_data(prepared)
-    prepared = staged.finished(prepared)
-    held = [prepared]
-    del prepared
+    held = [staged.finished(prepared)]
+    del prepared, staged  # which hold weights too
     return _finished(held, backend, strict, progress)
 
 

@@ -35,7 +35,7 @@ def quantize_script(
     mode: str | None = None,
     smooth: str | float | None = "auto",
     equalize: str | None = None,
-    weight_rounding: str | None = None,
+    weight_rounding: str | None = "auto",
     bias_correction: str | None = "auto",
     improve: bool = False,
     budget: float | None = None,
@@ -90,7 +90,9 @@ def quantize_script(
         equalize: whose ranges to scale the channels between layers by: "auto", "activations" or
             "weights", see `jit_passes.equalize`; None for not at all. Not with a profile.
         weight_rounding: "gptq", "adaround", "gptq_sequential" or "adaround_sequential", which need
-            data: see `jit_passes.round_weights`; None for the nearest codes.
+            data: see `jit_passes.round_weights`. "auto" is "gptq" with four of the batches, for
+            layers whose outputs have 1536 inputs or fewer. With fewer batches, without data, or
+            with `methods`, which may share layers, weights have the nearest codes. None for these.
         bias_correction: "sequential" or "fast", which need data, or "statistics": see
             `jit_passes.correct_bias`. "auto" is "fast" with four of the batches, for layers that
             have a bias. With fewer batches, or without data, biases stay. None for none.
@@ -127,14 +129,14 @@ def quantize_script(
         JitPassesWarning: without data, operators stay in float that need some; a mode for all
             operators puts signal processing on integers.
     """
-    stages = StageOptions(_said(smooth), equalize, weight_rounding, _said(bias_correction))
+    stages = StageOptions(_said(smooth), equalize, _said(weight_rounding), _said(bias_correction))
     how: dict[str, Any] = {
         "quantizer": quantizer, "target": target, "config": config, "mode": mode, "strict": strict,
         "progress": progress, "input_fn": input_fn,
     }  # fmt: skip
 
     def quantized(
-        data: Any, profile: Any, method: str, state: Sequence[str] = ()
+        data: Any, profile: Any, method: str, state: Sequence[str] | None = None
     ) -> torch.jit.ScriptModule:
         return quantize_method(
             model, data, profile, stages=stages, method=method, state=state, **how

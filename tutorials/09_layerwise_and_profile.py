@@ -87,10 +87,11 @@ assert shards[0] != profile
 #
 # `quantize_script` takes the profile, or the path of its file, in place of data. The result equals
 # calibration with the data, to the bit, except for the record of where the ranges came from, and
-# for biases: only data can correct them. A profile of another model is refused.
+# for two steps that need data: rounding of weights and correction of biases. A profile of another
+# model is refused.
 
 # %%
-from_data = jit_passes.quantize_script(model, batches, bias_correction=None)
+from_data = jit_passes.quantize_script(model, batches, weight_rounding=None, bias_correction=None)
 from_profile = jit_passes.quantize_script(model, profile=folder / "digits.yaml")
 assert torch.equal(from_profile(data.test_x), from_data(data.test_x))
 assert jit_passes.provenance(from_profile)["profile"]

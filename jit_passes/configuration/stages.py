@@ -19,7 +19,7 @@ BIAS_CORRECTIONS = ("sequential", "fast", "statistics")
 SMOOTH = 'smooth is "auto", "search", a number from 0 to 1, or None'
 _WORDS = {
     "equalize": (AUTO, *EQUALIZATIONS),
-    "weight_rounding": WEIGHT_ROUNDINGS,
+    "weight_rounding": (AUTO, NONE, *WEIGHT_ROUNDINGS),
     "bias_correction": (AUTO, NONE, *BIAS_CORRECTIONS),
 }
 
@@ -32,7 +32,7 @@ class StageOptions:
         smooth: "auto", the strength, which may be "search", or "none" for no smoothing: see
             `jit_passes.smooth`.
         equalize: "auto", "activations" or "weights": see `jit_passes.equalize`.
-        weight_rounding: how: see `jit_passes.round_weights`.
+        weight_rounding: how: see `jit_passes.round_weights`; "auto", or "none" for nearest codes.
         bias_correction: how: see `jit_passes.correct_bias`; "auto", or "none" for no correction.
         where: where options were written, by name, for messages.
 

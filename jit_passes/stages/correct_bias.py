@@ -125,12 +125,10 @@ def correct_by_default(
 ) -> torch.jit.ScriptModule:
     """Correct biases as "fast" does, where all goes well; else return the model as it is.
 
-    A few batches are enough, and fewer than four are not.
+    `BATCHES` are enough, and fewer are not.
     """
     report = Report.read(prepared)
     assert report is not None
-    if len(data) < BATCHES:
-        return prepared
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JitPassesWarning)  # which `convert` repeats
         try:

@@ -23,6 +23,14 @@ class Grid:
     low: int
     high: int
 
+    def equals(self, other: Grid) -> bool:
+        """Say whether another grid has equal numbers, in an equal shape."""
+        return (
+            (self.low, self.high) == (other.low, other.high)
+            and self.scale.equal(other.scale)
+            and self.zero_point.equal(other.zero_point)
+        )
+
     def codes(self, numbers: Tensor) -> Tensor:
         """Return the nearest codes of numbers."""
         return (numbers / self.scale + self.zero_point).round().clamp(self.low, self.high)

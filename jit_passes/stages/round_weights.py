@@ -2,135 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import inf, log10
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _C
-from ..configuration.stages import WEIGHT_ROUNDINGS
-from ..errors import ArgumentError, not_among
+from ..configuration.stages import AUTO, WEIGHT_ROUNDINGS
+from ..errors import ArgumentError, JitPassesError, not_among
 from ..graph.editor import GraphEditor
 from ..graph.view import GraphView, NodeView
-from ..observers import PairSums
 from ..passes.pipeline import Pipeline
-from ..specification.grid import DTYPES
-from ..specification.parameters import QParams
-from ..specification.qparams import spread_qparams
-from ..specification.specification import QuantizationSpec
-from .adaround import adaround, errors
-from .batches import Batch, InputFn, batches, is_held_back, progress_bar
+from .batches import MOMENT, Batch, InputFn, batches, is_held_back, progress_bar
 from .convert import converted
-from .gptq import Grid, gptq
+from .gptq import Grid
 from .independent import independent
 from .input_sums import InputSums
 from .module import ModelStage, Report, remarked, stage_of
-from .parameters import choose_parameters
-from .patches import has_patches, patches
+from .patches import has_patches
 from .recording import copy_of
-from .scaling import Layer
-from .seen import QuantizedPlace, check_seen, read_places, refusals, rewritten
-from .values import readers_of, source_of
+from .rounded_layers import Candidates, RoundedLayer, rounded_layers
+from .seen import rewritten
 from .watching import Walk, Watched
 
 SEQUENTIAL = {f"{how}_sequential": how for how in ("gptq", "adaround")}
 DAMPINGS = (0.1, 0.01, 1.0)
 MEMORY = 2**30
+ROWS = 4096  # of each batch, by default
 Numbered = Iterable[tuple[int, Batch]]
-
-
-@dataclass
-class _RoundedLayer:
-    """A layer whose weight can have other codes.
-
-    Attributes:
-        node: the layer in the prepared model.
-        place: of its weight.
-        weight: [groups, outputs, inputs of one output].
-        grid: of its codes, in that shape.
-        found: codes that it could have: of gptq one set for each damping, then of adaround.
-        errors: of the result on batches held back: with the nearest codes, then with these.
-        by: the methods that found them.
-    """
-
-    node: NodeView
-    place: QuantizedPlace
-    weight: Tensor
-    grid: Grid
-    found: list[Tensor] = field(default_factory=list)
-    errors: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
-    by: list[str] = field(default_factory=list)
-
-    def patches(self, inputs: Tensor) -> Iterator[Tensor]:
-        """Yield the inputs of its outputs, [groups, rows, inputs of one output]."""
-        return patches(self.node, self.place.operands["x"], inputs)
-
-    def choose(self, gram: Tensor, how: str, dampings: Sequence[float]) -> None:
-        """Find codes by the products of its inputs."""
-        self._choose(gram, how, dict.fromkeys(dampings, self.weight))
-
-    def choose_by(self, sums: InputSums, held: InputSums, how: str, parts: Sequence[float]) -> None:
-        """Find codes by its inputs in the quantized model, and check them by ones held back."""
-        self._choose(sums.quantized, how, {part: sums.aim(self.weight, part) for part in parts})
-        if held.is_finite:
-            sets = (self.grid.codes(self.weight.double()), *self.found)
-            numbers = (self.grid.numbers(codes.double()) for codes in sets)
-            measured = [held.error(self.weight, each) for each in numbers]
-            self.errors = torch.tensor(measured, dtype=torch.float64)
-
-    def _choose(self, gram: Tensor, how: str, aims: Mapping[float, Tensor]) -> None:
-        """Find codes of the weights that are aimed at, one for each damping."""
-
-        def lost(entry: tuple[Tensor, Tensor]) -> float:
-            return float(errors(*entry, self.grid, gram).sum())
-
-        found = [gptq(aim, gram, self.grid, part) for part, aim in aims.items()]
-        if how == "adaround":
-            aim, start = min(zip(aims.values(), found, strict=True), key=lost)
-            found.append(adaround(aim, gram, self.grid, start))
-        dtype = DTYPES[self.place.place.spec.dtype]
-        self.found = [codes.to(dtype) for codes in found]
-        self.by = ["gptq"] * len(aims) + ["adaround"] * (how == "adaround")
-        self.errors = torch.zeros(1 + len(found), dtype=torch.float64)
-
-    def check(self, inputs: Tensor) -> None:
-        """Add the errors of its result for inputs that were held back."""
-        weight = self.weight.double()
-        sets = (self.grid.codes(weight), *self.found)
-        lost = [(weight - self.grid.numbers(codes.double())).to(inputs.dtype) for codes in sets]
-        for rows in self.patches(inputs):
-            for i, error in enumerate(lost):
-                self.errors[i] += (rows @ error.transpose(1, 2)).square().sum().double()
-
-    @property
-    def size(self) -> int:
-        """Bytes of the products of its inputs."""
-        return 4 * len(self.weight) * self.weight.shape[2] ** 2
-
-    @property
-    def best(self) -> int:
-        """The number of the best codes, 0 for the nearest ones.
-
-        Without a measurement, the first codes of gptq, or the codes of adaround.
-        """
-        unmeasured = 1 + self.by.index(self.by[-1])
-        return int(self.errors.argmin()) if self.errors[0] else unmeasured
-
-    @property
-    def remark(self) -> str:
-        nearest, *chosen = self.errors.tolist()
-        by = self.by[max(self.best, 1) - 1]
-        if not nearest:
-            return f"its weight is rounded by {by}, without a check on held-back batches"
-        gain = 10 * log10(nearest / min(chosen)) if min(chosen) else inf
-        if not self.best:
-            by = " and ".join(dict.fromkeys(self.by))
-            more = f"{-gain:.1f} dB more" if gain <= -0.05 else "no less"
-            return f"its weight is not rounded by {by}: {more} error on batches held back"
-        return f"its weight is rounded by {by}: {gain:.1f} dB less error on batches held back"
 
 
 def round_weights(
@@ -192,7 +93,7 @@ def round_weights(
     if not isinstance(memory, int) or memory < 0:
         raise ArgumentError(f"memory is a whole number of bytes from 0 on, not {memory!r}")
     report = stage_of(prepared, ModelStage.PREPARED, "call jit_passes.prepare and calibrate first")
-    layers = _rounded_layers(prepared, report)
+    layers = rounded_layers(prepared, report)
     if isinstance(data, Iterator):
         data = list(data)  # gone through several times
     dampings = DAMPINGS if damping is None else (damping,)
@@ -203,7 +104,7 @@ def round_weights(
         _choose_in_order(
             in_order, layers, prepared, report, given, SEQUENTIAL[how], dampings, memory
         )
-        return _with_codes(prepared, report, {n: s for n, s in layers.items() if s.found}, how)
+        return _with_codes(prepared, report, layers, how)
     walk = progress_bar("round", progress)
 
     def some(held: bool) -> Numbered:
@@ -211,61 +112,88 @@ def round_weights(
             if is_held_back(number) is held:
                 yield number, arguments
 
+    _choose(layers, prepared, report, some, how, dampings, memory)
+    return _with_codes(prepared, report, layers, how)
+
+
+class DefaultRounding:
+    """Rounds layers of few inputs as "gptq" does; the time grows with the cube of the inputs.
+
+    Variants of a model share the data, and codes of weights with equal grids.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Tensor, Grid, Candidates]] = {}
+
+    def __call__(
+        self, prepared: torch.jit.ScriptModule, data: Sequence[Batch], progress: bool | None
+    ) -> torch.jit.ScriptModule:
+        """Return a model with other codes where all goes well; else the model as it is."""
+        report = Report.read(prepared)
+        assert report is not None
+
+        def some(held: bool) -> Numbered:
+            return ((n, batch) for n, batch in enumerate(data) if is_held_back(n) is held)
+
+        try:
+            found = rounded_layers(prepared, report).items()
+            layers = {
+                name: replace(layer, most_rows=ROWS) for name, layer in found if layer.is_small
+            }
+            new = {name: layer for name, layer in layers.items() if not self._recall(layer)}
+            with progress_bar("round", progress, "layer", delay=MOMENT)(()) as bar:
+                _choose(new, prepared, report, some, "gptq", DAMPINGS[:1], MEMORY, bar)
+        except JitPassesError:  # without it the model is as good as before
+            return prepared
+        for name, layer in new.items():
+            self._known[name] = layer.weight, layer.grid, layer.candidates
+        return _with_codes(prepared, report, layers, AUTO)
+
+    def _recall(self, layer: RoundedLayer) -> bool:
+        """Let a layer have the codes of an equal one, and say whether there is one."""
+        if (known := self._known.get(layer.node.name)) is None:
+            return False
+        weight, grid, candidates = known
+        is_equal = weight.equal(layer.weight) and grid.equals(layer.grid)
+        layer.candidates = candidates if is_equal else layer.candidates
+        return is_equal
+
+
+def _choose(
+    layers: Mapping[str, RoundedLayer], prepared: torch.jit.ScriptModule, report: Report,
+    some: Callable[[bool], Numbered], how: str, dampings: Sequence[float], memory: int,
+    bar: Any = None,
+) -> None:  # fmt: skip
+    """Find codes of layers by their inputs in the float model.
+
+    Args:
+        layers: by name.
+        prepared: the model.
+        report: of the model.
+        some: the batches that are held back, or the others.
+        how: the method.
+        dampings: one set of codes for each.
+        memory: bytes for products of inputs.
+        bar: shows how many layers have codes; None for none.
+    """
+    if bar is not None:
+        bar.total = len(layers)
     for part in _parts(layers, memory):
-        grams = _grams(part, prepared, report.method, some(held=False))
+        grams = _grams(part, prepared, report.method, some(False))
         for name in list(grams):
             gram = grams.pop(name)
             if gram.isfinite().all():
                 part[name].choose(gram, how, dampings)
-    chosen = {name: layer for name, layer in layers.items() if layer.found}
-    for layer, tensor in _inputs(chosen, prepared, report.method, some(held=True)):
+            if bar is not None:
+                bar.update()
+    chosen = {name: layer for name, layer in layers.items() if layer.candidates.codes}
+    for layer, tensor in _inputs(chosen, prepared, report.method, some(True)):
         layer.check(tensor)
-    return _with_codes(prepared, report, chosen, how)
 
 
-def _rounded_layers(prepared: torch.jit.ScriptModule, report: Report) -> dict[str, _RoundedLayer]:
-    """Return the layers whose weights can have other codes, in program order."""
-    places = read_places(prepared, report)[1]
-    check_seen(places, report)
-    chosen = choose_parameters(places, refusals(places)).at
-    weights = {known.place.owner: known for known in places if _can_be_chosen(known)}
-    found = {}
-    for node in GraphView.of(prepared, report.method).nodes:
-        known = weights.get(node.name)
-        if known is None or not has_patches(node):
-            continue
-        qparams, weight = chosen.get(known.place.id), known.operands["x"].detach()
-        alone = len(readers_of(node.operand("weight"))) == 1
-        constant = source_of(node.operand("weight")).is_constant and weight.dim() > 1
-        if isinstance(qparams, QParams) and alone and constant:
-            view = Layer(node, None, torch.arange(0))
-
-            def rows(tensor: Tensor, view: Layer = view) -> Tensor:
-                return view.by_group(tensor).flatten(2)
-
-            scale, zero_point = (
-                rows(each.expand(weight.shape)) for each in spread_qparams(qparams, weight.shape)
-            )
-            grid = Grid(scale, zero_point, qparams.quant_min, qparams.quant_max)
-            found[node.name] = _RoundedLayer(node, known, rows(weight), grid)
-    return found
-
-
-def _can_be_chosen(known: QuantizedPlace) -> bool:
-    spec = known.place.spec
-    return (
-        known.place.slot == "weight"
-        and known.constant
-        and known.reached
-        and "codes" in known.operands
-        and isinstance(spec, QuantizationSpec)
-        and not isinstance(spec.observer, PairSums)
-    )
-
-
-def _parts(layers: Mapping[str, _RoundedLayer], memory: int) -> Iterator[dict[str, _RoundedLayer]]:
+def _parts(layers: Mapping[str, RoundedLayer], memory: int) -> Iterator[dict[str, RoundedLayer]]:
     """Yield layers by name, as many at a time as the memory has room for."""
-    part: dict[str, _RoundedLayer] = {}
+    part: dict[str, RoundedLayer] = {}
     used = 0
     for name, layer in layers.items():
         if part and used + layer.size > memory:
@@ -278,12 +206,14 @@ def _parts(layers: Mapping[str, _RoundedLayer], memory: int) -> Iterator[dict[st
 
 
 def _inputs(
-    layers: Mapping[str, _RoundedLayer],
+    layers: Mapping[str, RoundedLayer],
     prepared: torch.jit.ScriptModule,
     method: str,
     data: Numbered,
-) -> Iterator[tuple[_RoundedLayer, Tensor]]:
+) -> Iterator[tuple[RoundedLayer, Tensor]]:
     """Yield the inputs of layers in the float model, batch by batch."""
+    if not layers:
+        return
     recorder = Watched(prepared, method, layers).recorder()
     for number, arguments in data:
         for name, tensors in recorder.run(arguments, number, layers):
@@ -292,7 +222,7 @@ def _inputs(
 
 
 def _choose_in_order(
-    stages: Iterable[Mapping[str, _RoundedLayer]], layers: Collection[str],
+    stages: Iterable[Mapping[str, RoundedLayer]], layers: Collection[str],
     prepared: torch.jit.ScriptModule, report: Report, data: Sequence[Batch], how: str,
     dampings: Sequence[float], memory: int,
 ) -> None:  # fmt: skip
@@ -315,13 +245,13 @@ def _choose_in_order(
             chosen, held = sums.pop(name)
             if chosen.is_finite:
                 layer.choose_by(chosen, held, how, dampings)
-                if layer.best:
-                    quantized.set_codes(name, layer.found[layer.best - 1])
+                if (codes := layer.candidates.chosen) is not None:
+                    quantized.set_codes(name, codes)
 
 
 def _stages(
-    layers: Mapping[str, _RoundedLayer], graph: GraphView, memory: int
-) -> Iterator[dict[str, _RoundedLayer]]:
+    layers: Mapping[str, RoundedLayer], graph: GraphView, memory: int
+) -> Iterator[dict[str, RoundedLayer]]:
     """Yield layers in order; layers that do not depend on each other come together."""
 
     def fits(nodes: Sequence[NodeView]) -> bool:
@@ -333,7 +263,7 @@ def _stages(
 
 
 def _grams(
-    layers: Mapping[str, _RoundedLayer],
+    layers: Mapping[str, RoundedLayer],
     prepared: torch.jit.ScriptModule,
     method: str,
     data: Numbered,
@@ -351,20 +281,23 @@ def _grams(
 
 
 def _with_codes(
-    prepared: torch.jit.ScriptModule, report: Report, layers: Mapping[str, _RoundedLayer], how: str
+    prepared: torch.jit.ScriptModule, report: Report, layers: Mapping[str, RoundedLayer], how: str
 ) -> torch.jit.ScriptModule:
     """Return a copy of a prepared model that knows the codes of weights."""
-    kept = {layer.place.node: layer for layer in layers.values() if layer.best}
+    places = {layer.place.node: layer for layer in layers.values()}
 
     def change(graph: GraphEditor) -> None:
-        for node in [node for node in graph.nodes if node.index in kept]:
-            layer = kept[node.index]
-            codes = layer.found[layer.best - 1].reshape(layer.place.operands["x"].shape)
-            made = graph.constant(codes, before=node)
+        for node in [node for node in graph.nodes if node.index in places]:
+            layer = places[node.index]
+            if (codes := layer.candidates.chosen) is None:
+                continue
+            made = graph.constant(codes.reshape(layer.place.operands["x"].shape), before=node)
             graph.set_input(node, node.position("codes"), made)
 
     method = report.method
     module = Pipeline("round_weights", (change,)).run(copy_of(prepared, method), method).module
-    rows = remarked(report.operators, {name: layer.remark for name, layer in layers.items()})
+    tried = {name: layer.candidates for name, layer in layers.items() if layer.candidates.codes}
+    remarks = {} if how == AUTO else {name: found.remark for name, found in tried.items()}
+    rows = remarked(report.operators, remarks)
     made = {**report.made, "weight_rounding": how}
     return rewritten(prepared, module, replace(report, operators=rows, made=made))

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from ..configuration.stages import AUTO, NONE, SEARCHED, StageOptions
+from ..configuration.stages import (
+    AUTO,
+    BIAS_CORRECTIONS,
+    NONE,
+    SEARCHED,
+    WEIGHT_ROUNDINGS,
+    StageOptions,
+)
 from ..errors import JitPassesError
 from ..quantizers.backend import BackendQuantizer
 from ..quantizers.base import Quantizer
@@ -18,7 +25,7 @@ from .biased_layers import ZeroBiases
 from .correct_bias import BATCHES, correct_bias, correct_by_default
 from .equalize import Equalizer
 from .prepare import Change, Changes
-from .round_weights import round_weights
+from .round_weights import DefaultRounding, round_weights
 from .smooth import Smoother
 
 
@@ -31,8 +38,10 @@ class Staged:
         model: the float model, for messages about data, and its batch norms.
         data: batches, gone through several times; None for none.
         has_ranges: whether ranges come from elsewhere where there are no data: from a profile.
-        input_fn, progress: as in `quantize_script`.
         quantizer: of the model.
+        alone: whether the method is the only one; methods may share weights, and codes of their own
+            would end this.
+        input_fn, progress: as in `quantize_script`.
         sample: of the data, for calibration to fill; None where nothing needs one.
 
     Raises:
@@ -46,11 +55,13 @@ class Staged:
     quantizer: Quantizer
     input_fn: InputFn | None = None
     progress: bool | None = None
+    alone: bool = True
 
     def __post_init__(self) -> None:
         self._check()
-        corrects = self.options.bias_correction not in (None, AUTO, NONE)
-        again = corrects or {"equalize", "weight_rounding"} & self.options.given().keys()
+        corrects = self.options.bias_correction in BIAS_CORRECTIONS
+        rounds = self.options.weight_rounding in WEIGHT_ROUNDINGS
+        again = corrects or rounds or self.options.equalize is not None
         if again and isinstance(self.data, Iterator):
             self.data = list(self.data)  # gone through more than once
         changes: list[Change] = []
@@ -65,9 +76,11 @@ class Staged:
         changes += [] if self._smoother is None else [self._smoother]
         changes += [ZeroBiases()] if corrects else []
         self.change = Changes(changes)
-        by_default = self.options.bias_correction in (None, AUTO) and self.data is not None
-        is_backend = isinstance(self.quantizer, BackendQuantizer)
-        self.sample = Sample(BATCHES) if by_default and is_backend else None
+        by_default = isinstance(self.quantizer, BackendQuantizer) and self.data is not None
+        self._corrects = by_default and self.options.bias_correction in (None, AUTO)
+        rounds = by_default and self.alone and self.options.weight_rounding in (None, AUTO)
+        self._rounding = DefaultRounding() if rounds else None
+        self.sample = Sample(BATCHES) if rounds or self._corrects else None
 
     @property
     def calibrating(self) -> Iterable[Any] | None:
@@ -77,18 +90,21 @@ class Staged:
     def finished(self, prepared: torch.jit.ScriptModule) -> torch.jit.ScriptModule:
         """Return a calibrated model with the codes and biases that are asked for."""
         input_fn, progress = self.input_fn, self.progress
-        if self.options.weight_rounding is not None:
+        if self.sample is not None and not self.sample.seen:  # ranges come from a profile
+            for batch in batches(self.data or (), input_fn):
+                self.sample.look(batch)
+        kept = () if self.sample is None else self.sample.kept
+        is_enough = len(kept) >= BATCHES
+        if (rounding := self.options.weight_rounding) in WEIGHT_ROUNDINGS:
             assert self.data is not None
             prepared = round_weights(
-                prepared, self.data, how=self.options.weight_rounding, input_fn=input_fn,
-                progress=progress,
-            )  # fmt: skip
-        if self.sample is not None:
-            if not self.sample.seen:  # ranges come from a profile of the data
-                for batch in batches(self.data or (), input_fn):
-                    self.sample.look(batch)
-            return correct_by_default(prepared, self.sample.kept, progress)
-        if (correction := self.options.bias_correction) not in (None, NONE):
+                prepared, self.data, how=rounding, input_fn=input_fn, progress=progress
+            )
+        elif self._rounding is not None and is_enough:
+            prepared = self._rounding(prepared, kept, progress)
+        if self._corrects and is_enough:
+            return correct_by_default(prepared, kept, progress)
+        if (correction := self.options.bias_correction) in BIAS_CORRECTIONS:
             given = None if correction == "statistics" else self.data
             prepared = correct_bias(
                 prepared, given, how=correction, model=self.model, input_fn=input_fn,
@@ -143,7 +159,7 @@ class Staged:
                 "equalize='activations' needs calibration data: pass some, or say 'weights'",
                 command="--equalize activations needs --data or --random",
             )
-        if "weight_rounding" in said:
+        if said.get("weight_rounding") in WEIGHT_ROUNDINGS:
             rounding = said["weight_rounding"]
             raise JitPassesError(
                 f"weight_rounding={rounding!r} needs calibration data: pass some, or leave it out",

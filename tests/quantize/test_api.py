@@ -110,12 +110,16 @@ def test_deterministic_across_processes(tmp_path: Path) -> None:
 
 
 def test_order_of_batches_does_not_matter(model: torch.jit.ScriptModule) -> None:
-    """Nor how the data is cut, but for the last bit of float convolutions of other batch sizes."""
-    reference = quantize(model)
-    same(reference, quantize(model, DATA[::-1]))
+    """Nor how the data is cut, but for the last bit of float convolutions of other batch sizes.
+
+    The codes of linears depend on the batch that is held back.
+    """
+    reference = quantize(model, weight_rounding=None)
+    same(reference, quantize(model, DATA[::-1], weight_rounding=None))
     for data in ([torch.cat(DATA)], [row[None] for batch in DATA for row in batch]):
         with torch.no_grad():
-            torch.testing.assert_close(quantize(model, data)(X), reference(X), atol=0.02, rtol=0)
+            other = quantize(model, data, weight_rounding=None)
+            torch.testing.assert_close(other(X), reference(X), atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize("target", ["stock", "x86"])

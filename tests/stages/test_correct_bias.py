@@ -200,7 +200,8 @@ def test_a_fast_correction_that_does_harm_is_left_out() -> None:
 def test_by_default(target: str) -> None:
     """With four batches, as `fast` does; layers without a bias get none, and rows no remark."""
     model, batches = net(), data(4)
-    made = jit_passes.quantize_script(model, batches, target=target, config=COARSE, progress=False)
+    how: dict[str, Any] = {"target": target, "config": COARSE, "progress": False}
+    made = jit_passes.quantize_script(model, batches, weight_rounding=None, **how)
     prepared = jit_passes.prepare(model, target=target, config=COARSE)
     prepared = jit_passes.calibrate(prepared, batches, progress=False)
     corrected = jit_passes.correct_bias(prepared, batches, how="fast")
@@ -211,7 +212,6 @@ def test_by_default(target: str) -> None:
     known = jit_passes.provenance(made)
     assert known is not None and known["bias_correction"] == "auto"
     assert not any("bias correction" in row.remark for row in jit_passes.coverage(made))
-    how: dict[str, Any] = {"target": target, "config": COARSE, "progress": False}
     for few, options in ((batches[:3], how), (batches, {**how, "bias_correction": None})):
         made = jit_passes.quantize_script(model, few, **options)
         assert "bias_correction" not in (jit_passes.provenance(made) or {})
@@ -507,9 +507,13 @@ class Written(nn.Module):
 
 @pytest.mark.parametrize(
     "stages",
-    [{"bias_correction": "sequential"}, {"weight_rounding": "gptq_sequential"}, {}],
+    [
+        {"bias_correction": "sequential", "weight_rounding": None},
+        {"weight_rounding": "gptq_sequential"},
+        {},
+    ],
 )
-def test_a_model_that_writes_into_its_argument(stages: dict[str, str]) -> None:
+def test_a_model_that_writes_into_its_argument(stages: dict[str, Any]) -> None:
     """All stages see the batches as they were, and so does the caller."""
     torch.manual_seed(0)
     model = torch.jit.script(Written().eval())

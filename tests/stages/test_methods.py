@@ -71,7 +71,7 @@ def close(found: Tensor, wanted: Tensor, floor: float = 28.0) -> bool:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("from_file", [False, True], ids=["scripted", "from_file"])
 def test_two_methods(target: str, from_file: bool) -> None:
-    """Each is what it is when quantized alone; others are float, to the bit; so is the file."""
+    """Each is what it is when quantized alone, with nearest codes; others are float, to the bit."""
     model = seeded(Coder)
     script = torch.jit.script(model)
     data = data_of(model)
@@ -90,7 +90,12 @@ def test_two_methods(target: str, from_file: bool) -> None:
         wanted = model.encode(x), model.decode(z)[0], model(x)
         alone = {
             name: jit_passes.quantize_script(
-                script, data[name], method=name, target=target, progress=False
+                script,
+                data[name],
+                method=name,
+                target=target,
+                weight_rounding=None,
+                progress=False,
             )
             for name in METHODS
         }
@@ -494,7 +499,9 @@ def test_common_weights_are_stored_once(target: str, mode: str) -> None:
         )  # fmt: skip
 
     joined = quantized(calibration_data=dict.fromkeys(both, data), methods=both)
-    alone = {name: quantized(calibration_data=data, method=name) for name in both}
+    alone = {
+        name: quantized(calibration_data=data, method=name, weight_rounding=None) for name in both
+    }
     file = saved(joined)
     largest = script.layers[0].weight.numel()  # in bytes, as 8-bit codes, and less than any more
     assert len(file) - len(saved(alone["forward"])) < largest

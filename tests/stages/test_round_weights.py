@@ -15,6 +15,7 @@ from jit_passes.errors import JitPassesError
 from jit_passes.graph.view import GraphView
 from jit_passes.stages.gptq import Grid, gptq
 from jit_passes.stages.patches import patches
+from jit_passes.stages.round_weights import DefaultRounding
 
 FOUR_BITS: dict[str, Any] = {"version": 1, "global": {"weight": {"bits": 4}}}
 
@@ -120,6 +121,10 @@ def test_patches_give_the_result(layer: nn.Module, shape: tuple[int, ...]) -> No
     channels_last = wanted if isinstance(layer, nn.Linear) else wanted.movedim(axis, -1)
     found = found.flatten(1).reshape(channels_last.shape)
     assert torch.allclose(found, channels_last, rtol=1e-12, atol=1e-12)
+    (some,) = patches(node, weight, x, most=4)
+    assert some.shape[1] < rows.shape[1] and some.shape[1] <= 4 * 2 ** (weight.dim() - 2)
+    for group, few in zip(rows, some, strict=True):
+        assert all((group == row).all(1).any() for row in few)
 
 
 class Net(nn.Module):
@@ -293,6 +298,106 @@ def test_a_weight_without_outputs(how: str) -> None:
             model, data, target="reference", mode=mode, weight_rounding=how, progress=False
         )
         assert made(data[0]).shape == (16,)
+
+
+def low_rank(inputs: int, count: int) -> list[Tensor]:
+    """Batches in a few directions, from which rounding errors can be kept away."""
+    generator = torch.Generator().manual_seed(2)
+    basis = torch.randn(4, inputs, generator=generator)
+    return [torch.randn(64, 4, generator=generator) @ basis for _ in range(count)]
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "static", "weight_only"])
+@pytest.mark.parametrize("target", ["x86", "stock", "reference"])
+def test_by_default(target: str, mode: str) -> None:
+    """Layers of few inputs, by four batches; None and three batches leave the nearest codes."""
+    torch.manual_seed(0)
+    model = torch.jit.script(nn.Sequential(nn.Linear(64, 32, bias=False)).eval())
+    how: dict[str, Any] = {"target": target, "mode": mode, "config": FOUR_BITS, "progress": False}
+    data = low_rank(64, 4)
+    made, plain, few, few_plain = (
+        jit_passes.quantize_script(model, data[:count], weight_rounding=rounding, **how)
+        for count, rounding in ((4, "auto"), (4, None), (3, "auto"), (3, None))
+    )
+    x = torch.cat(data)
+    with torch.no_grad():
+        errors = [float((model(x) - m(x)).square().sum()) for m in (made, plain)]
+        assert errors[0] < errors[1] / 4
+        assert torch.equal(few(x), few_plain(x))
+    known = [(jit_passes.provenance(m) or {}).get("weight_rounding") for m in (made, plain, few)]
+    assert known == ["auto", None, None]
+
+
+def test_by_default_of_many_inputs() -> None:
+    """These take long, so the codes are the nearest."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(1568, 64), nn.Linear(64, 16)).eval())
+    data = low_rank(1568, 4)
+    how: dict[str, Any] = {"target": "reference", "config": FOUR_BITS, "progress": False}
+    made, plain = (
+        jit_passes.quantize_script(model, data, weight_rounding=rounding, **how)
+        for rounding in ("auto", None)
+    )
+    equal = [torch.equal(codes, codes_of(plain)[name]) for name, codes in codes_of(made).items()]
+    assert equal == [True, False]
+
+
+class TwoMethods(nn.Module):
+    """Both read one linear, with inputs of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    @torch.jit.export
+    def encode(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+    @torch.jit.export
+    def decode(self, x: Tensor) -> Tensor:
+        return self.linear(x.cumsum(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decode(self.encode(x))
+
+
+def test_methods_share_weights() -> None:
+    """With codes of its own each method would have a copy, so by default codes are the nearest."""
+    model = torch.jit.script(TwoMethods().eval())
+    names = ["encode", "decode"]
+    data = {name: low_rank(64, 4) for name in names}
+    how: dict[str, Any] = {"target": "x86", "methods": names, "progress": False}
+    made, plain = (
+        jit_passes.quantize_script(model, data, weight_rounding=rounding, **how)
+        for rounding in ("auto", None)
+    )
+    x = torch.cat(data["encode"])
+    for name in names:
+        assert "weight_rounding" not in (jit_passes.provenance(made, method=name) or {})
+        assert torch.equal(getattr(made, name)(x), getattr(plain, name)(x))
+
+
+def test_variants_share_codes() -> None:
+    """Weights with equal grids have the codes of the first variant, others those of their data."""
+    model = torch.jit.script(nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 8)).eval())
+    batches = [((x,), {}) for x in low_rank(64, 4)]
+    other = {**FOUR_BITS, "rules": [{"module": "2", "weight": {"bits": 5}}]}
+    first, equal, mixed = (
+        jit_passes.calibrate(
+            jit_passes.prepare(model, target="reference", config=config), low_rank(64, 4)
+        )
+        for config in (FOUR_BITS, FOUR_BITS, other)
+    )
+    rounding = DefaultRounding()
+    wanted = codes_of(jit_passes.convert(rounding(first, batches, False)))
+    again = codes_of(jit_passes.convert(rounding(equal, [], False)))
+    assert wanted.keys() == again.keys() and len(wanted) == 2
+    assert all(torch.equal(wanted[name], again[name]) for name in wanted)
+    nearest = codes_of(jit_passes.convert(equal))
+    assert not any(torch.equal(wanted[name], nearest[name]) for name in wanted)
+    alone = codes_of(jit_passes.convert(DefaultRounding()(mixed, batches, False)))
+    shared = codes_of(jit_passes.convert(rounding(mixed, batches, False)))
+    assert all(torch.equal(alone[name], shared[name]) for name in wanted)
+    assert [torch.equal(shared[name], wanted[name]) for name in sorted(wanted)] == [True, False]
 
 
 def test_bad_options() -> None:

@@ -165,8 +165,9 @@ def _command(made: dict[str, Any]) -> str:
     smoothed = made.get("smooth")
     words += [f"--smooth {smoothed}"] if smoothed is not None else []
     words += [f"--equalize {made['equalize']}"] if "equalize" in made else []
-    words += [f"--weight-rounding {made['weight_rounding']}"] if "weight_rounding" in made else []
     by_default = NONE if made.get("batches", 0) >= BATCHES else AUTO  # fewer are not enough for it
+    rounding = made.get("weight_rounding", by_default)
+    words += [f"--weight-rounding {rounding}"] if rounding != AUTO else []
     correction = made.get("bias_correction", by_default)
     words += [f"--correct-bias {correction}"] if correction != AUTO else []
     return " ".join(words)

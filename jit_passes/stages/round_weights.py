@@ -146,6 +146,8 @@ class DefaultRounding:
         except JitPassesError:  # without it the model is as good as before
             return prepared
         for name, layer in new.items():
+            if not layer.candidates.errors[0]:  # the batch that checks does not reach the layer
+                layer.candidates = Candidates()
             self._known[name] = layer.weight, layer.grid, layer.candidates
         return _with_codes(prepared, report, layers, AUTO)
 

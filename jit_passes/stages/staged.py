@@ -60,9 +60,8 @@ class Staged:
     def __post_init__(self) -> None:
         self._check()
         corrects = self.options.bias_correction in BIAS_CORRECTIONS
-        rounds = self.options.weight_rounding in WEIGHT_ROUNDINGS
-        again = corrects or rounds or self.options.equalize is not None
-        if again and isinstance(self.data, Iterator):
+        again = corrects or self.options.weight_rounding in WEIGHT_ROUNDINGS
+        if (again or self.options.equalize is not None) and isinstance(self.data, Iterator):
             self.data = list(self.data)  # gone through more than once
         changes: list[Change] = []
         if (equalize := self.options.equalize) is not None:

@@ -341,6 +341,37 @@ def test_by_default_of_many_inputs() -> None:
     assert equal == [True, False]
 
 
+class Branches(nn.Module):
+    """The sign of its input decides between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.above, self.below = nn.Linear(64, 32), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.above(x) if bool(x.sum() > 0) else self.below(x)
+
+
+def test_by_default_where_nothing_checks() -> None:
+    """The fourth batch takes another branch than the first three: the nearest codes stay."""
+    model = torch.jit.script(Branches().eval())
+    data = [x.abs() for x in low_rank(64, 4)]
+    data[3].neg_()
+    how: dict[str, Any] = {"target": "reference", "mode": "dynamic", "progress": False}
+    made, plain = (
+        jit_passes.quantize_script(model, data, config=FOUR_BITS, weight_rounding=rounding, **how)
+        for rounding in ("auto", None)
+    )
+    assert all(torch.equal(made(x), plain(x)) for x in data)
+    data[1].neg_()  # both branches are chosen by some batches, and the negative one is checked
+    made, plain = (
+        jit_passes.quantize_script(model, data, config=FOUR_BITS, weight_rounding=rounding, **how)
+        for rounding in ("auto", None)
+    )
+    equal = [torch.equal(made(x), plain(x)) for x in data]
+    assert equal == [True, False, True, False]
+
+
 class TwoMethods(nn.Module):
     """Both read one linear, with inputs of their own."""
 

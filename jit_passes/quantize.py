@@ -49,8 +49,8 @@ def quantize_script(
 ) -> torch.jit.ScriptModule:
     """Quantize a scripted, traced or loaded model to int8.
 
-    The stages `smooth` where it helps, `prepare`, `calibrate`, `correct_bias` where it helps,
-    `convert` and `lower`, in order; call them yourself to look or step in between.
+    The stages `smooth` where it helps, `prepare`, `calibrate`, `round_weights` and `correct_bias`
+    where they help, `convert` and `lower`, in order; call them yourself to look or step in between.
 
     Args:
         model: in eval mode. The model does not change, unless `inplace`.
@@ -90,9 +90,10 @@ def quantize_script(
         equalize: whose ranges to scale the channels between layers by: "auto", "activations" or
             "weights", see `jit_passes.equalize`; None for not at all. Not with a profile.
         weight_rounding: "gptq", "adaround", "gptq_sequential" or "adaround_sequential", which need
-            data: see `jit_passes.round_weights`. "auto" is "gptq" with four of the batches, for
-            layers whose outputs have 1536 inputs or fewer. With fewer batches, without data, or
-            with `methods`, which may share layers, weights have the nearest codes. None for these.
+            data: see `jit_passes.round_weights`. "auto" is "gptq" with damping 0.1 and 4096 rows of
+            inputs of four of the batches, for layers whose outputs have 1536 inputs or fewer. With
+            fewer batches, without data, or with `methods`, which may share layers, weights have the
+            nearest codes. None for these.
         bias_correction: "sequential" or "fast", which need data, or "statistics": see
             `jit_passes.correct_bias`. "auto" is "fast" with four of the batches, for layers that
             have a bias. With fewer batches, or without data, biases stay. None for none.

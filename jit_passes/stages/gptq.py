@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+_NUMBERS = 2**21  # at a time, 16 MiB in float64
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,14 @@ class Grid:
     zero_point: Tensor
     low: int
     high: int
+
+    def of_outputs(self, some: slice) -> Grid:
+        """Return the grid of some outputs."""
+
+        def part(numbers: Tensor) -> Tensor:
+            return numbers[:, some] if numbers.dim() == 3 and numbers.shape[1] > 1 else numbers
+
+        return replace(self, scale=part(self.scale), zero_point=part(self.zero_point))
 
     def equals(self, other: Grid) -> bool:
         """Say whether another grid has equal numbers, in an equal shape."""
@@ -74,12 +85,25 @@ def gptq(weight: Tensor, gram: Tensor, grid: Grid, damping: float = 0.01) -> Ten
     mean = energy.mean(1, keepdim=True)
     added = torch.where(mean > 0, damping * mean, 1.0).expand_as(energy)
     feedback = _feedback(sorted_gram, torch.diag_embed(added))
-    numbers = (weight, grid.scale, grid.zero_point)
-    in_order, scale, zero_point = (_columns(each.double(), order) for each in numbers)
-    codes = torch.ops.jit_passes.round_with_feedback(
-        in_order, feedback, scale, zero_point, grid.low, grid.high
-    )
-    return _columns(codes, order.argsort(1)).to(weight.dtype)
+    found = torch.empty_like(weight)
+    back = order.argsort(1)
+    for some in outputs_of(weight):
+        own = grid.of_outputs(some)
+        in_order, scale, zero_point = (
+            _columns(each.double(), order) for each in (weight[:, some], own.scale, own.zero_point)
+        )
+        codes = torch.ops.jit_passes.round_with_feedback(
+            in_order, feedback, scale, zero_point, grid.low, grid.high
+        )
+        found[:, some] = _columns(codes, back).to(weight.dtype)
+    return found
+
+
+def outputs_of(weight: Tensor) -> Iterator[slice]:
+    """Yield the outputs of a weight [groups, outputs, inputs] in parts that need little memory."""
+    each = _NUMBERS // max(1, len(weight) * weight.shape[2]) + 1
+    for first in range(0, weight.shape[1], each):
+        yield slice(first, first + each)
 
 
 def _feedback(gram: Tensor, damping: Tensor) -> Tensor:

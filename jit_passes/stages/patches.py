@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil, prod
+from math import prod
 
 import torch
 from torch import Tensor
@@ -37,37 +37,50 @@ def patches(
         node: a layer that has patches.
         weight: its weight.
         inputs: with or without a batch axis.
-        most: rows about, evenly spread over the tokens or pixels; None for all.
+        most: rows, drawn from all tokens or pixels; None for all. The draw depends on their number
+            alone.
     """
     weighted = node.traits.weighted
     assert weighted is not None
-    dims = weighted.spatial_dims
-    if not dims:
-        rows = inputs.reshape(1, -1, inputs.shape[-1])
-        yield rows if most is None else rows[:, :: ceil(rows.shape[1] / most) or 1]
+    if not inputs.numel():
         return
-    batch = inputs.reshape(-1, *inputs.shape[-1 - dims :])
-    pixels = batch[0, 0].numel()
-    every = 1 if most is None else max(1, ceil((len(batch) * pixels / most) ** (1 / dims)))
-    each = _NUMBERS // max(1, prod(weight.shape[1:]) * node.groups * pixels // every**dims) + 1
+    if not weighted.spatial_dims:
+        rows = inputs.reshape(1, -1, inputs.shape[-1])
+        yield rows if most is None else rows[:, _drawn(rows.shape[1], most)]
+        return
+    batch = inputs.reshape(-1, *inputs.shape[-1 - weighted.spatial_dims :])
+    if most is not None:
+        windows = _windows(batch, node, weight)
+        positions = windows.shape[: 1 + weighted.spatial_dims]
+        each = _NUMBERS // max(1, windows[0].numel() // prod(positions[1:])) + 1
+        for index in torch.split(_drawn(prod(positions), most), each):
+            some = windows[torch.unravel_index(index, positions)]
+            yield some.flatten(2).transpose(0, 1)
+        return
+    each = _NUMBERS // max(1, prod(weight.shape[1:]) * node.groups * batch[0, 0].numel()) + 1
     for first in range(0, len(batch), each):
-        yield _patches(batch[first : first + each], node, weight, every)
+        windows = _windows(batch[first : first + each], node, weight)
+        rows = windows.flatten(2 + weighted.spatial_dims)  # [batch, positions, groups, K]
+        yield rows.flatten(0, weighted.spatial_dims).transpose(0, 1)
 
 
-def _patches(batch: Tensor, node: NodeView, weight: Tensor, every: int) -> Tensor:
-    """Return the numbers that each output is computed from, [groups, positions, K].
+def _drawn(count: int, most: int) -> Tensor:
+    """Return as many different numbers below `count`, all of them if they are no more, in order."""
+    if count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most].sort().values
 
-    Positions are every so many along each axis.
-    """
+
+def _windows(batch: Tensor, node: NodeView, weight: Tensor) -> Tensor:
+    """Return the numbers of each output, [batch, *positions, groups, channels, *window]; a view."""
     window = weight.shape[2:]
     stride, padding, dilation = (_numbers(node, name, len(window)) for name in _GEOMETRY[:3])
     batch = torch.nn.functional.pad(batch, [n for n in reversed(padding) for _ in range(2)])
     batch = batch.reshape(len(batch), node.groups, -1, *batch.shape[2:])
     for axis, (size, step, gap) in enumerate(zip(window, stride, dilation, strict=True), 3):
-        batch = batch.unfold(axis, gap * (size - 1) + 1, step * every)[..., ::gap]
-    # [batch, groups, channels, positions, window]
-    rows = batch.movedim(2, 2 + len(window)).transpose(0, 1)
-    return rows.flatten(2 + len(window)).flatten(1, 1 + len(window))
+        batch = batch.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
+    # [batch, groups, channels, *positions, *window]
+    return batch.movedim((1, 2), (1 + len(window), 2 + len(window)))
 
 
 def _numbers(node: NodeView, operand: str, count: int) -> list[int]:

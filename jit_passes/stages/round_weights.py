@@ -30,7 +30,7 @@ from .watching import Walk, Watched
 SEQUENTIAL = {f"{how}_sequential": how for how in ("gptq", "adaround")}
 DAMPINGS = (0.1, 0.01, 1.0)
 MEMORY = 2**30
-ROWS = 4096  # of each batch, by default
+ROWS = 4096  # of each call, by default
 Numbered = Iterable[tuple[int, Batch]]
 
 
@@ -149,7 +149,8 @@ class DefaultRounding:
             if not layer.candidates.errors[0]:  # the batch that checks does not reach the layer
                 layer.candidates = Candidates()
             self._known[name] = layer.weight, layer.grid, layer.candidates
-        return _with_codes(prepared, report, layers, AUTO)
+        helps = any(layer.candidates.chosen is not None for layer in layers.values())
+        return _with_codes(prepared, report, layers, AUTO) if helps else prepared
 
     def _recall(self, layer: RoundedLayer) -> bool:
         """Let a layer have the codes of an equal one, and say whether there is one."""
@@ -273,8 +274,6 @@ def _grams(
     """Return the sums of products of layers' inputs."""
     grams: dict[str, Tensor] = {}
     for layer, inputs in _inputs(layers, prepared, method, data):
-        if not inputs.numel():
-            continue
         for rows in layer.patches(inputs):
             products = rows.transpose(1, 2) @ rows
             name = layer.node.name

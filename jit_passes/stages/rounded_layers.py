@@ -16,7 +16,7 @@ from ..specification.parameters import QParams
 from ..specification.qparams import spread_qparams
 from ..specification.specification import QuantizationSpec
 from .adaround import adaround, errors
-from .gptq import Grid, gptq
+from .gptq import Grid, gptq, outputs_of
 from .input_sums import InputSums
 from .module import Report
 from .parameters import choose_parameters
@@ -25,7 +25,7 @@ from .scaling import Layer
 from .seen import QuantizedPlace, check_seen, read_places, refusals
 from .values import readers_of, source_of
 
-FEW_INPUTS = 1536
+FEW_INPUTS, FEW_PRODUCTS = 1536, 2**24
 
 
 @dataclass
@@ -126,17 +126,20 @@ class RoundedLayer:
 
     def check(self, inputs: Tensor) -> None:
         """Add the errors of its result for inputs that were held back."""
-        weight = self.weight.double()
-        sets = (self.grid.codes(weight), *self.candidates.codes)
-        lost = [(weight - self.grid.numbers(codes.double())).to(inputs.dtype) for codes in sets]
-        for rows in self.patches(inputs):
-            for i, error in enumerate(lost):
-                self.candidates.errors[i] += (rows @ error.transpose(1, 2)).square().sum().double()
+        for some in outputs_of(self.weight):
+            weight, grid = self.weight[:, some].double(), self.grid.of_outputs(some)
+            sets = (grid.codes(weight), *(codes[:, some] for codes in self.candidates.codes))
+            lost = [(weight - grid.numbers(codes.double())).to(inputs.dtype) for codes in sets]
+            for rows in self.patches(inputs):
+                for i, error in enumerate(lost):
+                    results = rows @ error.transpose(1, 2)
+                    self.candidates.errors[i] += results.square().sum().double()
 
     @property
     def is_small(self) -> bool:
-        """Whether its outputs have few inputs each."""
-        return self.weight.shape[2] <= FEW_INPUTS
+        """Whether its outputs have few inputs each, also over all groups."""
+        groups, _, inputs = self.weight.shape
+        return inputs <= FEW_INPUTS and groups * inputs**2 <= FEW_PRODUCTS
 
     @property
     def size(self) -> int:

@@ -122,7 +122,7 @@ def test_patches_give_the_result(layer: nn.Module, shape: tuple[int, ...]) -> No
     found = found.flatten(1).reshape(channels_last.shape)
     assert torch.allclose(found, channels_last, rtol=1e-12, atol=1e-12)
     (some,) = patches(node, weight, x, most=4)
-    assert some.shape[1] < rows.shape[1] and some.shape[1] <= 4 * 2 ** (weight.dim() - 2)
+    assert some.shape[1] == 4 < rows.shape[1]
     for group, few in zip(rows, some, strict=True):
         assert all((group == row).all(1).any() for row in few)
 
@@ -339,6 +339,33 @@ def test_by_default_of_many_inputs() -> None:
     )
     equal = [torch.equal(codes, codes_of(plain)[name]) for name, codes in codes_of(made).items()]
     assert equal == [True, False]
+
+
+def test_by_default_of_a_batch_without_rows() -> None:
+    """A batch adds nothing where it has no rows, also the one that checks."""
+    model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)))
+    how: dict[str, Any] = {"target": "reference", "progress": False}
+    data = [torch.randn(2, 3, 8, 8) for _ in range(3)]
+    for given in ([*data, torch.zeros(0, 3, 8, 8)], [data[0], torch.zeros(0, 3, 8, 8), *data[1:]]):
+        made, plain = (
+            jit_passes.quantize_script(model.eval(), given, weight_rounding=rounding, **how)
+            for rounding in ("auto", None)
+        )
+        unchecked = not len(given[3])
+        assert torch.equal(made(data[0]), plain(data[0])) is unchecked
+
+
+def test_by_default_of_wide_windows() -> None:
+    """Products of inputs of all groups would take 473 MB: the codes are the nearest."""
+    model = torch.jit.script(nn.Conv2d(128, 128, 31, padding=15, groups=128).eval())
+    data = [torch.randn(1, 128, 4, 4) for _ in range(4)]
+    made, plain = (
+        jit_passes.quantize_script(
+            model, data, target="reference", weight_rounding=rounding, progress=False
+        )
+        for rounding in ("auto", None)
+    )
+    assert torch.equal(made(data[0]), plain(data[0]))
 
 
 class Branches(nn.Module):

@@ -305,7 +305,8 @@ def peers(bench: Bench) -> list[list[str]]:
             add(name, built.specialize(bench.test[0]), built.seconds)
     for name, options in {
         "jit_passes": {},
-        "jit_passes, bias_correction=None": {"bias_correction": None},
+        "jit_passes, weight_rounding=None": {"weight_rounding": None},
+        "jit_passes, both None": {"weight_rounding": None, "bias_correction": None},
         "jit_passes, improve": {"improve": True},
     }.items():
         begin = perf_counter()

@@ -49,14 +49,16 @@ assert float_top1 > 97
 # ## 2. The result of calibration alone
 #
 # Weights, and inputs of convolutions and linears, get 4 bits. The first and the last layer, where
-# every error counts, get 8. In a configuration:
+# every error counts, get 8. Training begins at the nearest codes, so calibration has them too:
 
 # %%
 few = {"input": {"bits": 4}, "weight": {"bits": 4}}
 many = {"input": {"bits": 8}, "weight": {"bits": 8}}
 config = {"version": 1, "global": few, "rules": [{"module": ["conv1", "fc"], **many}]}
 batches = data.train_x[:512].split(64)
-calibrated = jit_passes.quantize_script(model, batches, target="reference", config=config)
+calibrated = jit_passes.quantize_script(
+    model, batches, target="reference", config=config, weight_rounding=None
+)
 calibrated_top1 = top1(calibrated, data.test_x, data.test_y)
 print(f"4 bits, calibrated: {calibrated_top1:.2f} %")
 

@@ -159,7 +159,7 @@ DATA = _options(
     ),
     click.option(
         "--batch-size", type=click.IntRange(1), default=32, show_default=True,
-        help="Samples in a batch.",
+        help="Samples in a batch. Four batches are needed to round weights and correct biases.",
     ),
     click.option("--batches", type=click.IntRange(1), help="Take that many batches at most."),
     click.option("--image-size", type=Size(), help="For images: 224, or 320x224."),

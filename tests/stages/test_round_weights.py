@@ -355,6 +355,29 @@ def test_by_default_of_a_batch_without_rows() -> None:
         assert torch.equal(made(data[0]), plain(data[0])) is unchecked
 
 
+def test_by_default_of_tokens_in_turns() -> None:
+    """Rows are drawn at random: every second one would tell nothing of the others."""
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.linalg.qr(torch.randn(64, 64, generator=generator))[0]
+
+    def tokens() -> Tensor:
+        x = torch.zeros(4096, 2, 64)
+        x[:, 0] = torch.randn(4096, 32, generator=generator) @ directions[:32]
+        x[:, 1] = torch.randn(4096, 32, generator=generator) @ directions[32:]
+        return x
+
+    model = torch.jit.script(nn.Sequential(nn.Linear(64, 64)).eval())
+    how: dict[str, Any] = {"target": "reference", "mode": "weight_only", "config": FOUR_BITS}
+    data, test = [tokens() for _ in range(4)], tokens()
+
+    def error(rounding: str | None) -> float:
+        made = jit_passes.quantize_script(model, data, weight_rounding=rounding, **how)
+        with torch.no_grad():
+            return float((model(test) - made(test)).square().mean())
+
+    assert error("auto") < 1.05 * error(None)  # a regular draw doubles it
+
+
 def test_by_default_of_wide_windows() -> None:
     """Products of inputs of all groups would take 473 MB: the codes are the nearest."""
     model = torch.jit.script(nn.Conv2d(128, 128, 31, padding=15, groups=128).eval())

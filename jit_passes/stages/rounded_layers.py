@@ -79,7 +79,7 @@ class RoundedLayer:
         place: of its weight.
         weight: [groups, outputs, inputs of one output].
         grid: of its codes, in that shape.
-        most_rows: of inputs, of each batch; None for all.
+        most_rows: of inputs, of each call; None for all.
         candidates: for its codes.
     """
 
